@@ -26,7 +26,7 @@ from share_compute.quantities import bytes_text
 
 _BOM = b"\xef\xbb\xbf"
 _FIRST_ROWS = 100
-"""Rows of each file that are checked when a job is submitted."""
+"""Maximum number of rows of each file that are checked when a job is submitted."""
 _PIECE_BYTES = 1 << 20
 _MOST_LINE_BYTES = 64 << 20
 _MOST_PART_BYTES = 256 << 20
@@ -52,7 +52,7 @@ class Survey:
     rows: tuple[int, ...]
     """Number of rows in each file."""
     digests: tuple[str, ...]
-    """128-bit XXH3 hash of each file's content, as hexadecimal."""
+    """128-bit XXH3 hash of each file's content (.jsonl files: without byte order marks), as hexadecimal."""
 
     @property
     def total(self) -> int:
@@ -81,8 +81,8 @@ class Inputs:
             ours: columns into which answers are written.
 
         Raises:
-            UserError: a file cannot be read or parsed, has no rows, lacks the column, holds no value of type `kind` in
-                it, or has a column into which answers are written.
+            UserError: a file cannot be read, has no rows, or has a column into which answers are written; or
+                its first rows cannot be parsed, lack the column, or hold no value of type ``kind`` in it.
         """
         for file in self.files:
             columns, values = self._beginning(file)
@@ -128,7 +128,7 @@ class Inputs:
         """Read all files once, to count their rows and compute their digests.
 
         Raises:
-            UserError: a file cannot be read, or all are empty.
+            UserError: a file cannot be read, or no file has any row.
         """
         found = [self._survey(file) for file in self.files]
         survey = Survey(tuple(rows for rows, _ in found), tuple(digest for _, digest in found))
@@ -159,6 +159,9 @@ class Inputs:
         Args:
             size: number of rows in a part; the last one may have fewer.
             done: numbers of the parts to skip.
+
+        Raises:
+            UserError: a file cannot be read.
         """
         rows = enumerate(self._raw())
         for number in count():
@@ -203,7 +206,7 @@ class Inputs:
         return InputRow(number, value)
 
     def _objects(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Yield whole rows of one .jsonl file.
+        """Yield the rows of one .jsonl file, as objects.
 
         Raises:
             UserError: a row is not an object.
@@ -221,7 +224,11 @@ class Inputs:
                 yield row
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows of .jsonl files in order; ``{}`` for each that cannot be parsed."""
+        """Yield all rows of .jsonl files in order; ``{}`` for each that cannot be parsed.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
         for file in self.files:
             with _reading(file):
                 for line in filter(_is_row, _lines(file)):
@@ -230,7 +237,7 @@ class Inputs:
 
 
 def parsed(line: bytes) -> dict[str, Any] | str:
-    """Return the object on a line, or the reason why it cannot be parsed."""
+    """Return the object on a line, or the reason why the line cannot be parsed or is not an object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as failure:

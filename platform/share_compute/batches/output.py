@@ -25,7 +25,12 @@ Format = Literal["jsonl", "parquet"]
 
 
 def check_columns(files: Sequence[Path]) -> None:
-    """Raise UserError if the schemas of .parquet files cannot be merged into one."""
+    """Check that the schemas of .parquet files can be merged into one.
+
+    Raises:
+        UserError: the schemas cannot be merged.
+        OSError: a file cannot be read.
+    """
     _united(files)
 
 
@@ -43,7 +48,9 @@ def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) ->
 
     Raises:
         VerificationFailed: an answer is missing.
-        UserError: an input file cannot be read any more.
+        UserError: a .jsonl input file cannot be read any more, or the schemas of .parquet files cannot be
+            merged.
+        OSError: a .parquet input file cannot be read any more, or the output cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(".*.partial"):  # partial file of a killed attempt
@@ -155,7 +162,7 @@ class _Unfit(Exception):
 def _write_typed(inputs: Inputs, parts: Parts, file: Path) -> None:
     """Write rows of .jsonl files, whose columns have no types of their own, to a .parquet file.
 
-    A column whose values have no common type is written as JSON text.
+    A column whose values have no common type that Parquet can store is written as JSON text.
     """
     types = _types(inputs)
     while True:

@@ -52,7 +52,7 @@ class Parts:
     """The finished parts of one batch.
 
     Args:
-        folder: folder of the parts, with no other files; created if missing.
+        folder: folder of the parts and their manifest, with no other files; created if missing.
         kind: kind of the batch.
         survey: survey of the batch's input files.
         model: facts that identify the model that answers.
@@ -129,7 +129,7 @@ class Parts:
         return min(self.size, self.total - number * self.size)
 
     def keep(self, number: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a part durably: once this returns, its answers survive a crash or power cut. This is thread-safe.
+        """Write a part durably, so that its answers survive a crash or power cut. Thread-safe.
 
         Args:
             number: number of the part.
@@ -166,7 +166,7 @@ def _write(file: Path, content: Any) -> None:
 def whole(file: Path) -> Iterator[Path]:
     """Yield a temporary path; if the block succeeds, move its content to ``file`` atomically and durably.
 
-    The path is unique, since an abandoned attempt may still be writing to its own.
+    The path is unique, because an abandoned attempt may still be writing to its own path.
     """
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
     try:

@@ -7,7 +7,8 @@ replicas that are still loading are not requested a second time.
 - Scaling up uses the minimum number needed throughout ``upscale_delay_s``.
 - Scaling down uses the maximum number needed throughout ``downscale_delay_s``. Shorter peaks and lulls change nothing.
 - The replicas that remain must keep some spare capacity (`_FILLED`), so a load near the threshold does not oscillate.
-- Scaling up from 0 is immediate with the first sequence. Scaling to 0 needs ``downscale_to_zero_delay_s`` without one.
+- Scaling up from 0 is immediate with the first sequence.
+- Scaling to 0 needs a range that begins at 0, and ``downscale_to_zero_delay_s`` without a sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Demand:
     """The load of a deployment at one moment."""
 
     ongoing: tuple[int, ...] = ()
-    """Number of sequences, running and queued, of each replica that is up."""
+    """Number of sequences, running and queued, of each replica."""
     waiting: int = 0
     """Number of sequences that no replica has taken."""
     idle_s: float | None = None
@@ -50,9 +51,10 @@ class Decision:
 
 
 class _Lasting:
-    """The smallest change needed throughout the time since scaling in one direction became necessary.
+    """The smallest change that was needed at all times since scaling in one direction became necessary.
 
-    The change is a number of replicas: the minimum of the numbers needed for scaling up, the maximum for scaling down.
+    The change is expressed as the new number of replicas. For scaling up, this is the minimum of the numbers
+    needed since then; for scaling down, the maximum.
     """
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:
@@ -70,7 +72,7 @@ class _Lasting:
             self._needed = self._mildest(self._needed, needed)
 
     def after(self, delay_s: float, now_s: float) -> int | None:
-        """Return the smallest change (number of replicas), or None until a change has been needed for ``delay_s``."""
+        """Return the new number of replicas, or None until a change has been needed for ``delay_s``."""
         if self._since_s is None or now_s - self._since_s < delay_s:
             return None
         return self._needed

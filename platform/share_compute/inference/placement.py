@@ -22,7 +22,8 @@ from share_compute.specification.workload import ServingWorkload, serving_worklo
 from share_compute.topology import Topology
 
 _MOST_STEP_TOKENS = 512
-"""Target total of positions in the engine steps that all stages compute at one time; more would delay decoding."""
+"""Target number of positions that all stages compute at one time; more would delay decoding. A single engine
+step of an encoder may have this number, or more if the longest text is longer."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
 """Smallest chunk of a prompt that uses a machine efficiently. Long prompts are split into chunks, so that several
@@ -32,7 +33,7 @@ _PROCESS_BYTES = 480 * 2**20
 _MOST_QUEUED = 512
 """Maximum number of sequences that wait to start."""
 _MOST_QUEUED_TEXTS = 8192
-"""Maximum number of texts that wait for an encoder: one request may bring thousands."""
+"""Maximum number of texts that wait for an encoder, or that it computes; one request may bring thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,15 @@ class MemoryBudget:
     working_bytes: int
     """Memory for intermediate results, without weights and caches."""
     cache_bytes: int
-    """Memory predicted to be left for the caches of sequences."""
+    """Memory predicted to be left for the caches of sequences, beside weights and intermediate results."""
     holds_weights_twice: bool
-    """Whether there is space for plain and packed (reordered for the CPU) weights beside process and planned caches."""
+    """Whether plain and packed (reordered for the CPU) weights fit beside the process and planned caches."""
 
     def beside(self, resident_bytes: int | None) -> int:
         """Return the bytes left for caches; negative if the process has already taken too much.
 
         Args:
-            resident_bytes: memory of the process with its weights; None if it does not compute on the CPU.
+            resident_bytes: as in `Holding`.
         """
         if resident_bytes is None:
             return self.cache_bytes
@@ -66,7 +67,8 @@ class Holding:
     cache_token_bytes: int
     """Memory that the shard's caches take for one token of a sequence."""
     resident_bytes: int | None
-    """Memory of the process with its weights; None if it does not compute on the CPU."""
+    """Memory of the process with its weights, including packed copies that it has still to make. None if the
+    process does not compute on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Placement:
 
     prediction: ServingPrediction
     concurrent: int
-    """Number of sequences of the planned length that fit at one time; fewer than requested if memory is short."""
+    """Number of concurrent sequences that the plan is for; fewer than requested if memory is short."""
     memory_budgets: Mapping[Worker, MemoryBudget]
     """Memory budget of each machine."""
 
@@ -112,7 +114,8 @@ class Placement:
 def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
     """Return the maximum length of a deployment's sequences in tokens, prompt and answer together.
 
-    It is the smaller of ``max_seq`` and the model's window; if neither is known, the length of the planned load.
+    The length is the smaller of ``max_seq`` and the model's window, or the one that is known. If neither is
+    known, it is the length of a sequence of the planned load: ``prompt_tokens`` + ``new_tokens``.
     """
     known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
     return min(known, default=spec.prompt_tokens + spec.new_tokens)
@@ -130,19 +133,21 @@ def place(
 ) -> Placement:
     """Place a deployment for the requested number of concurrent sequences.
 
-    If the machines cannot hold so many, half as many are tried, then a quarter, and so on down to one.
+    If the machines cannot hold so many, half as many are tried, then a quarter, and so on down to one. For an
+    encoder there is only one try, because it has no caches.
 
     Args:
         spec: specification of the deployment.
         topology: machines that may be used.
         profile: sizes and FLOPs of the model's layers.
-        window_tokens: longest sequence.
+        window_tokens: longest sequence, in tokens.
         epoch: epoch of the plan.
         stages: number of stages, one machine each; None leaves it to the planner.
         embeds: whether the model is an encoder.
 
     Raises:
-        PlanInfeasible: there is no machine, or the machines cannot hold the model and a single sequence.
+        PlanInfeasible: there is no machine, or no placement can serve even a single sequence at one time, for
+            lack of memory, links, machines or layers.
     """
     if not topology.contributors:
         raise PlanInfeasible("there is no machine", hint="let machines join")
@@ -163,7 +168,8 @@ def place(
 def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
     """Yield workloads to try: the requested one, then half as many sequences at one time, and so on down to one.
 
-    Sequences are shortened to the window. For an encoder there is a single workload.
+    Sequences are shortened to the window. For an encoder there is a single workload, in which the prompt of
+    each sequence fills an engine step.
     """
     requested = serving_workload(spec)
     if embeds:  # an engine step takes time and memory, but no cache remains of it
@@ -217,13 +223,13 @@ def limits_of(
         spec: specification of the deployment.
         placement: placement of the model.
         holdings: report of each machine about its shard.
-        window_tokens: longest sequence.
+        window_tokens: longest sequence, in tokens.
         shares: fraction of the cache memory to use, by machine; 1 for machines that are not in it. An encoder has no
             caches: the smallest fraction reduces the size of engine steps.
         embeds: whether the model is an encoder.
 
     Raises:
-        PlanInfeasible: a machine has no cache memory for a sequence of two tokens.
+        PlanInfeasible: a machine has no cache memory for a sequence of two tokens; never for an encoder.
     """
     if embeds:
         return _limits_of_texts(window_tokens, len(placement.workers), min(shares.values(), default=1.0))
@@ -256,8 +262,8 @@ def limits_of(
 def _step_tokens(spec: ServeJob, stages: int) -> int:
     """Return the maximum number of positions that one engine step computes.
 
-    It is at most the length of a typical prompt (or `_LEAST_STEP_TOKENS`), because the memory estimate assumes engine
-    steps of that length.
+    It is at most the length of a planned prompt, because the memory estimate assumes engine steps of that
+    length, but at least `_LEAST_STEP_TOKENS`.
     """
     most = max(_CHUNK_TOKENS, _MOST_STEP_TOKENS // stages)
     return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)
@@ -277,7 +283,7 @@ def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Sch
 
 
 def _text_step_tokens(window_tokens: int) -> int:
-    """Return the maximum number of positions in an engine step of an encoder; the longest text must fit into it."""
+    """Return the maximum positions of an encoder's engine step, if memory suffices; the longest text fits."""
     return max(window_tokens, _MOST_STEP_TOKENS)
 
 

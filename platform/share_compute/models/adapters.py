@@ -26,9 +26,10 @@ _SAVED_PREFIX = "base_model.model."
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
-    """Add adapters to the matrices that ``lora`` targets in a model made by `sketch`; freeze all other parameters.
+    """Add adapters to the matrices of a sketched model that ``lora`` targets; freeze all other parameters.
 
-    Only matrices in layers get adapters. The adapters are on the meta device.
+    `share_compute.models.huggingface.decoder.sketch` makes sketched models. Only matrices in layers get
+    adapters; without targets, all of them do. The adapters are on the meta device.
 
     Raises:
         UserError: a name in ``lora.targets`` matches no matrix in the layers.
@@ -71,7 +72,7 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
 
     Args:
         lora: adapters of the job.
-        model: whole model made by `sketch`, without adapters.
+        model: whole model made by `share_compute.models.huggingface.decoder.sketch`, without adapters.
         places: naming scheme of the model's parameters.
         base: folder of the model that was adapted.
 
@@ -100,7 +101,7 @@ def _peft_config(lora: LoraSpec, targets: Sequence[str]) -> LoraConfig:
 
 
 def _chosen(model: nn.Module, lora: LoraSpec, places: Places) -> list[str]:
-    """Return the full names of the matrices that get an adapter; only matrices inside layers do."""
+    """Return the full names of the matrices that get an adapter; matrices outside of layers get none."""
     inside = [name for name, _ in _matrices(model) if 0 <= places.of(name) < places.num_layers]
     if lora.targets is None:
         return inside

@@ -1,4 +1,4 @@
-"""Seed a layer's random numbers by cell (a microbatch of a step), and optionally recompute the layer in the backward.
+"""Seed a layer's random numbers by cell, and recompute the layer in the backward pass if requested.
 
 The random numbers of a layer (dropout) depend only on (seed, step, microbatch, layer). So a layer that is recomputed in
 the backward pass, after other layers have drawn numbers, draws the same ones again, and no generator state is kept.

@@ -22,9 +22,9 @@ _OF_A_WHOLE_MODEL = (_CONFIG, "generation_config.json")
 def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
     """Write a checkpoint as a plain folder, without the optimizer's state; return the folder's size in bytes.
 
-    Files that stay unchanged (all files if the job trains no adapters) are hard links where the file system supports
-    them, so they take no extra disk space while the checkpoint is kept. Adapters are written alone, or merged into the
-    weights if the job sets ``training.lora.merge``.
+    Files that stay unchanged are hard links where the file system supports them, so they take no extra disk
+    space while the checkpoint is kept. These are all files if the job trains no adapters. Adapters are
+    written alone, or merged into the weights if the job sets ``training.lora.merge``.
 
     Args:
         checkpoint: finished folder of the checkpoint.
@@ -68,6 +68,10 @@ def adapter_description(config: Mapping[str, Any], spec: TrainJob) -> dict[str, 
     Args:
         config: configuration of the model that is adapted.
         spec: specification of the job.
+
+    Raises:
+        UserError: the configuration describes no causal language model with a pipeline plan, or a name in
+            ``training.lora.targets`` matches no matrix in its layers.
     """
     from share_compute.models.adapters import adapter_config  # noqa: PLC0415 - slow to import
     from share_compute.models.huggingface.decoder import PartNames, sketch  # noqa: PLC0415

@@ -14,8 +14,9 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
     """Build one stage on ``device``; the caller must then call `Stage.initialize` or load weights.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or adapted
-            parameter does not exist, or the device cannot compute in the precision.
+        UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or
+            adapted parameter does not exist, all parameters are frozen, or the device cannot compute in the
+            precision.
     """
     if blueprint.config is not None:
         from share_compute.models.huggingface.decoder import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
@@ -30,8 +31,8 @@ def dissect(blueprint: Blueprint) -> ModelProfile:
     """Return the cost profile of a model, counted or estimated without allocating memory for its large weights.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, the model's options are wrong, or a frozen or adapted
-            parameter does not exist.
+        UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or
+            adapted parameter does not exist, or all parameters are frozen.
     """
     if blueprint.config is not None:
         from share_compute.models.huggingface.decoder_profile import profile_config  # noqa: PLC0415

@@ -54,7 +54,7 @@ def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places)
         places: naming scheme of the model's parameters.
 
     Raises:
-        UserError: a pattern matches no parameter, or the patterns match all.
+        UserError: a pattern matches no parameter, or the patterns together match all parameters.
     """
     for pattern in patterns:
         if not _matches(names, pattern, places):

@@ -115,7 +115,11 @@ class LayeredStage(Stage):
         return {int(name): layer for name, layer in self.module.layers.items()}
 
     def compute(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of the shard's last layer for samples ``[batch, ...]`` or outputs of the stage before."""
+        """Run the shard's layers on samples, or on outputs of the stage before, ``[batch, ...]``.
+
+        Raises:
+            UserError: a layer does not fit its input.
+        """
         outputs: Tensor = self.module(inputs)
         return outputs
 
@@ -148,7 +152,7 @@ def profile_layers(blueprint: Blueprint) -> ModelProfile:
     Training then reports the error.
 
     Raises:
-        UserError: a layer has wrong options, or a frozen parameter does not exist.
+        UserError: a layer has wrong options, a frozen parameter does not exist, or all parameters are frozen.
     """
     with torch.device("meta"):
         modules = list(_whole(blueprint).layers.values())
@@ -218,7 +222,11 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
 
 
 def _estimated(module: nn.Module) -> LayerProfile:
-    """Estimate the cost profile of a layer as if it were dense: one multiply and one add per parameter and sample."""
+    """Estimate the cost profile of a layer as if it were dense.
+
+    For each sample, the forward pass does one multiply and one add per parameter, and the backward pass twice
+    as many.
+    """
     parameters = parameters_of(module)
     width = max((parameter.shape[0] for parameter in module.parameters()), default=_FEATURES)
     return LayerProfile(

@@ -16,9 +16,9 @@ from share_compute.errors import UserError
 
 _ANY_OBJECT = '{"type": "object"}'
 _OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
-"""Allow whitespace but bound its length: otherwise a model without a likely next token could write it for ever."""
+"""Bound the length of whitespace: a model without a likely next token could write whitespace for ever."""
 _KEPT = 32
-"""Number of compiled schemas that are cached for later requests."""
+"""Maximum number of compiled schemas that are cached for later requests."""
 _TRIED_BYTES = 8
 """Number of bytes that are generated to test whether decoding can follow a schema."""
 
@@ -45,7 +45,7 @@ def check_schema(schema: str) -> None:
 
 
 def _tried(grammar: str) -> str:
-    """Try the grammar on a few bytes; return the error, such as a pattern that needs too many states, or ""."""
+    """Try the grammar on a few bytes; return the error (such as a pattern with too many states), or ""."""
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     for _ in range(_TRIED_BYTES):
         allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8))

@@ -29,15 +29,17 @@ class EncoderStage(EngineStage):
     Architectures that do not support a custom attention function compute their texts one by one.
 
     Args:
-        config: Hugging Face configuration of the whole model, with ``model_type``.
+        config: Hugging Face configuration of the whole model; its ``model_type`` is in
+            `encoder_types.ENCODERS`.
         shard: part of the model that this stage holds.
         device: device of the shard.
         dtype: type of weights and hidden states.
-        window_tokens: longest text; models that scale their positions for long texts scale them for this length.
+        window_tokens: longest text, in tokens. Models that scale their positions for long texts scale them
+            for this length.
         pooling: rule that turns hidden states into vectors.
 
     Raises:
-        UserError: the configuration does not describe an encoder.
+        UserError: transformers cannot build a model from the configuration.
     """
 
     draws = False
@@ -61,7 +63,7 @@ class EncoderStage(EngineStage):
         with torch.no_grad():
             self.parts = EncoderShard(config, shard, device, dtype)
             base = self.parts.base
-            self._is_ragged = bool(base._supports_attention_backend)  # noqa: SLF001 - as set_attn_implementation asks
+            self._is_ragged = bool(base._supports_attention_backend)  # noqa: SLF001 - set_attn_implementation reads it
             if self._is_ragged:
                 attend_raggedly(base)
             settle_positions(base, window_tokens, device)

@@ -23,7 +23,7 @@ from share_compute.shard import Shard
 
 
 class EngineStage(ABC):
-    """One shard of a model. After its weights are filled and sealed (`seal`), `compute` executes engine steps."""
+    """One shard of a model. Once its weights are filled, it executes engine steps; `seal` makes it faster."""
 
     shard: Shard
     device: torch.device
@@ -63,8 +63,8 @@ class EngineStage(ABC):
         A second call with ``keeps_plain=False`` frees the unpacked weights.
 
         Args:
-            keeps_plain: whether weights that are packed are also kept unpacked, where products of few rows are
-                faster with them. This takes up to twice the memory.
+            keeps_plain: whether packed weights are also kept unpacked, if products of few rows are faster
+                with unpacked weights. This takes up to twice the memory.
         """
 
     def warm_up(self) -> None:
@@ -120,7 +120,7 @@ class EngineStage(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget all sequences, at the start of a new epoch."""
+        """Forget all sequences, between two epochs."""
 
     @abstractmethod
     def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[Outcome, ...]:

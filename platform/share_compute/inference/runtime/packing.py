@@ -1,9 +1,9 @@
 """Weight packing: reorder weights in memory so that a CPU multiplies them with few rows faster.
 
-Decoding multiplies one token of each sequence with every matrix. With weights as models store them, a product of eight
-rows costs a CPU three times one of a single row, though both read the same weights. After packing once with oneDNN,
-eight rows cost little more than one. (torch.compile packs the weights of frozen models with the same operators, which
-have no public name.)
+Decoding multiplies one token of each sequence with every matrix. With weights as models store them, a CPU
+takes three times as long for a product of eight rows as for a product of one row, though both read the same
+weights. After packing once with oneDNN, eight rows cost little more than one. (torch.compile packs the
+weights of frozen models with the same operators, which have no public name.)
 
 A single row is slower with packed weights, so a machine with enough memory keeps packed and plain weights (except in
 bfloat16). If a layer has more outputs than inputs, a single row of float32 is faster still with column-major plain
@@ -40,7 +40,7 @@ class PackedLinear(nn.Module):
         self.bias = layer.bias
         self._shared = (layer,) if is_shared else None
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
-        # One tuple holds all tensors: they are read a hundred times a token, and parameters are slow to look up.
+        # One tuple holds all tensors: parameters are slow to look up, and a token passes many such layers.
         self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001

@@ -3,10 +3,10 @@
 Quantization is symmetric, scaled by a row's largest absolute value, as in torchao's weight-only int8. Each row is
 quantized by itself while it is read, so the weights of a shard are never all in memory as floats.
 
-Inputs are rounded to bfloat16 and multiplied with the integers. The products are exact, and sums are in float32. For
-few rows torch has a kernel that reads the integers directly; reading weights is most of a token's time. For many rows
-it is faster to convert the integers to floats, on a CPU some rows of the matrix at a time. Both give the same result
-within the rounding of their sums.
+Inputs are rounded to bfloat16 and multiplied with the integers. The products are exact, and sums are in
+float32. For few input rows on a CPU, torch has a kernel that reads the integers directly; reading weights is
+most of a token's time. In all other cases the integers are converted to floats, on a CPU some rows of the
+matrix at a time. Both ways give the same result within the rounding of their sums.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ INTEGERS, SCALE = ".int8", ".int8_scale"
 """Suffixes that replace ``.weight`` in the names of the two tensors of a quantized weight: int8 values and scales."""
 _LARGEST = 127
 _FEW_ROWS = 16
-"""Maximum number of input rows for which torch's kernel for few rows is faster."""
+"""Maximum number of input rows for which torch's kernel for few rows is faster, on a CPU."""
 _KERNEL_STEP = 16
 """Number of inputs that torch's kernel reads at one time. It would read beyond the end of a row whose length is not a
 multiple of this number."""
 _BLOCK = 2**22
-"""Number of weights that are converted to floats at one time."""
+"""Number of weights that a CPU converts to floats at one time, rounded to whole rows of the matrix."""
 _LEAST_SHARE = 0.9
 """Minimum fraction of matrix weights that must be in linear layers; embeddings and shared weights are not counted.
 

@@ -1,9 +1,10 @@
-"""Sampling: draw tokens from a model's logits, according to the options of a request.
+"""Sampling: draw tokens from a model's logits, according to the options of each sequence.
 
-The random numbers of a draw depend only on the request's seed and the token's position: one exponential number per
-token id of the vocabulary. The token with the largest quotient of probability and exponential number is drawn, which is
-a draw from the distribution (equivalent to the Gumbel-max trick). Another machine or batch may round logits a little
-differently; the drawn token is the same unless the quotients of two tokens are closer than that difference.
+The random numbers of a draw depend only on the sequence's seed and the token's position: one exponential
+number per token id of the vocabulary. The token with the largest quotient of probability and exponential
+number is drawn, which is a draw from the distribution (equivalent to the Gumbel-max trick). Another machine
+or batch may round logits a little differently; the drawn token is the same unless the quotients of two tokens
+are closer than that difference.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Sequence:
         return scores
 
     def note(self, token: int) -> None:
-        """Record a token that was drawn."""
+        """Record a token that was drawn, and whether it ends the sequence."""
         if self._seen is not None:
             if self._num_seen == self._seen.shape[1]:
                 self._seen = torch.nn.functional.pad(self._seen, (0, self._num_seen))
@@ -142,7 +143,7 @@ class Sampler:
         return self._grammars.start(schema)
 
     def warm_up(self) -> None:
-        """Load the tokenizer for constrained text in advance; do nothing if there is none that can be used for that."""
+        """Load the tokenizer for constrained text in advance; do nothing if there is no usable tokenizer."""
         if self._grammars is not None:
             with suppress(UserError):  # the first request for constrained text reports the error
                 self._grammars.warm_up()

@@ -45,7 +45,7 @@ class ServingStage(EngineStage):
         quantizes: whether the weights of linear layers are int8, whatever ``dtype`` is.
         window_tokens: maximum length of a sequence; None takes that of the configuration. Models that scale
             their positions for long texts scale them for this length from the start.
-        tokenizer: folder of the tokenizer, for constrained text; read when it is first needed.
+        tokenizer: folder of the tokenizer, for constrained text; read by `warm_up`, or at its first use.
 
     Raises:
         UserError: the architecture cannot be split into stages, or cannot be served.
@@ -155,7 +155,11 @@ class ServingStage(EngineStage):
 
     @torch.inference_mode()
     def open(self, opening: Opening) -> None:
-        """Open the KV slot of a sequence, and on the last stage create its sampling state."""
+        """Open the KV slot of a sequence, and on the last stage create its sampling state.
+
+        Raises:
+            UserError: as `Sampler.open`, on the last stage.
+        """
         self._slots.open(opening.sequence, opening.capacity_tokens, opening.copy_from, opening.copy_tokens)
         if self._sampler is not None:
             self._sampler.open(opening)
@@ -167,7 +171,7 @@ class ServingStage(EngineStage):
             self._sampler.close(sequence)
 
     def clear(self) -> None:
-        """Free all KV slots and sampling states, at the start of a new epoch."""
+        """Free all KV slots and sampling states, between two epochs."""
         self._slots.clear()
         if self._sampler is not None:
             self._sampler.clear()
@@ -183,6 +187,9 @@ class ServingStage(EngineStage):
 
         Returns:
             Hidden states ``[tokens, hidden]``; on the last stage the sampled tokens.
+
+        Raises:
+            UserError: as `open`, for a sequence that the step opens.
         """
         for sequence in step.closes:
             self.close(sequence)

@@ -12,7 +12,7 @@ from torch.nn.functional import rms_norm
 _EPSILONS = ("variance_epsilon", "eps")
 """Attribute names that models use for the epsilon of a norm."""
 _TRIES = 8
-"""Number of random rows that compare a norm with its replacement; each has values of a different scale."""
+"""Number of random rows on which a norm is compared with its replacement; each row has another scale."""
 
 
 class FusedNorm(nn.Module):
@@ -37,7 +37,8 @@ class FusedNorm(nn.Module):
 def call_directly(module: nn.Module) -> None:
     """Make calls of a module and its submodules go straight to ``forward``, without torch's search for hooks.
 
-    The search takes longer than many of the operations on one token. Modules that have hooks keep the usual call.
+    The search takes longer than many of the operations on one token. Modules that have hooks, or a
+    ``__call__`` of their own, keep their call.
     """
     direct: dict[type[nn.Module], type[nn.Module]] = {}
     for part in module.modules():

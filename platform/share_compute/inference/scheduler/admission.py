@@ -15,7 +15,7 @@ from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 _MOST_PASSES = 16
-"""Maximum number of sequences that may overtake a sequence of another owner that lacks KV capacity."""
+"""Maximum number of sequences of other owners that may overtake a sequence that lacks KV capacity."""
 _MOST_EXAMINED = 64
 """Maximum number of waiting sequences of one owner that are examined to find one that can start."""
 
@@ -75,7 +75,8 @@ class Admission:
         if not self.has_prompts:
             return None
         passed: list[LiveSequence] = []
-        # Keep capacity for one growth of a running sequence; otherwise most running ones would be preempted soon.
+        # Keep capacity for the largest growth of a running sequence; otherwise most of them would soon be
+        # preempted.
         reserve = max((one.next_slot_tokens for one in self._open.values()), default=0)
         begins = self.num_open < self._limits.max_sequences
         for owner in self._queue.in_turn():

@@ -2,22 +2,23 @@
 
 Server and stages rely on these invariants:
 
-1. The server sends every step to every stage, in the order of their ids. Every stage executes them whole, one after the
-   other, in that order. The number of steps in flight in different stages does not matter. So when a stage executes a
-   step, its KV slots have exactly the contents that all earlier steps gave them. That is why a slot may be closed, or
-   copied from, while steps that write to it are still in flight: at each stage those come first.
+1. The server sends every step to every stage, in the order of the step ids. Every stage executes whole steps,
+   one after the other, in that order, however many steps are in flight. So when a stage executes a step, its
+   KV slots have exactly the contents that all earlier steps gave them. That is why a step may close a slot,
+   or copy from it, while earlier steps that write to the slot are still in flight: each stage executes the
+   earlier steps first.
 2. Within a step a stage first frees the KV slots in `EngineStep.closes`, then enlarges those in `EngineStep.grows`,
    then opens those in `EngineStep.opens`, each in the order given. Then it computes the chunks, each of a different
    sequence.
 3. Chunks of a sequence follow each other without a gap. The first begins at `Opening.copy_tokens`, each next one where
    the last ended. All tokens of `Opening.history` that are not copied come as tokens of chunks. The last of these
    chunks samples, and so does every chunk after it.
-4. A sampled token is the input of the next chunk of its sequence, if there is one. That chunk has no tokens of its own,
-   since the last stage sends the token straight to the first one. It does so for every token, stop tokens too, because
-   the server may have sent the next chunk before it knows the end. Tokens sampled after an end are dropped, so any
-   value will do for them.
+4. A sampled token is the input of the next chunk in the same KV slot, if there is one. That chunk has no
+   tokens of its own, since the last stage sends the token straight to the first stage. The last stage sends
+   every token, even a stop token, because the server may have sent the next chunk before it knew that the
+   sequence ends. Tokens sampled after the end of a sequence are dropped, so their values do not matter.
 5. The last stage of an encoder draws no token. Each sequence has one chunk, its whole text, which gives a `Pooled`.
-   Nothing of it is kept, so nothing is opened or closed.
+   Nothing of a text is kept, so no KV slot is opened or closed.
 6. All this holds within one epoch. A new epoch begins with no KV slots and no steps in flight. Messages of another
    epoch are dropped.
 """
@@ -52,7 +53,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrowth:
-    """A KV slot that gets more capacity at every stage. During the copy, the old and the new slot both take memory."""
+    """A KV slot that gets more capacity at every stage.
+
+    The stage copies the slot to a larger one. Until the copy is complete, both take memory.
+    """
 
     sequence: int
     capacity_tokens: int
@@ -67,7 +71,8 @@ class Chunk:
     start: int
     count: int
     tokens: tuple[int, ...] | None
-    """Inputs, ``[count]``; None stands for the one token sampled last, fed back by the last stage."""
+    """Input token ids, ``[count]``. None if the only input is the token sampled last, which the last stage
+    feeds back."""
     samples: bool
     """Whether the last stage samples the token at position ``start + count``, or computes the vector of the text."""
 

@@ -70,7 +70,7 @@ class Finished:
     sequence: int
     reason: FinishReason
     new_tokens: int
-    """Number of generated tokens, including those emitted before and a stop token."""
+    """Number of generated tokens, with those in `Generation.emitted` and a drawn stop token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ class Totals:
     preempted: int = 0
     """Number of times that a sequence gave up its full KV slot because no larger slot fitted."""
     wasted_tokens: int = 0
-    """Number of tokens sampled after the end of their sequence, in engine steps sent before the end was known."""
+    """Number of tokens or vectors computed for sequences that had ended, in engine steps sent before the end
+    was known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +133,14 @@ class Stats:
     interrupted: int
     """Number of sequences that wait to continue, after a membership change or a preemption."""
     running: int
-    """Number of sequences that have a KV slot."""
+    """Number of sequences that have a KV slot, or of texts that an encoder computes."""
     owners: int
     """Number of owners of the queued, interrupted and running sequences."""
     steps_in_flight: int
     kv_tokens: int
     """KV capacity of all slots together, in tokens; 0 for an encoder."""
     kv_tokens_used: int
-    """Part of the KV capacity reserved for sequences that run."""
+    """KV capacity reserved for sequences that run, in tokens."""
     kv_tokens_cached: int
-    """Part of the KV capacity in slots of ended sequences, kept for prefix copies until it is needed."""
+    """KV capacity in slots of ended sequences, in tokens; kept for prefix copies until it is needed."""
     totals: Totals

@@ -29,7 +29,7 @@ class OwnerQueue:
     interrupted: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that started, but whose KV slots were lost or given up; they continue before others start."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
-    """Sequences with a KV slot for which some known tokens were not sent to the stages yet, by sequence id."""
+    """Sequences that have started, with known tokens that were not sent to the stages yet; by sequence id."""
     num_live: int = 0
     """Number of sequences that have not ended."""
 
@@ -89,7 +89,7 @@ class FairQueue:
             self._owners.clear()
 
     def charge(self, live: LiveSequence) -> None:
-        """Charge the owner of a sequence for the positions that were sent since the last call."""
+        """Charge the owner of a sequence for the positions that were sent and not charged before."""
         self._owners[live.owner].served_tokens += live.charge()
 
     def in_turn(self) -> list[OwnerQueue]:
@@ -134,7 +134,8 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Forget owners without sequences whose counter is not above the lowest: they would restart at it anyway.
+            # Forget owners that have no sequences and are not above the lowest counter: they would return at
+            # it.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()

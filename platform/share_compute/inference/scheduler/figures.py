@@ -47,13 +47,13 @@ class LatencyMeter:
         self._began: dict[int, float] = {}
         """Arrival time of each sequence that has no token yet."""
         self._last: dict[int, float] = {}
-        """Time of the last token of each sequence that continues."""
+        """Time of the last token of each sequence that has a token and has not ended."""
         self._first_s: deque[float] = deque(maxlen=_SAMPLES)
         self._between_s: deque[float] = deque(maxlen=_SAMPLES)
         self._emitted: deque[tuple[float, int]] = deque()
         """(time at which tokens came, number of tokens), oldest first."""
         self._batches: deque[int] = deque(maxlen=_STEPS)
-        """Number of sequences in each engine step."""
+        """Number of sequences in each of the last engine steps."""
 
     def came(self, sequence: int, now_s: float) -> None:
         """Record that a sequence arrived."""

@@ -31,7 +31,7 @@ class SchedulerLimits:
     step_tokens: int
     """Maximum number of positions that one engine step computes."""
     stages: int
-    """Number of stages in the pipeline; also the number of batches."""
+    """Number of stages in the pipeline; also the number of decode batches."""
     max_queued: int
     """Maximum number of sequences that wait to start."""
     run_ahead: int = 1

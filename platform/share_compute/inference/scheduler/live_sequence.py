@@ -14,7 +14,7 @@ class LiveSequence:
     """A sequence that waits or runs.
 
     Args:
-        generation: the request.
+        generation: the prompt, the sampling options, and the tokens that were emitted before.
         order: arrival number.
         new_tokens: maximum number of tokens to generate: as requested, or fewer if not all fit after the prompt.
         answer_tokens: length of a typical answer. The KV slot begins with capacity for the prompt and this number of
@@ -30,15 +30,15 @@ class LiveSequence:
     keys: list[int] = field(init=False)
     """Keys of the full blocks of tokens; see `share_compute.inference.scheduler.prefixes`."""
     is_open: bool = False
-    """Whether it has a KV slot."""
+    """Whether the sequence runs: it has a KV slot, or is a text that an encoder computes."""
     prefill_tokens: int = 0
-    """Number of tokens known when its KV slot was opened. The first stage gets these tokens from the server, and later
-    tokens from the last stage."""
+    """Number of tokens known when its KV slot was opened. The server sends these tokens to the first stage,
+    except tokens whose positions are copied. The last stage feeds later tokens back to the first stage."""
     slot_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0
-    """Id of the first engine step that can contain it. Tokens of earlier steps belong to an older sequence with the
-    same id."""
+    """Id of the first engine step that can contain this sequence. Tokens of earlier steps belong to an older
+    sequence with the same id."""
     sent: int = 0
     """Number of positions of its KV slot that are written once all engine steps sent so far have been computed."""
     planned: int = 0
@@ -48,9 +48,9 @@ class LiveSequence:
     cached_tokens: int | None = None
     """Number of prompt tokens copied from another sequence at its first start; None before that."""
     passes: int = 0
-    """Number of other owners' sequences that started while this one lacked KV capacity."""
+    """Number of other owners' sequences that overtook this one because it lacked KV capacity."""
     batch: int | None = None
-    """Decode batch; None while it does not decode."""
+    """Decode batch; None while the sequence is in no batch."""
     last_step: int = -1
     """Id of the last engine step in which it decoded; -1 if there is none."""
 
@@ -90,7 +90,7 @@ class LiveSequence:
 
     @property
     def wanted_tokens(self) -> int:
-        """KV capacity to reserve when it starts, continues or grows: `most_tokens`, or less if that may suffice."""
+        """KV capacity to reserve at a start or growth; less than `most_tokens` if that may suffice."""
         return self._slot_tokens_for(max(len(self.tokens), self.sent + 1))
 
     @property
@@ -111,7 +111,7 @@ class LiveSequence:
 
     @property
     def is_sent_whole(self) -> bool:
-        """Whether the engine step that samples its last token was sent, so that no further step is needed."""
+        """Whether the step that samples the last permitted token was sent; then no other step is needed."""
         return self.planned == self.new_tokens
 
     @property

@@ -17,7 +17,7 @@ class SamplingOptions(StrictModel):
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Divisor of the logits; 0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keep the most probable tokens that together have at least this probability; 1 keeps all."""
+    """Keep the fewest most probable tokens that together have at least this probability; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
     """Keep this number of most probable tokens; 0 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
@@ -27,7 +27,7 @@ class SamplingOptions(StrictModel):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     """Subtracted from the logit of a token once for each time that it was generated."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Subtracted from the logit of each token that was generated, once however often."""
+    """Subtracted once from the logit of each token that was generated, however often."""
     seed: int = Field(ge=-(2**63), lt=2**63)
     """Seed of the random numbers. A draw depends only on the seed and the token's position, not on the machine."""
     max_tokens: int = Field(ge=0)

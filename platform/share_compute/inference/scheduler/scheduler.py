@@ -5,26 +5,29 @@ the replica calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Sc
 last stage. It then sends the steps that `Scheduler.next_steps` returns, in that order, to all stages. The module
 `share_compute.inference.scheduler.engine_steps` describes how stages execute them.
 
-**Engine steps.** There are as many batches as stages. Each batch has up to ``1 + run_ahead`` steps in flight. While one
-stage computes for one batch, the other stages compute for the other batches. The next step of a batch already waits at
-the first stage before the tokens of its previous step are back. In a step, first its batch decodes, one token per
-sequence. The rest of the budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be
-in steps of different batches, so a long prompt keeps all stages busy. While there are prompts to compute, a quarter of
-the budget is reserved for them. Sequences of the batch that then do not fit decode in a later step, those that waited
-longest first.
+**Engine steps.** There are as many batches as stages. Each batch has up to ``1 + run_ahead`` steps in flight.
+While one stage computes for one batch, the other stages compute for the other batches. The next step of a
+batch already waits at the first stage before the tokens of its previous step are back. A step has a budget of
+positions (`SchedulerLimits.step_tokens`). First its batch decodes, one token per sequence. The rest of the
+budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be in steps of
+different batches, so a long prompt keeps all stages busy. While there are prompts to compute, a quarter of
+the budget is reserved for them. If this leaves too few positions for all sequences of the batch, those that
+waited longest decode first, and the others decode in a later step.
 
-**Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does not know a
-stop token or a cancellation in advance. Steps in flight (at most ``1 + run_ahead``) then compute one wasted position
-each, and their tokens are dropped. The sequence still ends at once, and its KV capacity is free at once: at every
-stage, a step that closes its KV slot or copies from it comes after those in flight.
+**Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does
+not know a stop token or a cancellation in advance. Steps in flight then compute wasted positions, and their
+tokens are dropped. A sequence that decodes has at most ``1 + run_ahead`` such steps, of one position each.
+The sequence still ends at once, and its KV capacity is free at once: every stage executes a step that closes
+its KV slot, or copies from it, after the steps in flight.
 
 **KV capacity.** A KV slot has capacity for a prompt and a typical answer, and grows when it is full. If the slot cannot
 grow, its sequence is preempted (see `share_compute.inference.scheduler.admission`). The sequence later restarts from
 its prompt and the tokens emitted, as after a membership change.
 
-**Lengths.** Prompt and generated tokens together are limited by the window and by the KV capacity. A sequence that
-reaches this limit ends with reason "length". So a prompt must be shorter than the limit. A sequence that requests no
-tokens ends at once with reason "length", and nothing is computed.
+**Lengths.** Prompt and generated tokens together are limited by the window and by the KV capacity. A sequence
+that reaches this limit ends with reason "length". A prompt must be shorter than the limit, so that at least
+one token can follow. A sequence that requests no tokens ends at once with reason "length", and nothing is
+computed.
 
 **Encoders.** A text is a sequence with a prompt and no answer. Its tokens all attend to each other, so the whole text
 is computed in one step. It goes into the first step with space for it, is never split, and ends when its vector comes.
@@ -302,7 +305,8 @@ class Scheduler:
         """Build the next engine step of a batch, record it as sent and return it; None if there is nothing to do."""
         budget = self.limits.step_tokens
         grows: list[SlotGrowth] = []
-        # Slots grow before others are opened, because sequences that start now may copy from the grown slots.
+        # Slots grow before others are opened. If a slot cannot grow, it is closed, so no new slot may copy
+        # from it.
         decoding = [live for live in self._batches.members(batch) if self._has_capacity(live, grows)]
         for_prompts = max(1, budget // 4) if self._admission.has_prompts else 0
         chunks = [self._decode(live) for live in decoding[: budget - for_prompts]]
@@ -408,7 +412,7 @@ class Scheduler:
 
 
 def _ended_before(live: LiveSequence) -> FinishReason | None:
-    """Return the finish reason of a new sequence if `Generation.emitted` leaves nothing to generate, else None."""
+    """Return the finish reason of a new sequence; None if there are tokens left to generate."""
     emitted, options = live.generation.emitted, live.generation.options
     if emitted and emitted[-1] in options.stop_token_ids:
         return "stop"

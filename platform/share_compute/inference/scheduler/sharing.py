@@ -1,9 +1,9 @@
 """Load balancing: a request goes to the replica that is expected to finish it first.
 
-The policy is "shortest expected delay": a replica's outstanding sequences plus the new ones, divided by its speed.
-Among equally fast replicas it picks the one with the least outstanding work; a fast one gets more requests than a slow
-one. All sequences of one request go to the same replica, so their common tokens are computed once. Each of them counts
-as load, so the next request tends to go to another replica.
+The policy is "shortest expected delay": a replica's outstanding sequences plus the new ones, divided by its
+speed. Among equally fast replicas it picks the one with the least outstanding work. A fast replica gets more
+requests than a slow one. All sequences of one request go to the same replica, so their common tokens are
+computed once. Each of them counts as load, so the next request tends to go to another replica.
 """
 
 from __future__ import annotations

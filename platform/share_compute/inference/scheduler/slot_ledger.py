@@ -23,13 +23,14 @@ class _Entry:
 
     capacity_tokens: int
     tokens: list[int]
-    """While the sequence runs, its own list of known tokens; once it has ended, a copy of the written tokens."""
+    """While the sequence runs, the list `LiveSequence.tokens` itself; once it has ended, a copy of the
+    written tokens."""
     keys: list[int]
     """Keys of the full blocks of the tokens; see `share_compute.inference.scheduler.prefixes`."""
     indexed: int = 0
     """Number of these keys that are in the prefix index."""
     written: int = 0
-    """Number of positions, from the first, that engine steps built earlier write."""
+    """Number of positions, from the first, that the engine steps built so far write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class SlotLedger:
     def retire(self, sequence: int) -> None:
         """Record that a sequence has ended: its slot is kept until its capacity is needed.
 
-        A slot with less than one full block is closed at once.
+        A slot in which less than one full block is written is closed at once.
         """
         entry = self._entries[sequence]
         self.used_tokens -= entry.capacity_tokens

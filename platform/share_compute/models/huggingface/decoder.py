@@ -84,7 +84,14 @@ class StageInput(PassThrough):
 
 
 class PartNames:
-    """Names of a model's parts, from its pipeline plan."""
+    """Names of a model's parts, from its pipeline plan.
+
+    Args:
+        model: the model, made by `sketch`.
+
+    Raises:
+        UserError: the architecture declares no pipeline plan.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.base = model.base_model
@@ -109,7 +116,11 @@ class PartNames:
 
 
 def hidden_size_of(config: Mapping[str, Any]) -> int | None:
-    """Return the size of a token's hidden state; None if the configuration has none."""
+    """Return the size of a token's hidden state; None if the configuration has none.
+
+    Raises:
+        UserError: the configuration is invalid.
+    """
     size = getattr(hub_configuration(config).get_text_config(), "hidden_size", None)
     return size if isinstance(size, int) else None
 
@@ -204,7 +215,7 @@ def sketch(
             f"this configuration does not make {wanted}: {on_one_line(failure)}",
             hint="check model.config against the architecture's documentation in transformers",
         ) from failure
-    kept = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained asks for it
+    kept = model._get_dtype_plan(dtype)  # noqa: SLF001 - from_pretrained calls it, too
     if kept:
         exact = re.compile("|".join(pattern.replace("*", ".*") for pattern in kept))
         for name, parameter in model.named_parameters():
@@ -230,8 +241,8 @@ def trained_sketch(
         dtype: type of its weights.
 
     Raises:
-        UserError: the configuration does not describe a causal language model that can be split, or a frozen or adapted
-            parameter does not exist.
+        UserError: the configuration does not describe a causal language model that can be split, a frozen or
+            adapted parameter does not exist, or all parameters are frozen.
     """
     model = sketch(blueprint.config or {}, dtype)
     outline = PartNames(model)
@@ -259,8 +270,11 @@ class HuggingFaceStage(Stage):
         shard: part of the model that this stage holds.
         device: device of the shard.
         serves_in: dtype of the weights if the stage is for inference only; None for training.
-        change: function that modifies the sketched model before memory is allocated. It gets the model and the names of
-            its tied weights.
+        change: function that modifies the sketched model before memory is allocated. It gets the model, and
+            the names of all weights that are tied to each other.
+
+    Raises:
+        UserError: as `trained_sketch`, or the device cannot compute in the blueprint's precision.
     """
 
     def __init__(

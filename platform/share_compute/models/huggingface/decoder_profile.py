@@ -1,8 +1,9 @@
 """The profile of a Hugging Face causal language model, counted from its own code without memory for its weights.
 
-The code around the layers runs on real tensors, for samples of a few lengths, because it may branch on the values of
-positions and masks. Layers run on fake tensors, with the arguments that the code around them passes. If several layers
-are identical, only the first runs. `ShapeEstimate` estimates parts whose code does not run without data.
+The code around the layers runs on real tensors, for samples of a few lengths, because it may branch on the
+values of positions and masks. The embedding, the layers and the head run on fake tensors, layers with the
+arguments that the code around them passes. If several layers are identical, only the first runs.
+`ShapeEstimate` estimates parts whose code does not run without data.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
     """Return the cost profile of a causal language model; tied parameters count once, in the embedding.
 
     Raises:
-        UserError: the configuration does not describe a causal language model that can be split, or a frozen or adapted
-            parameter does not exist.
+        UserError: the configuration does not describe a causal language model that can be split, a frozen or
+            adapted parameter does not exist, or all parameters are frozen.
     """
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
@@ -240,7 +241,8 @@ class _GroupedProducts(TorchFunctionMode):
 def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
     """Count the costs of a part over `_LENGTHS`; if they are not quadratic there, over `_LONGER`.
 
-    Return {} if the code cannot run on fake tensors; the estimate of `ShapeEstimate` then applies.
+    Return {} if the code cannot run on fake tensors, or if the costs over `_LONGER` are not quadratic either.
+    The estimate of `ShapeEstimate` then applies.
     """
     try:
         try:

@@ -39,7 +39,7 @@ def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32
     """Return the whole base model without memory for its large weights, and without its pooler.
 
     Raises:
-        UserError: the configuration does not describe an encoder.
+        UserError: transformers cannot build a model from the configuration.
     """
     model = sketch(config, dtype, AutoModel)
     if hasattr(model, "pooler"):  # only classifiers use it; the vectors of texts do not need it
@@ -51,13 +51,13 @@ class EncoderShard:
     """One shard of an encoder, for inference only.
 
     Args:
-        config: Hugging Face configuration of the whole model, with ``model_type``.
+        config: Hugging Face configuration of the whole model; its ``model_type`` is in `ENCODERS`.
         shard: part of the model that this shard holds.
         device: device of the shard.
         dtype: type of its weights.
 
     Raises:
-        UserError: the configuration does not describe an encoder.
+        UserError: transformers cannot build a model from the configuration.
     """
 
     def __init__(
@@ -119,8 +119,11 @@ class EncoderShard:
 def profile_encoder(config: Mapping[str, Any]) -> ModelProfile:
     """Estimate the cost profile of an encoder from the shapes of its parts; it has no key-value cache.
 
+    Args:
+        config: Hugging Face configuration of the model; its ``model_type`` is in `ENCODERS`.
+
     Raises:
-        UserError: the configuration does not describe an encoder.
+        UserError: transformers cannot build a model from the configuration.
     """
     model = encoder_sketch(config)
     layers = list(model.get_submodule(ENCODERS[config["model_type"]].layers).children())

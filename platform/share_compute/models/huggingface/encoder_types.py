@@ -1,4 +1,4 @@
-"""Encoders: models with bidirectional attention that turn texts into vectors, and the pooling of these vectors.
+"""Encoders: models with bidirectional attention that turn texts into vectors by pooling hidden states.
 
 Unlike causal models, encoders of transformers declare no pipeline plan. So this module lists the supported
 architectures and their parts. Tests compare the vectors of each one, split into stages, with those of transformers.
@@ -82,8 +82,8 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
         config: content of its config.json.
 
     Raises:
-        UserError: the pooling is not supported, the folder has a ``modules.json`` but no supported encoder, or one of
-            its JSON files cannot be read.
+        UserError: a step or the mode of pooling is not supported, texts must be in lower case, the folder has
+            a ``modules.json`` but no supported encoder, or one of its JSON files cannot be read.
     """
     steps = _steps(folder)
     if not is_encoder(config):
@@ -106,7 +106,14 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
 
 
 def trained_window(folder: Path) -> int | None:
-    """Return the number of tokens at which sentence-transformers truncates a text; None if the folder has no limit."""
+    """Return the number of tokens to which sentence-transformers truncates texts; None if it has no limit.
+
+    Args:
+        folder: folder of the model.
+
+    Raises:
+        UserError: ``sentence_bert_config.json`` cannot be read.
+    """
     found = _read(folder / "sentence_bert_config.json").get("max_seq_length")
     return found if isinstance(found, int) and found > 0 else None
 

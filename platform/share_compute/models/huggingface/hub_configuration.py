@@ -17,7 +17,7 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     """Return a declared configuration with all defaults of its architecture.
 
     Raises:
-        UserError: the architecture is unknown, or it does not allow a value.
+        UserError: the architecture is unknown, or a value is not allowed.
     """
     options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
     if str(config.get("model_type")) not in CONFIG_MAPPING:

@@ -79,9 +79,9 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
     """Return the profiles of a model's pieces, without backward costs before the first piece with trained parameters.
 
-    The pieces are the embedding, the layers and the head, or the layers alone. The earlier pieces keep no activations,
-    except the input of the first trained piece. If nothing is frozen, or nothing is trained, all profiles stay
-    unchanged.
+    The pieces are the embedding, the layers and the head, or the layers alone. Pieces before the first
+    trained piece keep no activations, except the input of that piece. If nothing is frozen, or nothing is
+    trained, all profiles stay unchanged.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
     first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0

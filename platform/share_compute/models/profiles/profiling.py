@@ -1,7 +1,8 @@
 """Count the operations and memory of code without data: tensors have shapes, but no memory and no values.
 
-Tensors are fake CPU tensors (torch's `FakeTensorMode`), not meta tensors, so that attention takes the same fused kernel
-as on real ones. If code reads a value that was never computed, torch raises, and the caller has to estimate.
+Tensors are fake CPU tensors (torch's `FakeTensorMode`), not meta tensors, so that attention takes the same
+fused kernel as on real tensors. If code reads a value that was never computed, torch raises, and the caller
+has to estimate.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ UNCOUNTABLE = (
 )  # fmt: skip
 """Exceptions that a model's code raises when it cannot run without data."""
 LOSS_COPIES = 3
-"""Number of tensors as large as the logits that the loss's backward pass holds, beside those that autograd saved.
+"""Number of tensors of the logits' size in the backward pass of the loss, beside those that autograd saved.
 
 These are the logits themselves, and the gradients before and after the softmax.
 """

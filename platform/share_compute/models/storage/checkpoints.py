@@ -27,8 +27,8 @@ def newest_whole(wanted: Path) -> Chosen:
     """Return the newest undamaged checkpoint that a job can continue from; rename the damaged ones that were tried.
 
     Args:
-        wanted: last checkpoint that the control plane knows. Newer checkpoints are not tried if it exists. If it does
-            not exist any more, it was pruned for newer ones, and all checkpoints are tried.
+        wanted: last checkpoint that the control plane knows. If its folder exists, newer checkpoints are not
+            tried. If not, the folder was pruned for newer checkpoints, and all checkpoints are tried.
 
     Raises:
         UserError: all checkpoints that were tried are damaged.

@@ -24,8 +24,8 @@ from share_compute.files.durable import sync
 from share_compute.models.storage.checksums import CHECKSUMS, Checksums
 
 CHUNK_BYTES = 2 * 2**20
-"""Approximate size of the pieces in which tensors are sent: small enough that Ray sends them inline, and that no
-process needs memory for a second copy of a shard."""
+"""Approximate size of the pieces in which tensors are sent. Pieces of this size are below the limit up to
+which Ray sends values inline, and no process needs memory for a second copy of a shard."""
 FILE_BYTES = 2**30
 """Size in bytes above which weights are split into several files."""
 _DTYPES = {
@@ -258,7 +258,7 @@ class FolderWriter:
     def finish(self) -> int:
         """Number the weight files as Hugging Face does, write their index and publish the folder.
 
-        Checksums were computed when each file was written or linked, so files are not read again.
+        Checksums were computed when each file was written or linked, so files are not read again for them.
 
         Returns:
             Size of the folder in bytes.

@@ -18,7 +18,7 @@ class Addition(NamedTuple):
 
     layout: Layout
     step_s: float
-    """Simulated step time."""
+    """Simulated step time in seconds."""
 
 
 class Additions:
@@ -28,7 +28,7 @@ class Additions:
         self._known: dict[tuple[int, Layout], dict[int, Addition | None]] = {}
 
     def of(self, problem: SearchProblem, layout: Layout) -> dict[int, Addition | None]:
-        """Return, for each of the fastest idle machines, the best layout that adds it to the given one.
+        """Return, for each of the fastest idle machines, the best layout that adds the machine to ``layout``.
 
         Keys are machine indices. Best means the shortest step by the cost formula. The value is None if no layout with
         the machine fits. Results are cached.

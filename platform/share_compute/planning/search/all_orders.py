@@ -1,9 +1,10 @@
 """Best pipeline over machines in any order: dynamic programming over sets of machines.
 
-Each set is the machines of one suffix, which is the last stages of a pipeline (`share_compute.planning.search.labels`).
+Each set contains the machines of one suffix: the stages at the end of a pipeline, see
+`share_compute.planning.search.labels`.
 
-Without a width the search is exact, for up to `MOST_MACHINES` machines. With a width it is a beam search: for each
-number of machines and first layer, only the best suffixes are kept.
+Without a ``width`` the search is exact, for up to `MOST_MACHINES` machines. With a ``width`` it is a beam
+search: for each number of machines and first layer, only the best suffixes are kept.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ def best_in_any_order(
         machines: usable machines, at most `MOST_IN_BEAM`.
         sizes: numbers of members that a stage may have.
         stages: exact number of stages; None allows any.
-        width: suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None keeps all.
+        width: suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None
+            keeps all suffixes that are not dominated.
         budget: maximum number of candidates to examine; beyond it the search stops.
         all_below: whether to keep the ceiling, and to find for each set of machines all undominated pipelines.
 
     Returns:
-        Ids of labels of whole pipelines, fastest first, and whether the search was complete. After a complete search,
-        no layout with stages of these sizes is faster than the best found, or than the ceiling if none was found.
+        Ids of labels of whole pipelines, fastest first, and whether the search was complete. After a complete
+        search, no layout with the requested stages is faster than the best found, or than the ceiling if none
+        was found.
     """
     sets = _Sets(suffixes, machines)
     options = list(sets.stages(sizes))
@@ -163,7 +166,8 @@ class _Sets:
 def _settle(suffixes: Suffixes, labels: Labels, sets: _Sets, stages: int | None, width: int | None) -> Labels:
     """Drop labels that cannot beat the ceiling, or are dominated by another label of the same set of machines.
 
-    With a ``width``, keep only the labels that `Labels.best` returns.
+    Labels that cannot get the requested number of stages are dropped, too. With a ``width``, keep only the
+    labels that `Labels.best` returns.
     """
     spare = sets.spare_rate(labels.slot), sets.spare_bytes(labels.slot)
     keep = suffixes.promise(labels, *spare) < suffixes.ceiling_s

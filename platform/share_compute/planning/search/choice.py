@@ -36,7 +36,7 @@ class Proposal:
         """Lower bound of the simulated step, in seconds.
 
         This is the time by the cost formula without the longest tail (gradient sums, backup and update): in the
-        simulation, gradient sums may overlap with more work than in the formula.
+        simulation, gradient sums and backups may overlap with more work than in the formula.
         """
         return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.stages))
 
@@ -57,7 +57,7 @@ class _Rank(NamedTuple):
 
 
 class Choice:
-    """The proposal with the shortest simulated step of all that were offered."""
+    """Chooses the proposal with the shortest simulated step among the proposals that are offered."""
 
     def __init__(self) -> None:
         self.proposals: list[Proposal] = []

@@ -33,12 +33,12 @@ def best_in_order(
     Returns:
         Ids of labels of whole pipelines, fastest first; an empty list if none is below the ceiling.
     """
-    # Prefix sums: element i is the total speed (memory) of the first i machines in the order.
+    # Prefix sums: element i is the total speed, or the total memory, of the first i machines in the order.
     rates = np.cumsum([0.0, *(suffixes.rates[machine] for machine in order)])
     memory = np.cumsum([0.0, *suffixes.cost.memory_bytes[list(order)]])
 
     def settle(labels: Labels) -> Labels:
-        """Drop dominated labels; with a ``width``, keep only the labels that `Labels.best` returns."""
+        """Drop labels that are dominated or cannot beat the ceiling; with ``width``, apply `Labels.best`."""
         promised = suffixes.promise(labels, rates[labels.slot], memory[labels.slot])
         labels = labels.take((promised < suffixes.ceiling_s) | (labels.start == 0) | (labels.option < 0))
         key = suffixes.signature(labels, stages=stages is not None, coarse=width is not None)

@@ -24,10 +24,10 @@ class _Half(NamedTuple):
 
 
 def halve(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]) -> Iterator[Layout]:
-    """Yield layouts on growing numbers of machines: on the fastest ones, in the given order.
+    """Yield layouts on growing numbers of machines: the fastest machines, arranged in the given order.
 
-    With more than 16 machines, the numbers are powers of two and all machines. Numbers that would leave a member
-    without a microbatch are skipped.
+    With more than 16 machines, the numbers are the powers of two and the number of all machines. Numbers that
+    would leave a member without a microbatch are skipped.
 
     The caller must check that layouts fit: the number of microbatches in flight depends on the whole pipeline.
     """

@@ -3,9 +3,10 @@
 A suffix consists of the stages from one stage to the last. The formula of `share_compute.planning.cost.cost` runs from
 the last stage to the first. To add a stage before a suffix, the formula needs two numbers of the suffix:
 `Labels.step_s` and `Labels.trip_s`.
-Two labels are comparable if they have the same first layer, and if every stage that can come before has the same costs
-with both. A label is dropped only if a comparable label is at least as good in both numbers. This keeps the search
-exact.
+
+Two labels are comparable if they have the same first layer, and if every stage that can come before them has
+the same costs with both. A label is dominated if a comparable label is at least as good in both numbers. An
+exact search drops only labels that are dominated, or that cannot lead to a step below the ceiling.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from share_compute.planning.network.network import Floats
 BETTER: Final = 1 - 1e-12
 """A step counts as faster if its ratio to the best known step is below this value; covers rounding errors."""
 _CHUNK: Final = 1 << 17
-"""Number of candidates that are examined in one piece; bounds the memory."""
+"""Approximate number of candidates that are examined in one piece; bounds the memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +33,10 @@ class Labels:
     """Suffixes of pipelines as columns ``[labels]``: each row is one suffix."""
 
     slot: Ints
-    """Machines that the suffix may use: a bit mask in `all_orders`.
+    """Machines of the suffix.
 
-    In `fixed_order`, a position: the suffix uses only machines from this place in the order on.
+    In `all_orders`, a bit mask of the machines that the suffix uses. In `fixed_order`, a position in the
+    order: the suffix uses only machines from this position on.
     """
     start: Ints
     """First layer of the suffix."""
@@ -118,7 +120,8 @@ class Suffixes:
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
         self.rates = dict(zip(usable, np.where(relative > 0, relative, 1.0), strict=True))
-        """Speed of each usable machine relative to the fastest one, for the layer where this ratio is largest."""
+        """Relative speed of each usable machine: the largest ratio, over all layers, of its speed to that of
+        the layer's fastest machine."""
 
     def root(self, slot: int) -> Labels:
         """Return the empty suffix, with this slot."""

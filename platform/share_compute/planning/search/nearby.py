@@ -1,6 +1,7 @@
 """Yields neighbours of a layout for local search.
 
-In each neighbour, one cut is moved by a layer, two stages are exchanged, or one machine or stage is left out.
+In each neighbour, one cut is moved by a layer, two stages or only their machines are exchanged, or one
+machine or stage is left out.
 """
 
 from __future__ import annotations

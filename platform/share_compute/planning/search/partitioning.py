@@ -53,8 +53,8 @@ class PartitioningStrategy(ABC):
     def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return candidate layouts, the most promising first; an empty list if nothing fits.
 
-        The default returns one layout on the fastest machines, cut as `partition` says. If the job sets no number of
-        stages, there are as many as machines and layers allow.
+        The default returns one layout on the fastest machines, cut as `partition` says, without checking that
+        it fits. If the job sets no number of stages, there are as many as machines and layers allow.
 
         Raises:
             PlanInfeasible: too few machines, layers or microbatches for the requested numbers, or a stage would mix
@@ -161,7 +161,7 @@ def _proportional(order: list[Contributor], weights: list[float]) -> list[Partit
 
 
 class UniformPartitioning(PartitioningStrategy):
-    """Equal shares for all contributors, in the order in which they joined."""
+    """Equal shares for all contributors, in the order of the topology."""
 
     def partition(self, topology: Topology) -> list[Partition]:
         """Return equal partitions."""
@@ -179,7 +179,7 @@ class MemoryWeightedPartitioning(PartitioningStrategy):
 
 
 class ComputeWeightedPartitioning(PartitioningStrategy):
-    """Shares in proportion to measured float32 FLOP/s, in the order in which contributors joined."""
+    """Shares in proportion to measured float32 FLOP/s, in the order of the topology."""
 
     def partition(self, topology: Topology) -> list[Partition]:
         """Return partitions in proportion to measured speed."""

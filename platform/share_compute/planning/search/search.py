@@ -21,7 +21,8 @@ from share_compute.planning.search.orders import orders, shortlist, simple_layou
 
 Method = Literal["auto", "orders", "dynamic_programming", "recursive"]
 _EXACT_BUDGET: Final = 60_000_000
-"""Candidates (some seconds) after which the search over all orders stops; its result is then not proved optimal."""
+"""Number of examined candidates (some seconds of work) after which a search over all orders stops. Its result
+is then not proved optimal."""
 _ORDERS_BUDGET: Final = 60_000_000
 """Number of examined candidates after which, for more than `MANY` machines, no further order is searched."""
 _SIZES_OF_MANY: Final = (1, 2, 4, 8)

@@ -47,7 +47,11 @@ class SearchingStrategy(PartitioningStrategy):
     method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
-        """Return the best layouts of the search, best by the formula first; an empty list if nothing fits."""
+        """Return the best layouts of the search, best by the formula first; an empty list if nothing fits.
+
+        Raises:
+            PlanInfeasible: the requested numbers are impossible; see `check_counts`.
+        """
         cost = problem.cost
         check_counts(
             cost.num_machines,
@@ -85,7 +89,7 @@ class SearchingStrategy(PartitioningStrategy):
 
 
 class DynamicProgrammingPartitioning(SearchingStrategy):
-    """Searches layouts of the machines in the order in which they joined; some machines may get no layers.
+    """Searches layouts of the machines in the order of the topology; some machines may get no layers.
 
     For few machines and layers, the result is the best layout of this order by the cost formula.
     """
@@ -102,20 +106,29 @@ class RecursivePartitioning(SearchingStrategy):
 class AutoPartitioning(SearchingStrategy):
     """Searches all orders and all numbers of stages and members: exactly for few machines, by local search for many.
 
-    The proposals of the other strategies are candidates, too. The formula that the search minimises is only a lower
-    bound of the simulated step. Without these candidates the plan of a simpler strategy could be faster in simulation.
+    The proposals of the other strategies are candidates, too. The search minimises the step by the formula,
+    which differs from the simulated step. So without these candidates a simpler strategy's plan could be
+    faster in simulation.
     """
 
     method = "auto"
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
-        """Return the layouts of the search, followed by further layouts that the other strategies propose."""
+        """Return the layouts of the search, followed by further layouts that the other strategies propose.
+
+        Raises:
+            PlanInfeasible: the requested numbers are impossible; see `check_counts`.
+        """
         candidates = self.search(problem)
         known = {candidate.layout for candidate in candidates}
         return candidates + [each for each in self.simpler(problem) if each.layout not in known]
 
     def search(self, problem: SearchProblem) -> list[Candidate]:
-        """Return the layouts of the search, without those of other strategies."""
+        """Return the layouts of the search, without those of other strategies.
+
+        Raises:
+            PlanInfeasible: the requested numbers are impossible; see `check_counts`.
+        """
         return super().place(problem)
 
     def simpler(self, problem: SearchProblem, *, in_order: bool = True) -> list[Candidate]:

@@ -1,14 +1,15 @@
 """The complete search of `auto` for the layout with the shortest simulated step.
 
-The formula bounds the simulation from below and is close to it. Still, the layout with the shortest step by the formula
-may be some percent slower than another layout in the simulation. Therefore these layouts are simulated, within the
-budgets, unless the formula rules them out:
+The step by the formula is close to the simulated step, and usually not longer. Without the longest tail it is
+a lower bound (`Proposal.floor_s`). Still, the layout with the shortest step by the formula may be some
+percent slower than another layout in the simulation. Therefore these layouts are simulated, within the
+budgets, unless the lower bound rules them out:
 
 1. Proposals of the simpler strategies, at all numbers of microbatches. For more than 64 machines, dynamic programming
    runs only at the most promising numbers. The choice is never slower than these proposals.
 2. Results of the search, at the most promising numbers of microbatches.
 3. For up to `MOST_MACHINES` machines: the layouts of each set of machines that no other layout of the set dominates and
-   whose formula is below the best step so far.
+   whose step by the formula is below the best simulated step so far.
 4. Layouts near the best ones, repeatedly.
 """
 

@@ -8,10 +8,10 @@ A request has P prompt tokens and N new tokens. A pipeline has stages p of one m
     round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + time of token ids back
     hop(t)     = latency + boundary bytes of t tokens / bandwidth
     prompt(p)  = sum over layers of max(FLOPs of P tokens / FLOP/s, weight bytes / memory bandwidth)
-                                    + operations * overhead of one
+                                    + operations * overhead of one operation
     token(p,b) = sum over layers of max(b * FLOPs of one token / FLOP/s,
                                         (weight bytes + b * cache bytes) / memory bandwidth)
-                                    + operations * overhead of one
+                                    + operations * overhead of one operation
 
 The head computes only the last token of a prompt. The embedding is looked up, so its weights are not read. A token's
 FLOPs are the mean over the N new tokens, and its cache is the mean of the caches before and after them. If prompts were
@@ -25,9 +25,9 @@ new tokens of a sequence, one prompt must be processed ::
     next token = max(round(b), n * step(p), n * carry(p)) over all stages p
     tokens/s   = c / next token
 
-A machine's memory holds weights, the cache of c sequences of P + N tokens, and the working memory of the widest layer
-on one prompt. Members that share the sequences of one stage would be replicas. Whole pipelines are replicated instead,
-so each stage has one machine.
+A machine's memory holds weights, the cache of c sequences of P + N tokens, and the working memory of the
+widest layer on one prompt. Each stage has one machine: for more capacity, whole pipelines are replicated, not
+single stages.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ServingCost(CostTables):
         return self._through(layout, self.prompt_s) + self._hops(layout, self.workload.prompt_tokens)
 
     def next_token_s(self, layout: Layout, *, loaded: bool = False) -> float:
-        """Return the time from token to token (TPOT) of a request.
+        """Return the time from token to token (TPOT) of a request, in seconds.
 
         Args:
             layout: stages of one machine each.
@@ -188,7 +188,7 @@ class ServingCost(CostTables):
         return self.workload.concurrent / each_s if each_s > 0 else math.inf
 
     def request_s(self, layout: Layout) -> float:
-        """Return the time of one request alone, from its prompt to its last token."""
+        """Return the time of one request alone: its first token, then ``new_tokens`` times a next token."""
         return self.first_token_s(layout) + self.workload.new_tokens * self.next_token_s(layout)
 
     def fits(self, layout: Layout) -> bool:

@@ -18,10 +18,10 @@ from share_compute.planning.serving.parts import TimePart, step_parts, trip_part
 from share_compute.quantities import bytes_text, seconds_text
 
 _MOST_TRIED = 12
-"""Maximum number of idle machines for which placements with them are evaluated: the fastest ones."""
+"""Maximum number of idle machines that are tried in other placements, the fastest ones first."""
 _NOTICEABLE = 1.001
 _ALIKE = 1.05
-"""Ratio below which two machines count as equal."""
+"""Ratio of times or speeds up to which two machines count as equal."""
 
 
 class ServingExplanation:
@@ -31,7 +31,7 @@ class ServingExplanation:
         cost: tables of the deployment on its machines.
         layout: the placement.
         exact: whether the search proved that no placement is better.
-        measured: whether the machines' speeds were measured rather than assumed.
+        measured: whether the speed of any machine was measured; if not, all speeds are assumed.
     """
 
     def __init__(self, cost: ServingCost, layout: Layout, *, exact: bool, measured: bool) -> None:
@@ -85,7 +85,7 @@ class ServingExplanation:
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
-        """Return speeds and busy time of the machine of stage ``place``; if it serves alone, compare with splits."""
+        """Return speeds and busy time of a stage's machine, compared with splits if it serves alone."""
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
@@ -129,7 +129,10 @@ class ServingExplanation:
 
     @cached_property
     def _whole_s(self) -> Floats:
-        """Time of each machine for all layers, for one request or for one engine step of a batch ``[machines]``."""
+        """Time of each machine for all layers ``[machines]``.
+
+        It is the time of one request alone, or, for throughput, of one engine step of one batch.
+        """
         new, prompt_s = self._cost.workload.new_tokens, self._cost.prompt_s[:, -1]
         if self._alone:
             return prompt_s + new * self._cost.token_s(1)[:, -1]
@@ -161,7 +164,11 @@ class ServingExplanation:
         return f"{serve} best of what was found" + (", and it is slower than each of them" if slower else "")
 
     def _with(self, machine: int) -> Iterator[tuple[float, Layout]]:
-        """Yield (objective in seconds, placement) with the machine added, or in the place of another machine."""
+        """Yield (objective in seconds, placement) for changed placements that fit.
+
+        The machine is added, or replaces another machine. Placements beyond the limit on the first token are
+        left out.
+        """
         stages = self._layout.stages
         for place, stage in enumerate(stages):
             for new in _with_part(stage, machine):
@@ -197,7 +204,7 @@ class ServingExplanation:
     def _fault(self, machine: int, layout: Layout) -> TimePart | None:
         """Return the largest part of the time that involves the machine; None if there is none.
 
-        The machine's computing is left out if no machine of the plan is faster.
+        The machine's computing is left out if no machine of the plan is clearly faster (`_ALIKE`).
         """
         parts = trip_parts(self._cost, layout)
         steps = [] if self._alone else step_parts(self._cost, layout)

@@ -22,9 +22,9 @@ from share_compute.quantities import bytes_text, exact_bytes_text
 from share_compute.specification.workload import ServingWorkload
 
 _MOST_MACHINES_TRIED = 64
-"""Maximum number of machines that remedies are tried on: the ones that lend most.
+"""Maximum number of machines with which `_fits` searches: the machines that lend most.
 
-If the model fits on these machines, it fits on all machines.
+If the model fits on these machines, it also fits when more machines may be used.
 """
 
 
@@ -70,7 +70,7 @@ def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
 
 
 def _wrong_count(cost: ServingCost, stages: int) -> PlanInfeasible | None:
-    """Return the error for a number of stages above the number of layers or machines; None if it is possible."""
+    """Return the error for more stages than layers or machines; None if the number of stages is possible."""
     layers, machines = cost.num_layers, cost.num_machines
     if stages > layers:
         return PlanInfeasible(
@@ -113,7 +113,7 @@ def _remedies(cost: ServingCost, stages: int | None) -> Iterator[str]:
 
 
 def _fits(cost: ServingCost, stages: int | None) -> bool:
-    """Return whether some layout fits and all its links work; limits and objective are ignored."""
+    """Return whether some layout fits and all its links work; latency limits and objective are ignored."""
     if cost.num_machines > _MOST_MACHINES_TRIED:
         lending = [machine.memory_bytes for machine in cost.topology.contributors]
         order = sorted(range(cost.num_machines), key=lambda machine: (-lending[machine], machine))

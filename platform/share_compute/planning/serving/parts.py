@@ -1,4 +1,4 @@
-"""Splits the time of a request, or of a token among many sequences, into parts: one for each machine and link."""
+"""Splits the time of a request, or of a token among many sequences, by machine and link."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class TimePart:
 
 
 def trip_parts(cost: ServingCost, layout: Layout) -> list[TimePart]:
-    """Return the parts of the time of a request alone, or for objective throughput those of a token's round trip."""
+    """Return the parts of the time of a request alone, or, for throughput, of a token's round trip.
+
+    Each machine has one part. Each link has two: its latency, and the transfer of bytes.
+    """
     batch = cost.batches(len(layout.stages))[1]
     if cost.workload.objective == "latency":
         new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens

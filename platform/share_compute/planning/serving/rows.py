@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from share_compute.planning.network.network import Floats
 
 Row = list[tuple[int, int, int]]
-"""(machine, first layer, one past its last), covering all layers."""
+"""List of (machine, its first layer, one past its last layer), covering all layers in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +35,11 @@ class Sums:
 
 
 def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> Row | None:
-    """Return the row with the smallest sum among all orders of all subsets; None if none is finite.
+    """Return the row with the smallest sum among all orders of all subsets; None if no sum is finite.
 
-    Dynamic programming over subsets, as for the travelling salesman problem (Held and Karp 1962), takes 2^n * n steps
-    for n machines. Each step considers all pairs of cuts.
+    Dynamic programming over subsets, as for the travelling salesman problem (Held and Karp 1962), takes
+    n * 2^n steps for n machines, once for each region that the first machine may be in. Each step considers
+    all machines before the last one, and all pairs of cuts.
 
     Args:
         sums: costs of stages and links.
@@ -113,7 +114,7 @@ class _Subsets:
 
 
 def best_row_in_order(sums: Sums, order: Sequence[int]) -> Row | None:
-    """Return the row with the smallest sum whose machines are in the given order; None if none is finite.
+    """Return the row with the smallest sum whose machines are in the given order; None if no sum is finite.
 
     Machines may be left out. The cost from the last machine back to the first is ignored. For each machine, all
     pairs of cuts are considered once.

@@ -3,7 +3,7 @@
 Both objectives reduce to finding the row of machines with the smallest sum of stages and hops. For few machines, all
 orders of all subsets are searched, as shortest paths over (machines used, last machine, layers placed). For many
 machines, some orders are searched, and then all orders of the few most promising machines. Each machine alone is always
-a candidate.
+a candidate, unless another number of stages is required.
 
 Throughput is determined by the smallest feasible time between tokens. A time is feasible if in some row each stage,
 each link and the round trip of a token take at most this time. Bisection over times runs the same search for each time.
