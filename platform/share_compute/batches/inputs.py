@@ -111,7 +111,7 @@ class Inputs:
     def _beginning(self, file: Path) -> tuple[list[str], list[Any]]:
         """Return the columns of a file, and the values of the input column in its first rows, without nulls."""
         if self.is_parquet:
-            with _reading(file), open_unlinked(file) as opened:
+            with reading(file), open_unlinked(file) as opened:
                 facts = parquet.ParquetFile(opened)
                 columns, is_empty = facts.schema_arrow.names, not facts.metadata.num_rows
             found = self._raw_of(file) if self.column in columns else iter(())
@@ -138,7 +138,7 @@ class Inputs:
 
     def _survey(self, file: Path) -> tuple[int, str]:
         digest, rows = xxhash.xxh3_128(), 0
-        with _reading(file):
+        with reading(file):
             if not self.is_parquet:
                 for line in _lines(file):
                     digest.update(line)
@@ -186,7 +186,7 @@ class Inputs:
             yield from self._raw_of(file)
 
     def _raw_of(self, file: Path) -> Iterator[Any]:
-        with _reading(file):
+        with reading(file):
             if self.is_parquet:
                 for batch in record_batches(file, [self.column]):
                     yield from batch.column(0)
@@ -211,7 +211,7 @@ class Inputs:
         Raises:
             UserError: a row is not an object.
         """
-        with _reading(file):
+        with reading(file):
             for number, line in enumerate(_lines(file), start=1):
                 if not _is_row(line):
                     continue
@@ -223,6 +223,16 @@ class Inputs:
                     )
                 yield row
 
+    def tables(self) -> Iterator[Any]:
+        """Yield all rows of .parquet files in order, as pyarrow record batches.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        for file in self.files:
+            with reading(file):
+                yield from record_batches(file)
+
     def objects(self) -> Iterator[dict[str, Any]]:
         """Yield all rows of .jsonl files in order; ``{}`` for each that cannot be parsed.
 
@@ -230,7 +240,7 @@ class Inputs:
             UserError: a file cannot be read.
         """
         for file in self.files:
-            with _reading(file):
+            with reading(file):
                 for line in filter(_is_row, _lines(file)):
                     row = parsed(line)
                     yield {} if isinstance(row, str) else row
@@ -270,7 +280,8 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def reading(file: Path) -> Iterator[None]:
+    """Raise a UserError inside the block instead of an error that says that this file cannot be read."""
     try:
         yield
     except (OSError, ValueError) as failure:  # pyarrow raises subclasses of both

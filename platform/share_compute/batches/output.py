@@ -14,9 +14,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyarrow import parquet
 
-from share_compute.batches.inputs import Inputs
+from share_compute.batches.inputs import Inputs, reading
 from share_compute.batches.parts import Parts, whole
-from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
 from share_compute.files.plain_files import open_unlinked
 
@@ -28,8 +27,7 @@ def check_columns(files: Sequence[Path]) -> None:
     """Check that the schemas of .parquet files can be merged into one.
 
     Raises:
-        UserError: the schemas cannot be merged.
-        OSError: a file cannot be read.
+        UserError: a file cannot be read, or the schemas cannot be merged.
     """
     _united(files)
 
@@ -48,9 +46,8 @@ def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) ->
 
     Raises:
         VerificationFailed: an answer is missing.
-        UserError: a .jsonl input file cannot be read any more, or the schemas of .parquet files cannot be
-            merged.
-        OSError: a .parquet input file cannot be read any more, or the output cannot be written.
+        UserError: an input file cannot be read any more, or the schemas of .parquet files cannot be merged.
+        OSError: the output cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(".*.partial"):  # partial file of a killed attempt
@@ -68,8 +65,7 @@ def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) ->
 def _write_lines(inputs: Inputs, parts: Parts, file: Path) -> None:
     answers = chain.from_iterable(table.to_pylist() for table in parts.tables())
     if inputs.is_parquet:
-        tables = (batch for each in inputs.files for batch in record_batches(each))
-        rows: Iterator[dict[str, Any]] = chain.from_iterable(batch.to_pylist() for batch in tables)
+        rows: Iterator[dict[str, Any]] = chain.from_iterable(batch.to_pylist() for batch in inputs.tables())
     else:
         rows = inputs.objects()
     with file.open("wb") as opened:
@@ -116,7 +112,7 @@ def _joined(inputs: Inputs, parts: Parts) -> Iterator[Any]:
     empty = _united(inputs.files).empty_table()
     answers = parts.tables()
     held = next(answers)
-    for batch in (batch for file in inputs.files for batch in record_batches(file)):
+    for batch in inputs.tables():
         more = [held]
         while sum(table.num_rows for table in more) < batch.num_rows:
             more.append(next(answers))
@@ -132,7 +128,7 @@ def _united(files: Sequence[Path]) -> Any:
 
     schemas = []
     for file in files:
-        with open_unlinked(file) as opened:
+        with reading(file), open_unlinked(file) as opened:
             schemas.append(parquet.read_schema(opened).remove_metadata())
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")

@@ -229,6 +229,22 @@ class TestParts:
         with pytest.raises(Conflict, match="another model"):
             self.parts(tmp_path, model={"path": "/models/b"})
 
+    @pytest.mark.parametrize("format_", ["jsonl", "parquet"])
+    @pytest.mark.parametrize("content", [None, b"PAR1 no more"])
+    def test_an_input_that_cannot_be_read_any_more_is_named(
+        self, tmp_path: Path, format_: Format, content: bytes | None
+    ) -> None:
+        file = table(tmp_path / "a.parquet", q=["a", "b"])
+        inputs = Inputs([file], "q")
+        parts = Parts(tmp_path / "parts", "generate", inputs.survey(), MODEL)
+        answered(inputs, parts)
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+        with pytest.raises(UserError, match=r"a\.parquet cannot be read"):
+            write_output(inputs, parts, tmp_path / "output", format_)
+
     def test_an_output_needs_all_parts(self, tmp_path: Path) -> None:
         inputs = Inputs([lines(tmp_path / "a.jsonl", [{"q": "a"}, {"q": "b"}])], "q")
         parts = Parts(tmp_path / "parts", "generate", inputs.survey(), MODEL)
