@@ -49,7 +49,11 @@ WIDTH = 256
 
 
 def job(name: str, steps: int) -> dict[str, Any]:
-    """Return a small job over three stages with steps of about 20 ms, which is the resolution of measured stalls."""
+    """Return a small job over three stages with steps of about 20 ms, which is the resolution of measured stalls.
+
+    It sets the number of microbatches. Otherwise each plan would choose it, and digests could be compared only between
+    jobs with equal numbers.
+    """
     sizes = (64, WIDTH, WIDTH, 10)
     layers: list[dict[str, Any]] = []
     for before, after in itertools.pairwise(sizes):
@@ -61,7 +65,7 @@ def job(name: str, steps: int) -> dict[str, Any]:
         "name": name,
         "model": {"layers": layers[:-1]},
         "data": {"dataset": "digits"},
-        "training": {"steps": steps, "batch_size": 64, "optimizer": {"name": "adamw"}},
+        "training": {"steps": steps, "batch_size": 64, "microbatches": 2, "optimizer": {"name": "adamw"}},
         "parallelism": {"stages": 3},
     }
 
