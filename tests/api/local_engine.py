@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Any, Literal
 
 import torch
@@ -163,13 +163,12 @@ class LocalEngine:
         return None
 
     def _complete(self, step: EngineStep) -> list[SequenceEvent]:
-        begun_s = monotonic()
         sampled = self._stage.compute(step, input_ids(step, self._fed_back))
         assert isinstance(sampled, tuple)
         for closed in step.closes:
             self._fed_back.pop(closed, None)
         self._fed_back |= {one.sequence: one.token for one in sampled if isinstance(one, SampledToken)}
-        result = StepResult(step.id, step.epoch, sampled, (monotonic() - begun_s,))
+        result = StepResult(step.id, step.epoch, sampled)
         with self._news:
             return self._scheduler.completed(result)
 

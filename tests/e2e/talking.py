@@ -242,7 +242,7 @@ class Talker:
         for closed in step.closes:
             self._fed_back.pop(closed, None)
         self._fed_back |= {one.sequence: one.token for one in passed if isinstance(one, SampledToken)}
-        return StepResult(step.id, step.epoch, passed, (0.0,))
+        return StepResult(step.id, step.epoch, passed)
 
     def _sign(self, worker: str) -> Heartbeat:
         computed_s, _ = self._computed_s[-1]

@@ -50,7 +50,7 @@ SAID = [
     Applied(3, "c0", 5),
 ]
 TO_SERVER = [
-    StepResult(1, 2, (SampledToken(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),), (0.25,)),
+    StepResult(1, 2, (SampledToken(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),)),
     StepResult(1, 2, (Pooled(7, 12, bytes(range(256))),)),
     StepResult(1, 2, ()),
 ]

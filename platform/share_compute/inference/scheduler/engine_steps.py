@@ -139,5 +139,3 @@ class StepResult:
     epoch: int
     sampled: tuple[Outcome, ...]
     """One outcome for each chunk that samples."""
-    seconds: tuple[float, ...] = ()
-    """Compute time of each stage in seconds; empty if unknown."""
