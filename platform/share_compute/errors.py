@@ -3,7 +3,7 @@
     ShareComputeError
     ├── UserError              correct the request: it cannot be fulfilled as it is
     │   ├── ClockSkew          the clocks of two machines differ too much
-    │   ├── TooLong            the text is longer than the model's window
+    │   ├── TooLong            the text is longer than the model's window or the KV capacity of its machines
     │   ├── TooLarge           the upload or body takes more space than the server allows for it
     │   ├── NotFound           the named object does not exist, or not any more
     │   ├── Conflict           the named object exists, but its state forbids the request
@@ -19,7 +19,7 @@
     │       ├── InsecureTransport   a secret would travel over plain HTTP between machines
     │       ├── WrongFingerprint    the server's key does not have the expected fingerprint
     │       └── UntrustedCertificate   this machine does not trust the server's certificate
-    ├── PlanInfeasible         the machines cannot hold the job; the error may have the missing bytes
+    ├── PlanInfeasible         there is no plan for a job or deployment; the error may have the missing bytes
     │   └── OutOfMemory        a member of a job ran out of memory; the error has the bytes that its process had taken
     ├── NoCopy                 a machine cannot keep a backup of another machine's shard; training goes on without it
     ├── ContributorLost        a machine died or is unresponsive; retry or resume
@@ -140,7 +140,7 @@ class ClockSkew(UserError):
 
 
 class TooLong(UserError):
-    """The text is longer than the model's context window, or than the capacity of its machines allows."""
+    """The text is longer than the model's context window, or than the KV capacity of its machines."""
 
     code = "too-long"
     status = 400
@@ -227,7 +227,10 @@ class UntrustedCertificate(NotAuthorized):
 
 
 class PlanInfeasible(ShareComputeError):
-    """The machines cannot hold the job; ``details`` has ``missing_bytes`` if it was computed."""
+    """There is no plan for the job or deployment on these machines.
+
+    ``details`` has ``missing_bytes`` if it was computed.
+    """
 
     code = "plan-infeasible"
     status = 422
@@ -241,7 +244,10 @@ class OutOfMemory(PlanInfeasible):
 
     @property
     def taken_bytes(self) -> int:
-        """Return the bytes that the process had taken: reserved GPU memory if the GPU ran out, else resident memory."""
+        """Return the bytes that the process had taken.
+
+        This is its peak of reserved GPU memory if the GPU ran out, otherwise its resident memory.
+        """
         return int(self.details["taken_bytes"])
 
 

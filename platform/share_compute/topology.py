@@ -74,7 +74,8 @@ class Contributor:
     name: str
     devices: tuple[Device, ...]
     cpu_threads: int = 1
-    """Threads that its owner lends to torch."""
+    """CPU threads that it computes with: the lent ones, or fewer if several contributors share the computer's
+    cores."""
     node_id: str = ""
     """Id of its Ray node, in hexadecimal."""
     address: str = ""
@@ -82,11 +83,16 @@ class Contributor:
     host: str = ""
     """Label of the computer. Contributors with the same label share its cores; empty if its cores are not shared."""
     host_threads: int = 0
-    """Number of CPU threads of the computer ``host``; 0 if it has enough for all its contributors."""
+    """Number of CPU threads of the computer ``host``; 0 if it is unknown, or enough for all its
+    contributors."""
 
     @property
     def device(self) -> Device:
-        """Return the device that a member computes on: the fastest GPU, or the fastest CPU if there is no GPU."""
+        """Return the device that a member computes on: the fastest GPU, or the fastest CPU without a GPU.
+
+        Raises:
+            ValueError: the contributor has no device.
+        """
         return max(
             self.devices,
             key=lambda device: (device.kind == "cuda", max(device.flops_per_s.values(), default=0.0)),

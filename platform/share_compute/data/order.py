@@ -29,6 +29,9 @@ class StepOrder:
     A pass visits every sample exactly once (other libraries call it an epoch). Passes follow each other without end.
     A batch may span two passes, or more if it is larger than the data, so no sample is dropped. The samples of a step
     do not depend on state of earlier steps, so a resumed job continues exactly where it stopped.
+
+    Raises:
+        ValueError: ``size`` or ``batch_size`` is less than 1, or ``seed`` is negative.
     """
 
     seed: int

@@ -83,8 +83,8 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
         scratch: folder for temporary files of ``datasets``.
 
     Raises:
-        UserError: a file does not match its suffix, is not UTF-8, has a line or row that is too long, or has no such
-            column of text; the error names the file.
+        UserError: a file cannot be read, does not match its suffix, is not UTF-8, has a line or row that is
+            too long, or has no such column of text; the error names the file.
     """
     expected = [_text_bytes(file) for file in files]
     total, before = sum(expected), 0

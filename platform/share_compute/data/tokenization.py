@@ -38,7 +38,10 @@ class TokenizerSource:
     """Requested vocabulary size of a tokenizer that is trained; None for a folder."""
 
     def digest(self) -> str:
-        """Return a SHA-256 over this source and the tokenizer files in its folder, as hexadecimal."""
+        """Return a SHA-256, as hexadecimal, over this source and some files in its folder.
+
+        These are all files with the suffix .json, .txt, .model or .jinja, which may define a tokenizer.
+        """
         digest = hashlib.sha256(f"{self.kind} {self.vocab_size}".encode())
         for file in sorted(self.path.iterdir()) if self.path else ():
             if file.is_file() and file.suffix in {".json", ".txt", ".model", ".jinja"}:
@@ -54,7 +57,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return whether the tokenizer in a folder has a chat template."""
+    """Return whether the tokenizer in a folder has a chat template; False if its settings cannot be read."""
     if (folder / "chat_template.jinja").is_file():
         return True
     file = folder / "tokenizer_config.json"
@@ -78,7 +81,8 @@ def find_source(spec: TrainJob) -> TokenizerSource:
     - a tokenizer trained to the size of the model's vocabulary, or to `DEFAULT_VOCAB_SIZE`.
 
     Raises:
-        UserError: the folder has no tokenizer, or the size is too small for all bytes or too large for the model.
+        UserError: the folder that the job names has no tokenizer, the model's configuration cannot be read,
+            or the size is too small for all bytes or too large for the model.
     """
     limit = model_vocab_size(spec.model)
     if spec.tokenizer.path is not None:
@@ -106,7 +110,7 @@ def expected_vocab_size(spec: TrainJob) -> int | None:
     For a tokenizer that is to be trained this is the requested size. A small corpus may give a smaller one.
 
     Raises:
-        UserError: the model's folder or its tokenizer cannot be read.
+        UserError: the model's configuration or the tokenizer cannot be read, or as in `find_source`.
     """
     if spec.model.layers is not None:
         return None

@@ -98,7 +98,7 @@ class ContributorEntry(_Entry):
     address: PlainText = Field(default="", max_length=255)
     """IP address or other label of its host. Machines with the same address run on the same host."""
     cpu_threads: int = Field(default=1, ge=1, le=65536)
-    """Threads that its owner lends."""
+    """CPU threads that it computes with."""
     host: PlainText = Field(default="", max_length=255)
     """Label of the computer that it runs on; the CPUs of machines with the same label share its cores."""
     host_threads: int = Field(default=0, ge=0, le=65536)
@@ -217,7 +217,7 @@ def check_kind(data: Any) -> dict[str, Any]:
     """Return ``data`` if it is a mapping of the kind topology in the supported version.
 
     Raises:
-        UserError: the data is empty, not a mapping, of another kind, or of another version.
+        UserError: the data is empty, not a mapping, of another kind, or not of the supported version.
     """
     if data is None:
         raise UserError("the topology is empty", hint=_EXAMPLE)
@@ -269,8 +269,8 @@ def read_topology(text: str) -> Topology:
     """Read a topology file, YAML or JSON.
 
     Raises:
-        UserError: as in `parse_topology`, or the text is too long or not valid YAML or JSON; the error has the line and
-            column where they are known.
+        UserError: as in `parse_topology`, or the text is not valid YAML or JSON, or is YAML that is too long.
+            The error has the line and column where they are known.
     """
     is_json = text.lstrip().startswith("{")
     if is_json:

@@ -142,10 +142,16 @@ def propose(
 ) -> Replan | None:
     """Plan again with measured times; return the new plan if it is worth the cost of moving, otherwise None.
 
-    A job on fewer machines than it requests moves to more machines whatever the cost. Return None also if a machine of
-    the plan in use has left, or if that plan or the move needs a dead link: then the job restarts instead of moving. If
-    the job is already moving to the plan ``under_way`` and the new plan has other shards, machines must fetch state
-    again. The new plan must then be worth the cost compared with ``under_way``, too.
+    A job on fewer machines than it requests moves to more machines whatever the cost. Return None also in
+    these cases:
+
+    - There is no new plan, it has no prediction, or it is equal to the plan in use.
+    - A machine of the plan in use is not in ``topology``.
+    - The plan in use, or the move, needs a dead link.
+
+    The job may already be moving to another plan, ``under_way``. If the new plan has other shards than that
+    plan, machines must fetch weights again. Then the new plan must be worth the cost compared with
+    ``under_way``, too.
 
     Args:
         spec: the job.

@@ -61,7 +61,7 @@ def dry_run(
     Raises:
         PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
             these requests. If known, ``details`` says what is missing and which changes would make the job fit.
-        UserError: the model has nothing to train, or there is no such strategy.
+        UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
     try:

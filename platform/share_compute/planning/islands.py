@@ -132,7 +132,7 @@ def _link(network: Network, ours: Iterable[int], theirs: Iterable[int]) -> tuple
 
 
 def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
-    """Search layouts for one island; return None if the model does not fit on its machines."""
+    """Search layouts for one island; return None if no layout fits and can run on its machines."""
     part = cost.part(machines)
     layouts = tuple(found.layout for found in search(part, finalists=3) if part.fits(found.layout))
     if not layouts:

@@ -90,7 +90,9 @@ class MemberPlan(StrictModel):
     microbatches: tuple[int, ...]
     """Ids of the microbatches that the member computes in each step."""
     memory_bytes: int
-    """Predicted memory need: weights, gradients, optimizer state and activations in flight."""
+    """Predicted memory need: weights, gradients, optimizer state, activations and exchanged tensors.
+
+    In serving plans: weights, KV caches and working memory."""
     lent_bytes: int | None = None
     """Memory that the machine's owner lends; None in plans of older releases."""
     busy_fraction: float | None = None
@@ -125,7 +127,7 @@ class Plan(StrictModel):
 
     epoch: int
     model_id: str = "model"
-    """Name of the model; equal to the job's name."""
+    """Name of the model: that of its job or deployment."""
     strategy: str
     num_layers: int
     parameters: int
@@ -136,7 +138,9 @@ class Plan(StrictModel):
     idle: tuple[IdleMachine, ...] = ()
     """Contributors without work, and the reasons."""
     prediction: Prediction | None = None
-    """Predicted figures; None if no machine's speed was measured, and in serving plans."""
+    """Predicted figures; None if no machine's speed was measured, and in serving plans.
+
+    Also None in the plan of an epoch whose members or microbatches differ from the planned ones."""
 
     @property
     def stage_sizes(self) -> list[int]:

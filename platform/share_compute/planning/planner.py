@@ -66,9 +66,10 @@ def solve(
         timings: measured times of layers, which replace estimates.
 
     Raises:
-        PlanInfeasible: too few machines, layers or microbatches, or too little memory; ``details`` says how
-            much is missing, and which changes would make the job fit.
-        UserError: the model has nothing to train, or there is no such strategy.
+        PlanInfeasible: too few machines, layers or microbatches, too little memory, dead links, or a stage
+            with different kinds of devices. If known, ``details`` says what is missing and which changes
+            would make the job fit.
+        UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     if profile.parameters == 0:
         raise UserError("the model has no parameters to train", hint="add a layer that has some, e.g. linear")

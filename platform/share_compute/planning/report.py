@@ -1,4 +1,4 @@
-"""Reports of dry runs: the plan of a job before it is submitted, optionally with a comparison of all strategies."""
+"""Reports of dry runs (plans of jobs that were not submitted), and the timeline of a step of a plan."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class PlanTimeline(StrictModel):
     transfers: tuple[TimelineTransfer, ...] = ()
     updates: tuple[TimelineUpdate, ...] = ()
     cell_count: int = 0
-    """Number of cells in the whole step, also if ``cells`` is empty."""
+    """Number of cells in the whole step, also if they are too many to display; 0 if nothing can be
+    predicted."""
     problem: str | None = None
 
 

@@ -15,7 +15,7 @@ class Agreement:
 
     Args:
         deviating: members whose gradient is wrong.
-        disputed: all members that gave a digest, if these do not show which gradient is wrong; else empty.
+        disputed: all members that gave a digest, if digests do not show which gradient is wrong; else empty.
     """
 
     deviating: frozenset[Worker] = frozenset()
@@ -29,10 +29,13 @@ def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agre
     computed again, and each member's new digest is compared with its first one. The same inputs give the same bits, so
     a member whose digest changed is wrong. If all members changed their digests and agree now, no member is excluded.
 
-    The first digest of a member that was lost still counts, so the loss of one member does not decide the dispute. A
-    member that joined later computes with weights that it received from a disputed member. So its digest counts only
-    while all members in ``before`` are present, and only if it equals a digest in ``before``: any other digest may be
-    due to the received weights.
+    The first digest of a member that was lost still counts, so the loss of one member does not decide the
+    dispute.
+
+    A member that is not in ``before`` joined later, and received its weights from a disputed member. Its
+    digest can belong to a majority only while all members in ``before`` are present, and only if the digest
+    is also in ``before``: any other digest may be due to the received weights. If such a member is present
+    and no new digest is in ``before``, all digests stay disputed.
 
     Args:
         digests: digest of the reduced gradient, by member of the stage.

@@ -55,7 +55,11 @@ def needed(membership: Membership, step: int, stage: int, action: Action) -> Ten
 def delivery(
     membership: Membership, step: int, stage: int, action: Action
 ) -> tuple[TensorLabel, Worker] | None:
-    """Return (label, receiver) of a cell's output; None if no neighbour needs it, or a kept copy will be sent again."""
+    """Return (label, receiver) of a cell's output; None if the cell's member need not send it.
+
+    This is the case if no cell of a neighbouring stage needs the output, or if a kept copy of it is in
+    `Membership.resends`.
+    """
     tasks = membership.tasks_of(step)
     if action.kind == "F":
         label = TensorLabel(step, "activation", action.microbatch, stage)

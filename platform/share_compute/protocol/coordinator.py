@@ -37,9 +37,9 @@ from share_compute.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Assemble:
-    """Begin an epoch with these members: at the start, when a member joins or leaves, or when the job is stuck.
+    """Begin an epoch with these members, for example at the start, or when a member joins or leaves.
 
-    A member that wants to leave is included: it reports what it holds, and the plan then excludes it.
+    A member that wants to leave is included: it reports its results, and the plan then excludes it.
     """
 
     workers: frozenset[Worker]
@@ -67,7 +67,8 @@ class Recorded:
 
     epoch: int
     committed: int
-    """Last committed step. A previous coordinator may have committed it after this one first read the step log."""
+    """Last committed step. A previous coordinator may have committed it after this coordinator read the step
+    log."""
     scale: float = 1.0
     """Gradient factor of the last committed step."""
     generation: int = 0
@@ -76,19 +77,25 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The step log refused a `WriteStepLog`, since another coordinator has begun an epoch. This coordinator ends."""
+    """The step log refused a `WriteStepLog`, since another coordinator has begun a later epoch.
+
+    This coordinator ends.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipPlanned:
-    """The answer to `PlanMembership`: the next epoch's membership. Its members have received the state they lacked."""
+    """The answer to `PlanMembership`: the next epoch's membership. Its members have their shards' weights."""
 
     form: Form
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipInfeasible:
-    """The answer to `PlanMembership` if its members cannot hold the whole model. They stay halted until `Assemble`."""
+    """The answer to `PlanMembership` if the reporting members cannot hold the whole model.
+
+    They stay halted until `Assemble`.
+    """
 
     epoch: int
 
@@ -106,10 +113,10 @@ Event = Order | ToCoordinator
 
 @dataclass(frozen=True, slots=True)
 class WriteStepLog:
-    """Record in one transaction that the epoch has begun (``step`` is None), or that the step is committed in it.
+    """Record in one transaction that the epoch has begun (``step`` is None), or that ``step`` is committed.
 
-    An epoch must be later than the epoch in the step log, and a step must belong to that epoch. Otherwise the answer is
-    `Superseded`.
+    A new epoch must be later than the epoch in the step log. A step must belong to the epoch in the step log,
+    and follow the last committed step. Otherwise the answer is `Superseded`.
     """
 
     epoch: int
@@ -121,7 +128,7 @@ class WriteStepLog:
 
 @dataclass(frozen=True, slots=True)
 class PlanMembership:
-    """Find a membership for the members in ``reports``, and send them the state that they lack.
+    """Find a membership for the members in ``reports``, and send them the weights that they lack.
 
     The answer is `MembershipPlanned` or `MembershipInfeasible`. A `WriteStepLog` of a later epoch cancels the request:
     the coordinator no longer waits for the answer.
@@ -130,10 +137,12 @@ class PlanMembership:
     epoch: int
     committed: int
     scale: float
-    """Gradient factor of the committed step. A backup needs it to replay its log of gradients."""
+    """Gradient factor of the last committed step. A backup needs it to apply the logged gradient of this
+    step."""
     reports: Mapping[Worker, Report]
     without: frozenset[Worker] = frozenset()
-    """Members in ``reports`` that must be left out of the membership. The other members may load state from them."""
+    """Members in ``reports`` that must be left out of the membership. Other members may load weights from
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +271,9 @@ class CoordinatorMachine:
         committed: last committed step.
         decide: function from the `Prepared` of all members to the gradient factor; it returns None if their numbers
             are not finite.
-        patience: maximum number of ticks without a new answer from any member. After more, the epoch counts as stuck,
-            and the next one begins. A coordinator that was replaced ends then, since the step log refuses its epoch.
+        patience: maximum number of ticks without a new answer from any member, while the coordinator waits
+            for members. After more ticks, the epoch counts as stuck, and the next epoch begins. A coordinator
+            that another one has replaced then ends, since the step log refuses its epoch.
     """
 
     def __init__(
@@ -305,7 +315,7 @@ class CoordinatorMachine:
 
     @property
     def quiet_ticks(self) -> int:
-        """Ticks since the last message to all members, or since the last first answer of a member to this message.
+        """Ticks since the last message to all members was sent, or since another member first answered it.
 
         Repeated messages and repeated answers do not reset the count.
         """

@@ -1,4 +1,4 @@
-"""The coordinator's record of doubtful numbers in the open step: a suspect, accusations, and digests that disagree."""
+"""The coordinator's records of doubtful numbers: suspect and disputed digests of a step, and accusations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
 
 UNBELIEVED = "it rejected a tensor of another member again, and its word alone is taken once"
-"""Reason that is reported when an accuser is excluded."""
+"""Reason that is reported when a member is excluded because it accused another member a second time."""
 
 
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
-    """Return whether an offence puts its machine in quarantine.
+    """Return whether an offence that is not grave (see `Blame.is_grave`) puts its machine in quarantine.
 
     The machine must have an earlier offence that a member other than ``accuser`` claimed, or that did not depend on a
     claim.
@@ -30,8 +30,8 @@ def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> b
 class Accusations:
     """Decides which member is excluded when one member accuses another and nothing else proves the accusation.
 
-    Each member is believed once. At its next accusation the accuser itself is excluded, so a lying member can have only
-    one other member excluded.
+    Each member is believed once. When it accuses another member again, the accuser itself is excluded. So a
+    lying member can have only one other member excluded.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class Accusations:
     def loser(self, source: Worker, accuser: Worker) -> Worker:
         """Record an accusation and return the member to exclude.
 
-        This is ``source`` if the accuser accuses itself or another member for the first time; later it is ``accuser``.
+        This is ``source`` if the accuser accuses itself, or if it accuses another member for the first time.
+        Otherwise it is ``accuser``.
         """
         if accuser == source or accuser not in self._taken:
             self._taken |= {accuser} - {source}
@@ -78,7 +79,7 @@ class Doubts:
     def deviating(
         self, membership: Membership, prepared: Mapping[Worker, Prepared]
     ) -> tuple[frozenset[Worker], frozenset[Worker]]:
-        """Return the members whose gradient is wrong, and the members in dispute if no majority decides."""
+        """Return the members whose gradient is wrong, and the members that are in dispute; see `compare`."""
         found = []
         for shard, stage in zip(membership.shards, membership.stages, strict=True):
             before = {worker: answer for (worker, part), answer in self.answers.items() if part == shard}

@@ -39,7 +39,7 @@ class FailureKind(Enum):
     retype = "retype"
     """The tensor that is sent at the point has a wrong dtype."""
     resize = "resize"
-    """The tensor that is sent at the point has too few elements."""
+    """The tensor that is sent at the point has too few bytes for its shape."""
     poison = "poison"
     """The numbers that the process computes or sends at the point are not finite."""
     deviate = "deviate"
@@ -93,7 +93,8 @@ class InjectedFailure:
         occurrence: number of the pass through the point that triggers the failure, from 1. Only passes that match
             ``worker`` and ``step`` count.
         duration_s: duration in seconds, for a kind that has one.
-        peers: members that a partition separates from the process; empty for all other processes.
+        peers: members that a partition separates from the process. Without peers, a partition separates it
+            from all other processes.
 
     Raises:
         UserError: the arguments do not fit together.

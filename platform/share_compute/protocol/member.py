@@ -132,7 +132,11 @@ class MemberMachine:
     def _on_message(  # noqa: PLR0911 - a return for each event
         self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | RetransmissionTimeout
     ) -> list[Effect]:
-        """Process an event that needs a membership. A halted member only stores early tensors and reports misfits."""
+        """Process an event that needs a membership.
+
+        A halted member only stores early tensors and misfits of its epoch. It reports the misfits when it
+        begins the epoch.
+        """
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.membership is None:
             self._early.append(event.label)
         if isinstance(event, Misfit) and event.epoch == self.epoch and self.membership is None:
@@ -170,7 +174,10 @@ class MemberMachine:
         return self._settle()
 
     def _settle(self) -> list[Effect]:
-        """Apply the open step if it is committed, then report to the coordinator; wait while an effect is running."""
+        """Apply the open step if it is committed and complete; otherwise report to the coordinator.
+
+        Do nothing while an effect is running. The end of each effect, also of `Apply`, calls this again.
+        """
         halt = self._halt
         assert halt is not None
         if self._running is not None:
@@ -300,7 +307,10 @@ class MemberMachine:
         return self._deliver(computed.action) + self._next()
 
     def _on_unusable(self, action: Action) -> list[Effect]:
-        """Discard the open step, since a result that is not finite may already be in sums, and report the result."""
+        """Discard all results of the open step, since a result that is not finite may already be in sums.
+
+        A member that is not halted also rejects the result.
+        """
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
         if self.membership is None:
             return [Discard(), *self._settle()]
@@ -351,7 +361,7 @@ class MemberMachine:
         return self._next()
 
     def _next(self) -> list[Effect]:
-        """Start the next cell when its input has arrived; start the reduction after the last cell."""
+        """Start the next cell if its input has arrived; start the reduction after the last cell."""
         if self._running is not None or self._phase != "computing" or self.membership is None:
             return []
         if not self._waiting:

@@ -13,7 +13,7 @@ from share_compute.protocol.schedule import Action
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A tensor arrived from another member, and is kept for the cell that needs it."""
+    """A tensor arrived from another member, and is kept for the cell or the update that needs it."""
 
     epoch: int
     label: TensorLabel
@@ -21,7 +21,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A tensor that arrived intact does not match the blueprint or is not finite; it was dropped."""
+    """A tensor that arrived intact is not finite, or has a shape or dtype that the model does not produce.
+
+    The driver has dropped it.
+    """
 
     epoch: int
     source: Worker
@@ -66,7 +69,8 @@ class ReduceFailed:
     """The reduction ended without a result."""
 
     is_spoilt: bool = True
-    """Whether the sums of this member's own microbatches are lost. False if no data had been exchanged yet."""
+    """Whether the sums of this member's own microbatches are unusable. False if no data had been exchanged
+    yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class Logged:
     epoch: int
     step: int
     place: int
-    """Position of that member in `Membership.copy_holders`."""
+    """Position of the backup member or catch-up replica in `Membership.copy_holders`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +126,15 @@ class Compute:
     has_backward: bool
     """Whether the backward of the microbatch is run, too. If not, the forward keeps nothing for a backward."""
     is_last: bool
-    """Whether this is the member's last cell of the step and adds to the gradient. The driver may then begin to reduce
-    gradients while the cell runs."""
+    """Whether this is the member's last cell of the step, and a backward that adds to the gradient. The
+    driver may then begin to reduce gradients while the cell runs."""
     is_checked: bool = False
     """Whether to check that the result is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a tensor to another member; the sender keeps it until the step is committed."""
+    """Send a tensor to another member; the sender keeps it until `Apply` or `Discard`."""
 
     label: TensorLabel
     target: Worker

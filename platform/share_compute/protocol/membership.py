@@ -52,13 +52,13 @@ class Membership:
         owners: member that computes each microbatch in each stage, ``[stages][microbatches]``, in all steps of the
             epoch after the open one.
         step: the open step, with which the epoch begins.
-        tasks: cells of the open step that members must run, ``[stages][microbatches]``.
+        tasks: cells of the open step that members must still run, ``[stages][microbatches]``.
         resends: kept tensors that the cells of the open step need.
         forgets: members that drop their work on the open step, because another member of the stage has added
             gradients of some of the same microbatches.
         reduced: members that hold the reduced gradient of the open step, by stage. The other members of the stage copy
             it from the first of these members.
-        backups: backup member by primary, for each primary that is alone in its stage.
+        backups: backup member by primary, for the primaries that have one.
         followers: catch-up replicas of each member. They copy its state until a plan assigns them some of its layers.
         is_tied: whether the first and the last stage share a parameter.
     """
@@ -78,12 +78,12 @@ class Membership:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All members, in order."""
+        """All members of stages, in the order of the stages."""
         return tuple(worker for stage in self.stages for worker in stage)
 
     @property
     def everybody(self) -> tuple[Worker, ...]:
-        """All members, then the catch-up replicas that are in no stage."""
+        """All members of stages, then the catch-up replicas that are in no stage."""
         members = self.workers
         comers = {follower for followers in self.followers.values() for follower in followers}
         return members + tuple(sorted(comers - set(members)))

@@ -2,9 +2,9 @@
 
 Only a `Halt` of a later epoch is not dropped. The open step is the first step that is not committed.
 
-The coordinator repeats messages, and a member that receives one twice answers again. `Rejected` is the only message
-that members repeat without being asked. In a step without failures, a member sends the coordinator only `Prepared`, and
-receives only `Commit`.
+The coordinator repeats a message to members that have not answered it, and a member then answers again.
+`Rejected` is the only message that the member's state machine repeats without being asked. In a step without
+failures and pauses, a member sends the coordinator only `Prepared`, and receives only `Commit`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Halt:
 
     epoch: int
     committed: int
-    """Last committed step. A member that holds the reduced gradient of this step applies it before it reports."""
+    """Last committed step. A member that has not applied this step, but holds its complete gradient, applies
+    it before it reports."""
     scale: float = 1.0
     """Gradient factor of the last committed step, as in `Commit`."""
     generation: int = 0
-    """Generation of the last committed step. A gradient of an earlier generation is not applied."""
+    """Generation of the last committed step. A gradient of another generation is not applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Form:
     """Whether the open step waits for `Proceed`."""
     generation: int = 0
     """Number of restarts of the open step because its numbers were in doubt. Members discard results of an earlier
-    generation. In a restarted step, members check each cell's result."""
+    generation. In a restarted step, members check that each cell's result is finite."""
 
     @property
     def epoch(self) -> int:
@@ -102,18 +103,20 @@ class Prepared:
     worker: Worker
     step: int
     squared_norms: Mapping[str, float] = field(default_factory=dict)
-    """Squared norm of each parameter's gradient, by stored name. It does not depend on the split into stages."""
+    """Squared norm of each parameter's gradient, without the loss scale, by stored name. The norm does not
+    depend on the split into stages."""
     losses: Mapping[int, float] = field(default_factory=dict)
-    """Loss by microbatch. Only the last stage knows the losses."""
+    """Loss of each microbatch, summed over its targets; empty except at members of the last stage."""
     digest: str = ""
-    """Digest of the reduced gradient. It must be equal at all members of a stage."""
+    """Digest of the reduced gradient; empty if it will not be compared. The digests of all members of a stage
+    must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
     """Member to coordinator: the member cannot continue in this epoch.
 
-    Its reduction ended without a result, or a tensor that was sent to it was lost.
+    Its reduction ended without a result, or a tensor that was sent to it was lost or damaged.
     """
 
     epoch: int
@@ -122,9 +125,10 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Member to coordinator: a tensor does not match the blueprint or is not finite. The member does not use it.
+    """Member to coordinator: a tensor is not finite, or has a shape or dtype that the model does not produce.
 
-    A member may reject the result of its own cell. Then the member is the source itself.
+    The member does not use the tensor. If the tensor is the result of the member's own cell, ``source`` is
+    the member itself.
     """
 
     epoch: int
@@ -149,14 +153,15 @@ class Commit:
     epoch: int
     step: int
     scale: float = 1.0
-    """Factor by which the gradient is multiplied before the update, to clip it."""
+    """Factor by which the gradient is multiplied before the update: below 1 to clip it; 0 if the step must
+    change no weights."""
     pauses: bool = False
     """Whether the next step waits for `Proceed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Coordinator to member: begin this step."""
+    """Coordinator to member: the pause before this step is over, so begin the step."""
 
     epoch: int
     step: int

@@ -48,11 +48,14 @@ class Point(StrEnum):
     tensor_received = "member tensor received"
     """A tensor arrived, and is not processed yet."""
     reduce_starting = "member reduce starting"
-    """A member has computed its gradients, and begins to sum them with its peers in the stage."""
+    """A member has run its cells, and is about to carry out `Reduce`."""
     reduce_done = "member reduce done"
     """A member has the reduced gradient; its peers may not."""
     reduce_failed = "member reduce failed"
-    """A reduction ended without a result. The member has lost its own sums, unless it held the result before."""
+    """A reduction ended without a result.
+
+    The member has lost its own sums, unless it held the result before or had exchanged no data yet.
+    """
     broken_sending = "member broken sending"
     """The coordinator does not know that a reduction failed, or that a tensor was lost or rejected."""
     log_sending = "member log sending"
@@ -83,9 +86,9 @@ class Point(StrEnum):
     planning = "coordinator planning"
     """All reports have arrived; no plan is made yet."""
     planned = "coordinator planned"
-    """The plan is made and weights were moved; no member knows the plan."""
+    """The membership is planned, and members have loaded missing weights; no member has received `Form`."""
     form_sending = "coordinator form sending"
-    """Some members may know the plan; the next one does not."""
+    """Some members may have received the membership; the next one has not."""
     formed_received = "coordinator formed received"
     """The coordinator was notified that a member has begun the epoch."""
     prepared_received = "coordinator prepared received"

@@ -1,4 +1,4 @@
-"""Remaining work of an open step after members were lost: the least work that completes every stage's gradient."""
+"""Remaining work of an open step when an epoch begins: cells whose results no remaining member holds."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ def recover(
 ) -> StepRecovery:
     """Return the remaining cells of a step, the kept tensors that they need, and the results that already count.
 
-    Gradients that a living member holds stay valid, since the weights have not changed. For the other gradients,
-    members of the same stage run the cells again. A cell needs the tensors that came over its boundaries. If a living
-    member of the neighbour stage keeps such a tensor, it is sent again. Otherwise the neighbour computes it again,
-    without adding to its gradient.
+    Gradients that a remaining member holds stay valid, since the weights have not changed. For the other
+    gradients, members of the same stage run the cells again. A cell needs a tensor from a neighbouring stage.
+    If a remaining member of that stage keeps the tensor, it is sent again. Otherwise a member of that stage
+    computes the tensor again. A backward adds to the gradient only if no remaining member of its stage holds
+    the microbatch's gradient.
 
     Args:
         stages: remaining members of each stage; no stage is empty.
-        owners: member that should compute each microbatch, ``[stages][microbatches]``.
-        reports: report of each member; members that received another shard after their report are left out.
+        owners: member that computes each microbatch in later steps, ``[stages][microbatches]``. Remaining
+            cells are given to members in proportion to their numbers of microbatches.
+        reports: reports by member, without members that received another shard after their report.
         step: the open step; reports of another step are ignored.
     """
     held = _Held(stages, reports, step)
@@ -84,7 +86,7 @@ class _Held:
     def by(
         self, what: Literal["summed", "forwarded", "activations", "gradients"], place: int, microbatch: int
     ) -> Worker | None:
-        """Return the first member of a stage that holds a result of a microbatch; None if no member does."""
+        """Return the first member of a stage that holds this result of a microbatch; None if none does."""
         for report in self._reports[place]:
             if microbatch in getattr(report, what):
                 return report.worker
@@ -94,7 +96,8 @@ class _Held:
 def _backwards(held: _Held, adds: Sequence[Sequence[bool]]) -> list[list[bool]]:
     """Return whether each backward must run, ``[stages][microbatches]``.
 
-    A backward needs the gradient of the next stage, so stages are visited from the first to the last.
+    A backward that must run may require a backward of the next stage, so stages are visited from the first to
+    the last.
     """
     backwards = [list(row) for row in adds]
     for place in range(1, len(adds)):
@@ -112,7 +115,8 @@ def _tasks(
 ) -> Tasks:
     """Return the tasks: the given backwards, and the forwards that are still needed.
 
-    A forward needs the activation of the previous stage, so stages are visited from the last to the first.
+    A forward that must run may require a forward of the previous stage, so stages are visited from the last
+    to the first.
     """
     last = len(owners) - 1
     tasks: list[tuple[Task, ...]] = []

@@ -1,12 +1,13 @@
 """The order in which the gradients of a step are added: one expression over microbatch ids, fixed for a whole job.
 
-Floating-point sums depend on their order, so the order must not depend on which member computed a microbatch. The ids
-are cut into consecutive runs. Inside a run, gradients are added one after the other. The runs are added in a balanced
-binary tree. For the ids that it computed, a member holds the largest subexpressions that are complete, each in one
-buffer.
+Floating-point sums depend on their order, so the order must not depend on which member computed a microbatch.
+The ids are cut into consecutive runs. Inside a run, gradients are added one after the other. The runs are
+added in a balanced binary tree. A member holds the largest complete subexpressions over the ids that it
+computed, each in one buffer.
 
-The runs are the shares of the widest stage of the job's first plan. In that stage each member holds a single buffer,
-as autograd alone would. Any later plan gives the same bits, but may need more buffers.
+The runs are the shares of the widest stage of the job's first plan. In that stage each member holds a single
+buffer, as autograd alone would. Other stages and later plans give the same bits, but their members may need
+more buffers.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class SummationTree:
     def grows(self, microbatch: int) -> Node | None:
         """Return the left sibling of a microbatch, a sum to which it is added in place; None if it has no left sibling.
 
-        Inside a run the left sibling is the sum of all ids that precede the microbatch.
+        Inside a run the left sibling is the sum of all earlier ids of the run. The first id of a run has
+        none, unless it is the only id of the run: then the left sibling may be the sum of earlier runs.
         """
         single = Node(microbatch, microbatch + 1)
         parent = self.parent(single)

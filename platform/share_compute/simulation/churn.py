@@ -12,7 +12,8 @@ import numpy as np
 from share_compute.errors import UserError
 
 MOST_EVENTS = 5_000_000
-"""Maximum number of events (a machine leaves or returns) in a simulation; simulating this many takes some minutes."""
+"""Maximum expected number of events (a machine leaves or returns) in a simulation; so many take some
+minutes."""
 
 
 class ChurnEvent(NamedTuple):
@@ -27,7 +28,11 @@ class ChurnEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Exponential distributions of the time until a present machine fails, and until a failed machine returns."""
+    """Exponential distributions of the times until a present machine fails and until a failed one returns.
+
+    Raises:
+        UserError: a mean time is not more than 0 and finite.
+    """
 
     mean_up_s: float
     """Mean time for which a machine is present before it fails, in seconds."""

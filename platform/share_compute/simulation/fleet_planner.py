@@ -7,7 +7,7 @@ the few cannot hold the job. For more than `_LEAST_CANDIDATES` machines, later s
 consider only one order of the machines.
 
 A dead member is replaced in its place, without a search, by a machine of its kind that can hold the same state, if a
-step takes about as long with it. The planner searches again only if there is no such machine.
+step takes about as long with it. After a death, the planner searches again only if there is no such machine.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _LEAST_CANDIDATES = 16
-"""Minimum for the number of machines of a large fleet that a later search considers.
+"""Number of machines of a large fleet that a later search considers.
 
-The number is twice the number of members of the first plan if that is more.
+If twice the number of members of the first plan is more, it considers that number instead.
 """
 _SLOWER = 1.1
 """Largest ratio of the step time with a spare to the step time before."""

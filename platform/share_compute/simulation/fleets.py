@@ -1,14 +1,16 @@
 """Synthetic fleets: machines of usual kinds at usual sites, with the links that share-compute would have measured.
 
-Peaks of GPUs are from their vendors' data sheets. These figures are conservative assumptions: the share of a peak that
-a machine sustains (`_SUSTAINED`), the resources that owners lend, and all figures of links. Links depend on the site:
+Peaks of GPUs are from their vendors' data sheets. The share of a peak that a machine sustains (`_SUSTAINED`),
+the resources that owners lend, and all figures of links are conservative assumptions. Links depend on the
+site:
 
 - A home has Wi-Fi or a switch inside. Outside, the line's upload rate counts: 10 Mbit/s (DSL) to 500 Mbit/s (fibre).
 - A campus has 1 Gbit/s to each desk, and 10 Gbit/s between buildings, shared by their users.
 - A data centre has 25 Gbit/s in a cluster, 10 Gbit/s between clusters, and 1 Gbit/s for one flow between sites.
 
-Sites are points in a unit square; latency one way grows by `_WIDEST_S` per unit of distance. As in share-compute, each
-machine measures its links to the head, which is at the first machine's site, and to four machines that joined before.
+Sites are points in a unit square; latency one way grows by `_WIDEST_S` per unit of distance. As in
+share-compute, each machine measures its links to the head, which is at the first machine's site, and to at
+most four machines that joined before.
 """
 
 from __future__ import annotations

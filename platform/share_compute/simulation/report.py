@@ -17,7 +17,8 @@ class Hours(StrictModel):
     moving_s: float = 0.0
     """Time to send state over links and to start members."""
     waiting_s: float = 0.0
-    """Time in which the present machines could not hold the job."""
+    """Time without a plan, because the machines that were present at the last search could not hold the
+    job."""
 
     @property
     def total_s(self) -> float:
@@ -51,7 +52,7 @@ class SimulationReport(StrictModel):
     """Committed steps plus `lost_steps`."""
     committed_steps: int
     lost_steps: int
-    """Number of steps that were in progress at a machine's death, and lost some or all of their work."""
+    """Number of times that the step in progress lost some or all of its work at a machine's death."""
     epochs: int
     deaths: int
     """Deaths of machines, whether or not they held a part of the job."""
@@ -60,7 +61,7 @@ class SimulationReport(StrictModel):
     replacements: int
     """Deaths after which a similar machine took the place of the dead one."""
     searches: int
-    """Number of times that the planner searched."""
+    """Number of times that the planner was asked for a plan, including the first plan."""
     hours: Hours
     curve_samples_per_s: tuple[float, ...]
     """Committed samples per second, over equal parts of the time."""

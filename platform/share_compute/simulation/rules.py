@@ -89,7 +89,7 @@ class EpochRules:
         return in_progress * max(_left(*stages) for stages in zip(old.stages, new.stages, strict=True))
 
     def pause(self, cost: TrainingCost, change: Change) -> Downtime:
-        """Return the time to detect the death, to plan, and to fetch the state that new holders lack."""
+        """Return the time to detect the death, to plan, to start members, and to fetch missing state."""
         fetched_s = fetching_s(cost, change.old, change.new, change.gone) if change.old else 0.0
         return Downtime(
             noticing_s=self.noticing_s if change.is_death else 0.0,
@@ -101,9 +101,10 @@ class EpochRules:
 def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int]) -> float:
     """Return the time in seconds until all members of a new layout have their state.
 
-    The state of a stage comes from its remaining members. If there are none, it comes from backups on the remaining
-    members of the next stage that has any. If no stage has a remaining member, all state comes from the checkpoint,
-    over links as fast as those inside the receiver's region.
+    The state of a stage comes from its remaining members. If there are none, it comes from backups on the
+    remaining members of the next stage that has any; the first stage follows the last one. If no stage has a
+    remaining member, all state comes from the checkpoint, over links as fast as those inside the receiver's
+    region.
 
     Args:
         cost: tables of the job; machine indices are those of its topology.

@@ -1,8 +1,9 @@
-"""Simulates a job on a fleet whose machines leave and return, and reports its committed, lost and waiting time.
+"""Simulates a job on a fleet whose machines leave and return, and reports its steps and the use of its time.
 
-Between two membership changes all steps are alike, so the simulated clock advances from change to change. The event
-simulator of a step gives the step time. The rules of `share_compute.simulation.rules` give the cost of a membership
-change. `share_compute.simulation.fleet_planner` chooses the new members.
+Between two membership changes all steps are alike, so the simulated clock advances from change to change. The
+event simulator gives the time of a step; for steps of many cells, the cost formula does. The rules of
+`share_compute.simulation.rules` give the cost of a membership change.
+`share_compute.simulation.fleet_planner` chooses the new members.
 
 Machines that return are spares. When a machine returns, the planner searches for a better plan if a step takes more
 than `_WORTH` times as long as the shortest so far, but not more often than every `_REPLAN_EVERY_S`. The job moves to

@@ -17,7 +17,7 @@ class EarlyStopping:
         spec: settings of the job.
         best_loss: loss of the last validation that counted as an improvement; infinite before the first.
         best_step: step of the validation with that loss.
-        worse: number of validations after ``best_step``; none of them improved the loss.
+        worse: number of validations after ``best_step``; none of them counted as an improvement.
     """
 
     spec: EarlyStoppingSpec

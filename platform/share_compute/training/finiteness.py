@@ -1,6 +1,7 @@
 """Finds the module with the first output or gradient that is not finite.
 
-The search runs only after a step whose gradient norm was not finite, since each check synchronizes the device.
+The search runs only when a job fails because numbers of a step are not finite, since each check synchronizes
+the device.
 """
 
 from __future__ import annotations

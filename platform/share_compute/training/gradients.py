@@ -52,8 +52,9 @@ class _Buffers:
 class GradientBuckets:
     """Makes every ``parameter.grad`` a view into flat buckets, with as many sets of buckets as the tree needs.
 
-    For each microbatch, call `begin`, run the backward, and call `finish`. Before the last backward, also call `watch`.
-    Then sum the `parts` of each bucket over the members of the stage into its `result`, and call `settle`.
+    For each microbatch, call `begin`, run the backward, and call `finish`. To reduce buckets during the last
+    backward, call `watch` before it. Sum the `parts` of each bucket over the members of the stage into its
+    `result`, then call `settle`.
 
     Buckets follow the reverse order of the parameters, which is about the order in which a backward finishes them.
 
@@ -257,7 +258,11 @@ class GradientBuckets:
         return all(is_finite(bucket) for buffers in self._held.values() for bucket in buffers.buckets)
 
     def scale(self, factor: float) -> None:
-        """Multiply the complete sum of gradients by ``factor``."""
+        """Multiply the complete sum of gradients by ``factor``.
+
+        Raises:
+            ValueError: the sum is not complete.
+        """
         for bucket in self._whole.buckets:
             bucket.mul_(factor)
 
@@ -266,6 +271,9 @@ class GradientBuckets:
 
         If the gradient is on another device than the CPU, the sum of each bucket's words is hashed instead. Copying the
         whole gradient to the CPU would take longer than the step.
+
+        Raises:
+            ValueError: the sum is not complete.
         """
         hashed = xxhash.xxh3_128()
         for bucket in self._whole.buckets:

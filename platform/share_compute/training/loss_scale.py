@@ -63,7 +63,8 @@ class NotFinite(UserError):
     """Error: a loss or a gradient is not finite, and the loss scale is not the cause. The step was not applied."""
 
     witnesses: str = ""
-    """Text for the end of the message: the machines whose loss or gradient is not finite."""
+    """Text for the end of the message: the machines whose numbers are not finite, or that no other machine
+    could check the numbers."""
 
 
 def not_finite(what: str, step: int) -> NotFinite:

@@ -21,7 +21,7 @@ _NO_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm
 def build_optimizer(
     spec: OptimizerSpec, parameters: Iterable[nn.Parameter], undecayed: Collection[nn.Parameter] = ()
 ) -> Optimizer:
-    """Return the torch optimizer that ``spec`` names, with fused kernels where torch has them.
+    """Return the torch optimizer that ``spec`` names, with fused kernels for SGD, Adam and AdamW.
 
     Args:
         spec: name and options of the optimizer.

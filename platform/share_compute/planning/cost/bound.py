@@ -1,18 +1,20 @@
 """Lower bound on the step time that `share_compute.planning.cost.cost` predicts for any layout on given machines.
 
-Each bound below holds for all layouts with a given number of stages on a given set of regions; the largest bound
-counts. The result is the minimum over all numbers of stages, and over all sets of regions that links above some speed
-connect (the clusters of single-linkage clustering).
+Each bound below holds for all layouts with a given number of stages on a given set of regions. The largest of
+these bounds counts. The result is the minimum over all numbers of stages and over the clusters of a
+single-linkage clustering of the regions: each cluster is a set of regions that links above some speed
+connect.
 
-- Work: all machines together do the work of all layers and microbatches, with layers cut anywhere and full overlap. A
-  machine in use computes at least one microbatch of one layer, and does its fixed work once.
-- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and crosses each link between
-  neighbouring stages twice, as activation and as gradient. A layout on two regions uses a link no faster than the
-  slowest link on the best path between them.
+- Work: all machines together do the work of all layers and microbatches, as if layers could be divided
+  anywhere and no machine ever waited. A machine in use computes at least one microbatch of one layer, and
+  does its fixed work once.
+- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and crosses each link
+  between neighbouring stages twice, as activation and as gradient. A layout on several regions uses at least
+  one link that is no faster than the slowest link of a minimum spanning tree of these regions.
 - Gradient sums: a stage of several machines must sum its gradients within the time of a step. This limits its trained
   parameters, and so its share of the work.
 - If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it. At
-  most one microbatch per stage is in flight, and each link carries all microbatches.
+  most as many microbatches are in flight as there are stages, and each link carries all microbatches.
 - Memory: machines are counted from the largest memory down until together they hold the state (weights, gradients and
   optimizer state). A layout has at least this many stages.
 
@@ -42,7 +44,7 @@ class _Group(NamedTuple):
 
 
 def lower_bound_s(cost: TrainingCost) -> float:
-    """Return a lower bound in seconds on the step of any layout; infinite if no machine can compute."""
+    """Return a lower bound in seconds on the step of any layout; infinite if `Options.usable` is empty."""
     usable = np.array(Options(cost).usable, dtype=np.int64)
     if not len(usable):
         return math.inf
@@ -125,7 +127,8 @@ class _Relaxation:
             # Each layout has a hop at least as slow as the slowest tree link. Its other hops may use the fastest link.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
-        # The stages span all regions of the group, so every layout uses a link at least as slow as its slowest one.
+        # The stages span all regions of the group. So every layout uses a link at least as slow as the
+        # slowest link of the group's minimum spanning tree.
         times: Floats = np.maximum(crossed, max(group.links_s, default=0.0))
         return times
 
@@ -135,9 +138,10 @@ class _Relaxation:
 
 
 def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
-    """Return the least time of a microbatch between any two regions, shape ``[regions, regions]``.
+    """Return lower bounds on the one-way seconds of a microbatch between two regions ``[regions, regions]``.
 
-    Times are infinite on dead links. They omit latencies if ``latency`` is false.
+    Each microbatch counts as the smallest tensor that can cross a boundary of stages. Times are infinite on
+    dead links. They omit latencies if ``latency`` is false.
     """
     size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
     rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
@@ -147,9 +151,10 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
 
 
 def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
-    """Return all sets of regions that links above some speed connect: single regions first, then unions.
+    """Return the clusters of a single-linkage clustering of the usable machines' regions.
 
-    As in Kruskal's algorithm, each link of a minimum spanning tree, fastest first, joins two sets.
+    Single regions come first. Then, as in Kruskal's algorithm, each link of a minimum spanning tree, fastest
+    first, joins two sets of regions, and the union is a further cluster.
     """
     regions = np.unique(cost.network.region[usable])
     groups = [_Group(frozenset({int(region)}), ()) for region in regions]

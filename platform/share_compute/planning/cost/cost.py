@@ -15,10 +15,13 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     most(p)    = M / (members(p) + members(p + 1) - 1), rounded up. Shares are contiguous blocks, so microbatches cross
                  between at most members(p) + members(p + 1) - 1 pairs of members. At least one pair carries most(p).
     trip(p)    = sum of first(q) for q >= p + 2 * sum of hop(q) for q >= p
-    flight(p)  = microbatches that stage p keeps in flight: window(p) + members(p), of the schedule (1F1B)
+    flight(p)  = maximum number of microbatches in flight in stages p and later: window(p) + members(p) of the
+                 1F1B schedule
     tail(p)    = gradient sums that are not hidden behind the last backward + the optimizer's update
                  + the transfer of the gradient to a backup member
                = max(ring(p) - backward(p), ring(p) / buckets(p)) + log(p) + update(p)
+    backward(p) = longest backward of one microbatch among the stage's members
+    buckets(p) = number of buckets in which the stage's gradients are summed
     update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
     call       = STEP_OPERATIONS * measured overhead of an operation: the fixed work of a member in each step
     ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
@@ -148,9 +151,9 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return a lower bound on the time that the busiest link of two stages is busy after its first microbatch.
+        """Return a lower bound on the seconds for which the busiest link between two stages carries tensors.
 
-        Latency is not included.
+        The link's first microbatch and latencies are not included.
         """
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
@@ -196,7 +199,7 @@ class TrainingCost(TrainingMemory):
     def ways_out(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         """For each region: (latency in s, bytes/s) of links from one of its machines to other machines.
 
-        There is one link for each region that has another machine.
+        There is one link to each other region, and one inside the region if it has several machines.
         """
         network = self.network
         regions, counts = np.unique(network.region, return_counts=True)

@@ -6,10 +6,12 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
     transient  = activation bytes inside one layer, if it is recomputed
-                 + max(4 * largest trained parameter, 8 * tied parameters if another stage holds them, too)
+                 + max(4 * elements of the largest trained parameter,
+                       8 * elements of a trained tied parameter, if another stage holds it, too)
 
     share      = microbatches of the member after the loss of the other member with the most microbatches
-    sets       = number of gradient sets that the member holds at once, each with one sum for every trained parameter
+    sets       = maximum number of gradient sets that the member holds at once, each with one sum for every
+                 trained parameter
 
 Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
 is committed. A member that replaces a lost one is sent these tensors again.

@@ -45,7 +45,10 @@ class Option:
     """
 
     def reach(self, ceiling_s: float) -> int:
-        """Return the maximum size of a layer range that fits into memory and takes less than ``ceiling_s`` a step."""
+        """Return the largest number of layers that fit into memory and take less than ``ceiling_s`` a step.
+
+        Return 0 if no range of layers does.
+        """
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
@@ -60,7 +63,7 @@ class Options:
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
-        """Machines with a known speed and with memory for at least one layer."""
+        """Machines with a known speed, and with `TrainingMemory.least_bytes` or more of memory for a plan."""
         cost = self._cost
         times = cost.forward_s[:, -1] + cost.backward_s[:, -1]
         able = np.isfinite(times) & (cost.memory_bytes > 0) & (cost.memory_bytes >= cost.least_bytes)

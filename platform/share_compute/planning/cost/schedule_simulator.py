@@ -8,9 +8,9 @@ from times that are already known, and one pass over the cells is enough.
 
 - A link carries one tensor after the other in each direction. A tensor occupies it for size / bandwidth; latency does
   not occupy it. Both directions work at the same time, and sending does not delay computing.
-- If the machines of one host together use more threads than it has cores, the machines that compute at the same moment
-  share the cores in proportion to their threads (processor sharing, Kleinrock 1967). Cells then take longer than alone,
-  and an event queue orders them by time.
+- If the machines of one host together use more threads than the host has, the machines that compute at the
+  same moment share its threads in proportion to their own (processor sharing, Kleinrock 1967). Cells then
+  take longer than alone, and an event queue orders them by time.
 - Members of a stage start to sum gradients when all of them are in their last backward. They sum the last bucket after
   all these backwards.
 - If backups are on, the member of a one-member stage with a part of the layers sends its gradient to its backup member
@@ -70,11 +70,13 @@ class StepTimeline:
     """One simulated step. All times are in seconds from its start."""
 
     step_s: float
-    """Time until the last member has updated its weights; infinite if a tensor or message never arrives."""
+    """Time until the last member has updated its weights and done its fixed work; infinite if a tensor or
+    message never arrives."""
     cells: tuple[SimulatedCell, ...]
     """Cells, ordered by stage, member and time."""
     busy_fractions: dict[int, float]
-    """Share of the step in which a machine computes, by its index in the topology."""
+    """Share of the step in which a machine computes cells or updates weights, by its index in the
+    topology."""
     updates: dict[int, tuple[float, float]] = field(default_factory=dict)
     """(begin, end) of each machine's weight update and of the fixed work after it, by index in the topology."""
     transfers: tuple[SimulatedTransfer, ...] = ()

@@ -44,7 +44,7 @@ def merged(
     """Return the kept timings, updated with the new ones, by contributor id.
 
     A new timing replaces the kept timing of the same layer. All kept timings of a machine are dropped if its new ones
-    were taken with another microbatch size or under other device conditions.
+    were taken with another microbatch size, or if its device has changed (see `is_alike`).
     """
     return {**kept, **{machine: _over(kept.get(machine), timed) for machine, timed in new.items()}}
 

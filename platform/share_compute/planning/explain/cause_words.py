@@ -1,4 +1,4 @@
-"""Formats causes of waiting as text, for training and for serving."""
+"""Formats the causes of a step's or a request's duration as text."""
 
 from __future__ import annotations
 

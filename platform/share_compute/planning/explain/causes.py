@@ -41,7 +41,7 @@ def causes(cost: TrainingCost, layout: Layout, step_s: float, *, of: int | None 
         cost: tables of the job on its machines.
         layout: the stages.
         step_s: simulated time of a step.
-        of: index of a machine; only causes that involve it are returned. None returns the causes of all machines.
+        of: index of a machine; only causes that involve it are tried. None tries causes at any machines.
     """
     focus = _Focus(cost, layout, of)
     found = [

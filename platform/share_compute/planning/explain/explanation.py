@@ -259,7 +259,7 @@ class Explanation:
     def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
         """Yield the causes of a longer step that involve the machine, the one that costs most time first.
 
-        The machine's speed is left out if no machine of the plan is faster.
+        The machine's speed is left out if no machine of the plan is faster by more than `_ALIKE`.
         """
         whole_s = [self._cost.cell_s(other, 0, self._cost.num_layers) for other in self._layout.machines]
         is_slow = self._cost.cell_s(machine, 0, self._cost.num_layers) > _ALIKE * min(whole_s)

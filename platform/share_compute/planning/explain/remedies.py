@@ -1,4 +1,7 @@
-"""Remedies for infeasible jobs: more memory or more machines. Each is tried in the cost model before it is shown."""
+"""Remedies for infeasible jobs and deployments: more memory or more machines.
+
+Each remedy is tried in the cost model before it is shown.
+"""
 
 from __future__ import annotations
 

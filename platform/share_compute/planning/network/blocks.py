@@ -28,8 +28,9 @@ def fit(
 ) -> dict[int, int]:
     """Return a label for each host: hosts with similar links get the same label.
 
-    Hosts outside the ``most`` largest groups join the group that fits them best, if any group fits. Then each group,
-    the smallest first, is dissolved if every member fits into another group as well.
+    In several rounds, each host moves to the group that fits it best. A host that fits no group stays in its
+    group; outside the ``most`` largest groups, it gets a label of its own. Then each group, the smallest
+    first, is dissolved if every member fits into another group as well.
 
     Args:
         groups: groups of hosts with good links between them, the largest group first.
@@ -150,7 +151,8 @@ class _Blocks:
 
         total = per_member(np.where(has, distance, 0.0))
         matching, evidence = per_member(has), per_member(has & ~is_own)
-        # Each score counts one additional, badly fitting link, so that labels with little evidence score worse.
+        # Each score counts one additional link at the limit of similarity, so that labels with little
+        # evidence score worse.
         score = (total + self._tolerance) / (matching + 1)
         fits = (evidence >= self._least_evidence) & (total <= self._tolerance * matching)
         if without is not None:

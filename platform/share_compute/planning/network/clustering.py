@@ -85,7 +85,8 @@ class Clusters:
     def _join_along(self, one: int, other: int, latency_s: float) -> None:
         nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
         first, second = self.find(one), self.find(other)
-        # A link with far more latency than the best link of either host leads to another group, so it joins no groups.
+        # A link with far more latency than the fastest link of one of its hosts leads to another group, so it
+        # joins no groups.
         if (
             first != second
             and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance

@@ -8,10 +8,13 @@ in these steps:
    only if their links inside the region, and to the same third place (the head, another host or region), are alike:
    on average within a factor of `ALIKE`, in latency and in bandwidth. Then each host moves to the region that its
    links fit best. Hosts that fit none keep their region, which may be theirs alone.
-3. All links inside a region, or between two regions, get the median of the measurements there.
-4. Two regions without a measured link reach each other over the best path through other regions or the head. The
-   path's latency is the sum of its latencies, and its bandwidth is the smallest on it. Without such a path the link has
-   0 bytes/s. A machine without any measured link also has 0 bytes/s, if other machines have measured links.
+3. All links inside a region, or between two regions, get the median of the measurements between different
+   hosts there. If a region is a single host, links inside it get the median of the measurements inside the
+   host. Without such measurements they get `HOST_LATENCY_S` and `HOST_BYTES_PER_S`.
+4. Two regions without a measured link reach each other over the best path through other regions or the head.
+   So do the hosts of one region. The path's latency is the sum of its latencies, and its bandwidth is the
+   smallest on it. Without such a path the link has 0 bytes/s. A host of one machine without any measured link
+   also has 0 bytes/s, if other machines have measured links.
 5. If no link was measured at all, all machines are assumed to share a LAN, and the network is marked as `assumed`.
 
 A measured link of 0 bytes/s is dead. No path around it is assumed, since members send to each other directly.
@@ -207,7 +210,7 @@ def _median(links: Iterable[_Measured]) -> tuple[float, float]:
 
 
 def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[np.bool_]) -> None:
-    """Give each unmeasured pair of regions its best path over other regions (Floyd-Warshall algorithm)."""
+    """Give each unmeasured pair of regions its best path over other regions or the head (Floyd-Warshall)."""
     cost_s = _message_s(latency_s, bytes_per_s)
     for via in range(len(cost_s)):
         latency = latency_s[:, via, None] + latency_s[None, via, :]
