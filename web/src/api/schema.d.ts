@@ -1998,7 +1998,7 @@ export interface components {
             address: string;
             /**
              * Cpu Threads
-             * @description Threads that its owner lends.
+             * @description CPU threads that it computes with.
              * @default 1
              */
             cpu_threads: number;
@@ -2043,7 +2043,7 @@ export interface components {
             address: string;
             /**
              * Cpu Threads
-             * @description Threads that its owner lends.
+             * @description CPU threads that it computes with.
              * @default 1
              */
             cpu_threads: number;
@@ -4405,7 +4405,9 @@ export interface components {
             lent_bytes?: number | null;
             /**
              * Memory Bytes
-             * @description Predicted memory need: weights, gradients, optimizer state and activations in flight.
+             * @description Predicted memory need: weights, gradients, optimizer state, activations and exchanged tensors.
+             *
+             *     In serving plans: weights, KV caches and working memory.
              */
             memory_bytes: number;
             /**
@@ -4807,7 +4809,7 @@ export interface components {
             microbatches: number;
             /**
              * Model Id
-             * @description Name of the model; equal to the job's name.
+             * @description Name of the model: that of its job or deployment.
              * @default model
              */
             model_id: string;
@@ -4818,7 +4820,11 @@ export interface components {
              * @description Number of parameters of the whole model; tied weights count once.
              */
             parameters: number;
-            /** @description Predicted figures; None if no machine's speed was measured, and in serving plans. */
+            /**
+             * @description Predicted figures; None if no machine's speed was measured, and in serving plans.
+             *
+             *     Also None in the plan of an epoch whose members or microbatches differ from the planned ones.
+             */
             prediction?: components["schemas"]["Prediction"] | null;
             /** Stages */
             stages: components["schemas"]["StagePlan"][];
@@ -4883,7 +4889,8 @@ export interface components {
         PlanTimeline: {
             /**
              * Cell Count
-             * @description Number of cells in the whole step, also if ``cells`` is empty.
+             * @description Number of cells in the whole step, also if they are too many to display; 0 if nothing can be
+             *     predicted.
              * @default 0
              */
             cell_count: number;
