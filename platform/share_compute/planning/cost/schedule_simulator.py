@@ -344,7 +344,7 @@ def _prepared_s(cost: TrainingCost, stage: StageLayout, members: list[_Member]) 
 
 def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) -> list[float]:
     """Return the time when each stage has its gradients, including the exchange of tied weights' gradients."""
-    if not cost.profile.tied or len(prepared) == 1:
+    if not (cost.profile.tied and cost.profile.tied_trains) or len(prepared) == 1:
         return prepared
     size = cost.profile.tied * FLOAT_BYTES
     # The first member of the first (last) stage sends to all members of the last (first) stage, over separate links.

@@ -141,9 +141,10 @@ def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64
         if len(set(roots)) <= MOST_REGIONS or factor > _COARSEST:
             break
         factor, least_evidence = factor * ALIKE, 1
-    # Unreachable hosts have no label. They and all groups beyond `MOST_REGIONS` - 1 share one region.
+    # Unreachable hosts have no label. They, and all groups beyond the limit, share one region.
     sensible = dict.fromkeys(root for root in roots if root is not None)
-    kept = set(list(sensible)[: MOST_REGIONS - 1])
+    fits = len(set(roots)) <= MOST_REGIONS
+    kept = set(list(sensible)[: MOST_REGIONS if fits else MOST_REGIONS - 1])
     numbers: dict[int | None, int] = {}
     for root in roots:
         numbers.setdefault(root if root in kept else None, len(numbers))

@@ -153,6 +153,8 @@ def test_a_tied_weight_is_exchanged_between_first_and_last_stage() -> None:
     assert simulate_step(tied, row(tied)).step_s == pytest.approx(
         simulate_step(without, row(without)).step_s + 4.25
     )
+    frozen = replace(tied, profile=tied.profile.model_copy(update={"tied_trains": False}))
+    assert simulate_step(frozen, row(frozen)).step_s == simulate_step(without, row(without)).step_s
     alone = solo(0, 2, 1)
     assert simulate_step(tied, alone).step_s == simulate_step(without, alone).step_s
 

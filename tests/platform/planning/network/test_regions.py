@@ -253,6 +253,19 @@ def test_ten_thousand_machines_take_seconds() -> None:
     assert good >= 0.95 * len(pairs)
 
 
+@pytest.mark.parametrize("most", [2, 3, 4])
+def test_as_many_regions_as_the_tables_hold_all_keep_their_links(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("share_compute.planning.network.regions.MOST_REGIONS", most)
+    inside = [(f"m{index}", f"m{index + 1}", 1e-4, 1e9) for index in range(0, 2 * most, 2)]
+    between = [(f"m{index}", f"m{index + 2}", 0.1, 1e6) for index in range(0, 2 * most - 2, 2)]
+    network = complete(stage(2 * most, *inside, *between))
+    assert len(network.latency_s) == most
+    for index in range(0, 2 * most, 2):
+        assert network.link(index, index + 1)[1] == pytest.approx(1e9)
+
+
 def test_machines_that_are_all_different_still_fit_the_tables() -> None:
     links = [
         (f"m{index}", f"m{index + 1}", 1e-3 * 1.5 ** (index % 25), 1e9 / 1.7 ** (index % 31))
