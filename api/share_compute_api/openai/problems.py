@@ -16,10 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from share_compute.errors import Busy, NotAuthorized, ShareComputeError, TooLong, UserError
-from share_compute.files.field_errors import MOST_NAMED, cut, field_name, fields_text, without_consequences
+from share_compute.files.field_errors import (
+    MOST_NAMED,
+    NOT_JSON,
+    cut,
+    field_name,
+    fields_text,
+    without_consequences,
+)
 from share_compute_api.connection.departures import ClientGone
 from share_compute_api.openai.requests import UNSUPPORTED
-from share_compute_api.server.problems import NOT_JSON, is_not_json
 
 PREFIX = "/v1"
 _CLIENT_GONE = 499
@@ -123,7 +129,7 @@ def _ours(failure: ShareComputeError) -> OpenAiProblem:
 
 
 def _invalid(failure: RequestValidationError) -> OpenAiProblem:
-    if is_not_json(failure):
+    if isinstance(failure.body, bytes):
         return OpenAiProblem(HTTPStatus.BAD_REQUEST, NOT_JSON, "unsupported_media_type")
     errors = without_consequences(failure.errors())
     fields = [

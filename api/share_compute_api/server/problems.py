@@ -12,11 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from share_compute.errors import ShareComputeError, UserError
-from share_compute.files.field_errors import MOST_NAMED, cut, field_name, fields_text, without_consequences
+from share_compute.files.field_errors import (
+    MOST_NAMED,
+    NOT_JSON,
+    cut,
+    field_name,
+    fields_text,
+    without_consequences,
+)
 
 MEDIA_TYPE = "application/problem+json"
 _SEND_JSON = "set the header Content-Type: application/json"
-NOT_JSON = "the body was not read: its header Content-Type is missing, or is not application/json"
 _HTTP = {
     400: ("bad-request", "fix the body"),
     404: ("not-found", "see /api/v1/openapi.json for what there is"),
@@ -116,14 +122,9 @@ def _ours(request: Request, failure: Exception) -> JSONResponse:
     )
 
 
-def is_not_json(failure: RequestValidationError) -> bool:
-    """Return whether a body was not read as JSON, because the request's Content-Type is missing or another one."""
-    return isinstance(failure.body, bytes)
-
-
 def _invalid(request: Request, failure: Exception) -> JSONResponse:
     assert isinstance(failure, RequestValidationError)
-    if is_not_json(failure):
+    if isinstance(failure.body, bytes):
         return problem_response(request, UserError.status, UserError.code, NOT_JSON, hint=_SEND_JSON)
     errors = without_consequences(failure.errors())
     fields = [

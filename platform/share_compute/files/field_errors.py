@@ -11,6 +11,8 @@ from share_compute.errors import UserError
 
 MOST_NAMED = 50
 """Maximum number of fields that an error names."""
+NOT_JSON = "the body was not read: its header Content-Type is missing, or is not application/json"
+"""Message for a request whose body the server keeps as bytes, because its type is not that of JSON."""
 _MOST_CHARACTERS = 300
 """Maximum length of a field's name, and of the problem with it."""
 Error = TypeVar("Error", bound=Mapping[str, Any])
