@@ -29,7 +29,7 @@ _WAKE = (
 
 
 def require_carried_out(failures: Sequence[InjectedFailure]) -> None:
-    """Check that a script holds only failures that real processes can execute.
+    """Check that real processes can execute all failures of a script.
 
     Raises:
         UserError: some failures exist only in the simulation.
@@ -74,16 +74,18 @@ class FaultInjector:
         self._worker = worker
         self._script = FailureScript(failures)
         self.messages = MessageFaults()
-        """Sends this process's messages, with the injected faults."""
+        """Sends the messages of this process that may get faults."""
 
     def passes(self, point: Point, step: int) -> list[InjectedFailure]:
         """Execute the kills, stops and partitions that are due at a protocol point; return the other due failures.
 
-        The caller must apply the returned failures to the message or the numbers that it is about to send or compute.
+        The caller must apply the returned failures to the message or the numbers that it is about to send,
+        receive or compute.
 
-        A kill ends this process at once. A stop suspends this process with its sockets open, until another process
-        resumes it. A partition cuts this process off from the partition's peers, or from all processes if it names no
-        peers. The collectives of the stage still work, because they use separate sockets.
+        A kill ends this process at once. A stop suspends this process with its sockets open, until a helper
+        process resumes it. A partition cuts this process off from the partition's peers, or from all
+        processes if the partition names no peers. Collective operations of the stage still work, because they
+        use separate sockets.
         """
         of_message = []
         for failure in self._script.passes(point, self._worker, step):
@@ -116,11 +118,11 @@ def freeze(duration_s: float) -> None:
 
 
 def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], duration_s: float = 0.0) -> None:
-    """Make a member of a running job fail; return without waiting for the failure.
+    """Make a job's members on one contributor fail; return without waiting for the failure.
 
     Args:
-        job_id: the job.
-        worker: contributor of the member.
+        job_id: id of the job.
+        worker: id of the contributor.
         kind: the failure.
         duration_s: time for which a stopped member stays suspended, in seconds.
 

@@ -28,7 +28,10 @@ class Mailbox:
 
 
 def forward_mail(mailbox: Any) -> queue.SimpleQueue[Any]:
-    """Start a thread that moves the messages of a `Mailbox` to a queue until its actor ends; return the queue."""
+    """Start a thread that moves messages from a `Mailbox` to a queue; return the queue.
+
+    The thread ends when a call of the mailbox fails, for example because its actor was killed.
+    """
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def carry() -> None:

@@ -1,4 +1,4 @@
-"""Fault injection into the messages that leave one process, as a failure script specifies."""
+"""Fault injection into the messages that one process sends, as a failure script specifies."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ def faulty_encoding(encoded: EncodedTensor, failures: Sequence[InjectedFailure])
 
 
 def is_poisoned(failures: Sequence[InjectedFailure]) -> bool:
-    """Return whether these failures make the sender compute numbers that are not finite."""
+    """Return whether one of these failures makes the numbers of a cell not finite."""
     return _has(failures, FailureKind.poison)
 
 
 def deviates(failures: Sequence[InjectedFailure]) -> bool:
-    """Return whether these failures make the sender compute wrong (but finite) numbers."""
+    """Return whether one of these failures makes a gradient or its digest wrong."""
     return _has(failures, FailureKind.deviate)

@@ -1,7 +1,8 @@
 """The shard store: an actor on the head that serves samples and starting weights, and writes checkpoints and results.
 
-Members may be on machines without access to the server's disk, so this actor reads and writes all files for them. It
-sends samples by step and weights by rows of tensors, and fetches snapshots in pieces.
+Members may be on machines without access to the server's disk, so this actor reads and writes all files for
+them. Members request samples by step, and weights by rows of tensors. The shard store fetches their snapshots
+in pieces.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ class ShardStoreFacts:
     microbatches: int | None
     """Number of microbatches in a batch, from the specification or the checkpoint; None lets the planner choose it."""
     runs: tuple[int, ...] | None
-    """Runs of the job's `SummationTree`, from the checkpoint; None if it has none that sum up to `microbatches`."""
+    """Runs of the job's `SummationTree`, from the checkpoint; None without a checkpoint, or if the runs in
+    the checkpoint do not sum up to `microbatches`."""
     notes: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
-    """Token ids of the prompts that the model continues for sample texts, ``[prompts][tokens]``."""
+    """Token ids of the prompts that the model continues for sample texts, ``[prompts][tokens]``; empty if the
+    job wants no sample texts or has no tokenizer."""
     text_ends: tuple[int, ...] = ()
-    """Token ids that end a text."""
+    """Token ids that end a sample text."""
 
     @property
     def first_step(self) -> int:
-        """Number of the step after `state`, with which the attempt begins unless it takes over members."""
+        """Step after `state`. The attempt begins with this step unless it takes over members."""
         return self.state.step + 1
 
 
@@ -89,11 +92,11 @@ class Saved:
     """The outcome of saving a folder."""
 
     size_bytes: int | None
-    """Size of the folder in bytes; None if it is incomplete, because a member was lost or sent malformed data."""
+    """Size of the folder in bytes; None if a member was lost or sent malformed data, so none was saved."""
     culprit: int | None = None
-    """Index, in the list of members asked, of the member that sent malformed data; None if there is none."""
+    """Index of the member that sent malformed data, in ``members`` of `ShardStore.save`; None if none did."""
     fault: str = ""
-    """Defect of the malformed data, for the user; empty if there is none."""
+    """Defect of the malformed data, for the user; empty if no member sent such data."""
 
 
 FACTS: Schema[ShardStoreFacts] = Schema(ShardStoreFacts)
@@ -212,7 +215,7 @@ class ShardStore:
                 f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
                 hint="put the data files back as they were, or submit a new job",
             )
-        # A job keeps its first number of microbatches, because the order of its sums depends on it.
+        # A job keeps its first number of microbatches, because the order of additions depends on this number.
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == self._microbatches:
             self._runs = tuple(state["runs"])
@@ -229,9 +232,10 @@ class ShardStore:
         self._runs = tuple(runs)
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
-        """Return the ids of special tokens, by name: from the job's model configuration, otherwise from its tokenizer.
+        """Return the ids of special tokens by name, None for a token that does not exist.
 
-        The result is empty if the job file gives no model configuration, or if there is no tokenizer.
+        An id comes from the job file's model configuration, or from the tokenizer if the configuration lacks
+        it. The result is empty if the job file has no model configuration, or if there is no tokenizer.
         """
         if self._spec.model.config is None or tokenizer is None:
             return {}
@@ -243,7 +247,7 @@ class ShardStore:
 
     @ray.method(concurrency_group="serve")
     def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
-        """Return the inputs or the targets of microbatches of a step, by microbatch id."""
+        """Return the inputs or the targets of some microbatches of a training step, by microbatch id."""
         assert self._order is not None
         size = self._spec.training.microbatch_size
         chosen = self._order.indices(step)
@@ -256,7 +260,10 @@ class ShardStore:
     def evaluation_rows(
         self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part
     ) -> Rows:
-        """Return the inputs or the targets of microbatches of an evaluation split, by microbatch id."""
+        """Return the inputs or the targets of some microbatches of an evaluation split, by microbatch id.
+
+        The last microbatch of a split may have fewer samples than the others.
+        """
         assert self._prepared is not None
         size, total = self._spec.training.microbatch_size, self._prepared.samples.size(split)
         return {
@@ -275,7 +282,7 @@ class ShardStore:
 
     @ray.method(concurrency_group="weights")
     def weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of the starting weights, as float32."""
+        """Return rows of the starting weights as float32, one piece per extent (see `pack_extents`)."""
         assert self._weights is not None
         return [
             Piece.of_rows(extent.name, self._weights.read(*extent).float())
@@ -284,12 +291,12 @@ class ShardStore:
 
     @ray.method(concurrency_group="weights")
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the optimizer's tensors in the checkpoint, by name; empty without such tensors."""
+        """Return the shapes of the optimizer's tensors in the checkpoint, by name; empty if it has none."""
         return self._optimizer.shapes() if self._optimizer is not None else {}
 
     @ray.method(concurrency_group="weights")
     def optimizer_state(self, extents: bytes) -> list[Piece]:
-        """Return rows of the optimizer's tensors, as float32."""
+        """Return rows of the optimizer's tensors as float32, one piece per extent (see `pack_extents`)."""
         assert self._optimizer is not None
         return [
             Piece.of_rows(extent.name, self._optimizer.read(*extent).float())
@@ -324,15 +331,17 @@ class ShardStore:
     ) -> Saved:
         """Fetch the members' snapshots and write them to a folder, which becomes visible only when it is complete.
 
+        If a member is lost or sends malformed data, no folder is written, and the result says so.
+
         Args:
-            folder: path of the folder, relative to the job's own.
+            folder: path of the folder, relative to the job's folder.
             kind: whether the folder is a checkpoint or an artifact.
             state: training state at the time of the snapshots, a packed `TrainingState`.
             machines: names of the machines that have a snapshot, in the order of their stages.
             members: members on these machines, in the same order.
 
         Raises:
-            Unavailable: the disk is full.
+            Unavailable: the disk is full or cannot be written.
             ContributorLost: data of a machine arrived damaged.
         """
         writer = FolderWriter(self._assignment.folder / folder)
@@ -340,7 +349,7 @@ class ShardStore:
         try:
             self._describe(writer, kind, STATE_OF_TRAINING.unpack(state, "the coordinator"))
             for place, (machine, member) in enumerate(zip(machines, members, strict=True)):
-                # Pull the pieces as return values: Ray frees return values at once, but arguments of calls accumulate.
+                # Pieces are return values, which Ray frees at once. Arguments of calls would accumulate.
                 take_all(machine, place, partial(_piece, member, machine), writer.write)
             size_bytes = writer.finish()
         except BaseException as failure:
@@ -356,7 +365,7 @@ class ShardStore:
         return Saved(size_bytes)
 
     def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
-        """Write the files of a folder that accompany the weights: configuration, tokenizer and training state."""
+        """Write a folder's files beside the weights: configuration or layers, tokenizer, training state."""
         assert self._prepared is not None
         facts = {
             **asdict(state),

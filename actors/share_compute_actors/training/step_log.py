@@ -51,7 +51,8 @@ class Standing(NamedTuple):
     scale: float
     """Factor by which the gradient of the last committed step was multiplied; 1.0 if the log does not have the step."""
     generation: int = 0
-    """Number of times that the last committed step was restarted before its commit."""
+    """Number of times that the last committed step was restarted because its numbers were in doubt; 0 if the
+    log does not have the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,13 @@ class GroupFacts:
     """Facts about a job's members: all that another coordinator needs to continue with the same members."""
 
     membership: Membership
-    """Membership of the last epoch that was formed."""
+    """Membership of the last epoch that was planned; its members may not have begun it."""
     plan: Plan
     """Plan that the members of this epoch carry out."""
     runs: tuple[int, ...]
     """The runs of the job's `SummationTree`."""
     attempt: int
-    """Number of the attempt that formed the epoch."""
+    """Number of the attempt that planned the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class StepFacts:
     loss_scale: LossScale
     """Loss scale of the next step."""
     is_skipped: bool = False
-    """Whether the step changed no weights, because its gradient is not finite."""
+    """Whether the step changed no weights, because its float16 gradient is not finite."""
 
 
 _groups: TypeAdapter[GroupFacts] = TypeAdapter(GroupFacts)
@@ -87,15 +88,15 @@ class StepLog:
     """The step log of one job: a SQLite file in the job's folder.
 
     If two coordinators of one job run, only the coordinator of the later attempt may write. It claims the step log.
-    From then on, epochs, memberships, commits and rewinds of the other coordinator are refused. Epochs, memberships and
-    commits also name their epoch, and are refused if it is not the expected epoch.
+    From then on, all writes of the other coordinator are refused. Also refused are an epoch that is not later
+    than the last one, and a membership or commit of any epoch except the last one.
 
     Args:
         folder: folder of the job.
         attempt: number of the attempt that writes.
 
     Raises:
-        Unavailable: the file cannot be written.
+        Unavailable: the file cannot be used. All methods except `close` may raise this error, too.
     """
 
     def __init__(self, folder: Path, attempt: int) -> None:
@@ -124,7 +125,7 @@ class StepLog:
             self._base.execute(f"PRAGMA user_version = {_SHAPE}")
 
     def claim(self) -> Standing:
-        """Let this attempt write from now on, and no earlier attempt; begin a new epoch and return the job's position.
+        """Let this attempt write, and no earlier attempt; begin a new epoch, and return the job's position.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -140,7 +141,7 @@ class StepLog:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether this attempt may write, because no later attempt has claimed the step log."""
+        """Whether no later attempt has claimed the step log."""
         ((attempt,),) = self._rows("SELECT attempt FROM standing")
         return int(attempt) <= self._attempt
 
@@ -163,7 +164,7 @@ class StepLog:
         """Write the facts about the members that train the job from now on.
 
         Raises:
-            StaleEpoch: a later epoch has begun, or a later attempt has claimed the step log.
+            StaleEpoch: the membership's epoch is not the last one, or a later attempt has claimed the log.
         """
         written = self._write(
             "UPDATE standing SET membership = ? WHERE epoch = ? AND attempt = ?",
@@ -179,8 +180,15 @@ class StepLog:
     ) -> Standing | None:
         """Write that a step is committed, with its facts, and return the position of the job.
 
-        Return None if a later epoch has begun, if the step does not follow the last committed step, or if a later
-        attempt has claimed the step log.
+        Return None if the epoch is not the last one, if the step does not follow the last committed step, or
+        if a later attempt has claimed the step log.
+
+        Args:
+            epoch: epoch in which the step is committed.
+            step: number of the step.
+            scale: update factor of the step.
+            facts: facts about the step, if there are any.
+            generation: number of times that the step was restarted because its numbers were in doubt.
         """
         with self._transaction():
             standing = self._write(
@@ -209,15 +217,15 @@ class StepLog:
     def offend(
         self, worker: Worker, step: int, what: str, *, is_grave: bool, accuser: Worker | None = None
     ) -> bool:
-        """Write that a machine computed wrong numbers; return whether the job quarantines the machine from now on.
+        """Write a machine's offence; return whether the job quarantines the machine from now on.
 
         Args:
             worker: id of the machine.
             step: number of the step.
-            what: description of the wrong numbers, for the user.
-            is_grave: whether the machine is quarantined at the first offence.
-            accuser: the member whose report is the only evidence; None if the coordinator or the machine itself found
-                the wrong numbers.
+            what: description of the offence, such as wrong numbers, for the user.
+            is_grave: whether this offence alone suffices to quarantine the machine.
+            accuser: the member whose report is the only evidence; None if the coordinator or the machine
+                itself found the offence.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -233,7 +241,7 @@ class StepLog:
             return is_over
 
     def quarantined(self) -> frozenset[Worker]:
-        """Return the machines that the job must not use, because they computed wrong numbers."""
+        """Return the machines that the job must not use any more, because of their offences."""
         rows = self._rows("SELECT DISTINCT worker FROM offences WHERE quarantines")
         return frozenset(worker for (worker,) in rows)
 
@@ -267,12 +275,12 @@ class StepLog:
 
     @property
     def group(self) -> GroupFacts | None:
-        """Facts about the job's members; None in a new job or after `rewind`, until an epoch is formed."""
+        """Facts about the job's members; None in a new job and after `rewind`, until `lay` is called."""
         ((written,),) = self._rows("SELECT membership FROM standing")
         return None if written is None else _groups.validate_json(written)
 
     def steps(self, after: int) -> list[StepFacts]:
-        """Return the facts about the committed steps that follow ``after``, in order."""
+        """Return the facts about the committed steps after ``after``, in order, as far as they are kept."""
         query = "SELECT facts FROM steps WHERE step > ? AND facts IS NOT NULL ORDER BY step"
         return [_steps.validate_json(facts) for (facts,) in self._rows(query, after)]
 
@@ -281,7 +289,7 @@ class StepLog:
         return dict(self._rows("SELECT step, scale FROM steps ORDER BY step"))
 
     def validations(self) -> tuple[tuple[int, float], ...]:
-        """Return step and loss of each validation."""
+        """Return (step, loss) of each validation, by step in ascending order."""
         return tuple(self._rows("SELECT step, loss FROM validations ORDER BY step"))
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Backup copies of other members' shards, so that the death of a machine loses no state."""
+"""Backup copies of other members' shards, so that a job loses no committed step when a machine is lost."""

@@ -43,7 +43,7 @@ class RemotePrimary:
     Args:
         actor: the primary.
         backup: the backup member that keeps the copy.
-        stopping: once it is set, calls to the primary are abandoned.
+        stopping: once it is set, calls to the primary that are not answered yet raise `StaleEpoch`.
     """
 
     def __init__(self, actor: Any, backup: Worker, stopping: threading.Event | _Deadline) -> None:
@@ -125,7 +125,9 @@ class Copies:
         self._quota = quota
         self._reach = reach
         self.former: Legacy | None = None
-        """State of the runner that computed this member's previous shard; None if there is none, and after `keep`."""
+        """Data of the runner of this member's previous shard, until `keep` is called; None otherwise.
+
+        None also if that runner lacked updates that the present shard includes."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
@@ -136,10 +138,10 @@ class Copies:
         """Total number of messages of a gradient, by stage and step; known once the gradient's header has arrived."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, ShardOutline]:
-        """Ask primaries for the outlines of shards whose copies can start from local data; return them by shard.
+        """Ask primaries for outlines of shards whose copies can start from local data; return them by shard.
 
         The call waits for the primaries, so it must not run on the compute thread. An outline is left out if its
-        primary is lost, does not hold the shard or does not answer in time.
+        primary is lost, does not hold the shard or does not answer within 5 s.
 
         Args:
             committed: last committed step.
@@ -174,9 +176,11 @@ class Copies:
 
         Args:
             epoch: number of the epoch that is about to begin.
-            committed: last committed step; a copy that cannot be brought to this step is replaced by a new one.
+            committed: last committed step. A copy that cannot be brought to this step is replaced by a new
+                one. So is a copy that is not at this step yet and whose shard now has another primary.
             followed: primaries of the copies, by stage.
-            outlines: outlines of shards whose copies start from local data, if there is space for all of these copies.
+            outlines: outlines of shards whose new copies start from local data. They are used only if there
+                is space for all these copies.
         """
         wanted = {one.shard: one.owner for one in followed.values()}
         owners = {one.shard: one.owner for one in self._followed.values()}
@@ -185,7 +189,8 @@ class Copies:
             for shard, follower in self._followers.items()
             if shard in wanted
             and follower.reaches(committed)
-            # The update factor of a gradient arrives only with the next gradient of the same primary.
+            # The update factor of a step arrives only with the next gradient of the same primary. So a copy
+            # that still needs the factor cannot continue with another primary.
             and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
@@ -224,12 +229,15 @@ class Copies:
         return self._followers.get(shard)
 
     def catch_up(self) -> bool:
-        """Start to apply pending gradients to complete copies; return whether all usable copies have caught up."""
+        """Have each complete copy apply its pending gradients once, in the background.
+
+        Return whether each usable copy is complete and has done so.
+        """
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
 
     def are_whole(self) -> bool:
-        """Return whether each copy is complete."""
+        """Return whether each copy is complete and usable."""
         return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
@@ -241,10 +249,10 @@ class Copies:
         return None if what is None else f"the gradient that it sent to its backup: {what}"
 
     def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
-        """Store one message of a primary's gradient.
+        """Store one message of a primary's gradient; if it cannot be stored, mark the copy as unusable.
 
-        Return the primary if all messages of the gradient have arrived, so that the caller acknowledges the gradient;
-        otherwise None.
+        Return the primary if all messages of the gradient have arrived in this epoch, so that the caller
+        acknowledges the gradient; otherwise None.
         """
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]

@@ -1,7 +1,7 @@
-"""Disk space for backup copies: the folder that holds them, and the limit of their size.
+"""Disk space for backup copies: the folder that contains them, and the limit of their size.
 
-The folder for temporary files may be in memory, as ``/tmp`` is on many systems. Then the copies count as memory that
-this member takes from the memory that the machine's owner lends.
+The folder may be in memory, as ``/tmp`` is on many systems. Then the copies count towards the memory that the
+machine's owner lends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from share_compute_actors.machine.temporary import is_memory, temporary_folder
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
-"""Space that copies leave free: this many bytes, or this fraction of the file system's size if that is less."""
+"""Space that copies must leave free on the file system: the smaller one of `_RESERVE_BYTES` and this fraction
+of the file system's size."""
 
 
 class CopyQuota:
     """Counts the space that all copies of one member take, and enforces its limit. All methods are thread-safe.
 
     Args:
-        lent_bytes: memory that the machine's owner lends, in bytes; 0 if unknown.
+        lent_bytes: main memory that the machine's owner lends, in bytes; 0 if unknown.
         folder: folder of the copies; None for `temporary_folder`.
     """
 
@@ -82,7 +83,7 @@ class CopyQuota:
             return left
         memory = psutil.virtual_memory().available
         if self._lent_bytes:
-            # The next step needs the peak memory of training again.
+            # The next step may need as much memory as this process has needed at most so far.
             memory = min(memory, self._lent_bytes - peak_resident_bytes() - self._taken)
         return min(left, memory) if disk.total else memory  # some file systems report no size
 

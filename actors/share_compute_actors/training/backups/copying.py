@@ -25,9 +25,9 @@ from share_compute_actors.transport.pieces import Piece
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
 _MOST_STAGED_BYTES = 256 * 2**20
-"""Size limit of all clones while several backup members fetch clones, in bytes.
+"""Limit for the size of all clones together while several backup members fetch clones, in bytes.
 
-The clones for a single backup member may be larger."""
+If only one backup member fetches clones, they may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ShardState(Protocol):
 
 
 class Legacy(NamedTuple):
-    """State of a shard after step `step`, left on this machine by a runner or a copy that is no longer used."""
+    """Data of a shard after step `step`, from a runner or copy on this machine that is no longer used."""
 
     shard: ShardRange
     step: int
@@ -93,7 +93,9 @@ class Legacy(NamedTuple):
     names: Collection[str]
     """Names of parameters and buffers."""
     state: Callable[[str], Mapping[str, Tensor]]
-    """Returns the parameter or buffer of a name, together with its optimizer state."""
+    """Returns a parameter or buffer and its optimizer state, by tensor name.
+
+    The argument is the name of the parameter or buffer."""
 
     @classmethod
     def of_runner(cls, runner: ShardState, step: int) -> Legacy:
@@ -160,7 +162,7 @@ class Copier:
         self._versions.clear()
 
     def forget_all_but(self, backups: Collection[Worker]) -> None:
-        """Drop the clones of members that are not in `backups`, because these members fetch no more."""
+        """Drop the clones for members that are not in `backups`, because they fetch no more clones."""
         for backup in self._staged.keys() - set(backups):
             self._staged.pop(backup, None)
 
@@ -240,7 +242,7 @@ class Copier:
         return Piece.sealed(name, content)
 
     def require_still(self) -> None:
-        """Check that no buffer has changed since it was cloned; backup members receive no later values of buffers.
+        """Check that no buffer has changed since it was first cloned. Later values are not sent to backups.
 
         Raises:
             ShareComputeError: a buffer has changed.

@@ -1,9 +1,9 @@
 """Backup copies of other members' shards, which can be brought to the last committed step when their primary is lost.
 
 A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
-primary, parameter by parameter, while the primary continues to train. Parameters may therefore be in the states of
-different steps, and each is updated separately. Updates use the job's optimizer, so on a device of the same kind the
-result is bit-identical to the primary's.
+primary, parameter by parameter, while the primary continues to train. Parameters in the snapshot may
+therefore include the updates of different numbers of steps, and each is updated separately. Updates use the
+job's optimizer, so on a device of the same kind the result is bit-identical to the primary's.
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
 _BATCH_BYTES = 64 * 2**20
-"""Size of the weights that the primary clones in one call, in bytes, without their optimizer state."""
+"""Maximum size of the weights that the primary clones in one call, in bytes, without their optimizer state. A
+larger tensor is cloned alone."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
 """Limits for pending gradients: number of steps, and size as a multiple of the snapshot's size. Beyond either limit,
-the gradients are applied to the snapshot."""
+the gradients of committed steps are applied to the snapshot."""
 _TRAINED = frozenset({torch.float32})
-"""Allowed dtypes of gradients."""
+"""Allowed dtypes of the buckets of a gradient."""
 _AGAIN_S = 0.5
 """Wait in seconds before a fetch that the primary refused is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """The position of a parameter's gradient in its bucket."""
+    """Position of a trained parameter's gradient: the bucket, and elements [start, stop) of the bucket."""
 
     bucket: int
     start: int
@@ -73,14 +74,14 @@ class Follower:
     """A backup copy of one shard.
 
     `take`, `follow`, `inherit`, `forget_after` and `close` must all be called on the same thread. Long operations run
-    on the copy's own thread, which has a low priority.
+    on the copy's own thread, which has a low priority on Linux.
 
     Args:
         shard: layers [start, stop).
         training: settings of the training.
         device: device that computes updates; results equal the primary's bit by bit if both devices are of one kind.
         fail: receives an error on the copy's own thread; the copy is unusable then.
-        quota: space for the copy.
+        quota: limits the space that all copies of this member take.
     """
 
     def __init__(
@@ -101,14 +102,15 @@ class Follower:
         self._trained: dict[str, _Trained] = {}
         self._snapshot = TensorFile(quota)
         self._have: dict[str, int] = {}
-        """Last step whose update the snapshot of each tensor contains, by the tensor's name.
+        """Last step whose update the snapshot contains, by name of the parameter or buffer.
 
         A tensor that is not trained never changes, but its step advances with the steps of trained tensors."""
         self._logs: dict[int, GradientLog] = {}
         self._scales: dict[int, float] = {}
         """Update factors of committed steps, by step, as far as the primary has reported them."""
         self._loss_scales: dict[int, LossScale] = {}
-        """Loss scale after a step, by step; only steps at which parts were fetched or to which the copy was brought."""
+        """Loss scale after a step, by step; only for steps whose data was fetched or inherited, and for steps
+        to which the copy was brought."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         """Set to end the running fetch."""
@@ -130,8 +132,8 @@ class Follower:
     def catch_up(self) -> bool:
         """Apply the pending gradients once, in the background; return whether this is done.
 
-        The first call with a complete snapshot starts it. At a later pause, only gradients that arrive after that call
-        remain to be applied.
+        The first call with a complete snapshot starts this work. Later calls only ask whether it is done.
+        When training pauses, few gradients then remain to be applied.
         """
         if not self.is_whole:
             return False
@@ -142,11 +144,12 @@ class Follower:
     # -- updating ----------------------------------------------------------------------------------------------------
 
     def follow(self, owner: object, reach: Callable[[threading.Event], Primary]) -> None:
-        """Fetch the missing data from this primary from now on; returns at once.
+        """Fetch the missing data from this primary from now on, if any is missing; return at once.
 
         Args:
             owner: identifies the primary; a running fetch from the same primary continues.
-            reach: takes an event, and returns the primary's interface, which works until the event is set.
+            reach: returns the primary's interface. Its argument is an event. Once the event is set, waiting
+                calls of the interface raise `StaleEpoch`.
         """
         is_under_way = self._fetching is not None and not self._fetching.done()
         if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
@@ -167,7 +170,10 @@ class Follower:
         return self._submit(partial(self._inherit, outline, legacies))
 
     def legacy(self, step: int) -> Legacy | None:
-        """Return the snapshot's data if it has exactly the updates up to a step; otherwise None."""
+        """Return the snapshot's data if it has exactly the updates up to a step; otherwise None.
+
+        Return None also if the loss scale after this step is unknown.
+        """
         if not (self.is_at(step) and self.reaches(step)) or step not in self._loss_scales:
             return None
         return Legacy(self.shard, step, self._loss_scales[step], self.inventory(), self._state)
@@ -178,7 +184,8 @@ class Follower:
     def take(self, step: int, place: int, tensor: Tensor) -> None:
         """Store one message of a step's gradient (see `gradient_messages`); a repeated message changes nothing.
 
-        If many gradients are pending, start to apply them. If the copy is unusable, release its space instead.
+        If many gradients are pending, start to apply them. If the copy is unusable, drop the message and
+        release the space of the copy.
 
         Args:
             step: number of the step.
@@ -186,7 +193,7 @@ class Follower:
             tensor: content of the message.
 
         Raises:
-            Unavailable: there is no space for the message.
+            Unavailable: there is no space for the message, or it cannot be written.
         """
         if self.is_spoilt:
             self._release_space()
@@ -232,7 +239,10 @@ class Follower:
         return step <= self._floor or (log is not None and log.is_complete)
 
     def reaches(self, step: int) -> bool:
-        """Return whether the gradients that are here suffice to bring the fetched part of the snapshot to a step."""
+        """Return whether the tensors of the snapshot so far can be brought to exactly this step.
+
+        This needs the complete gradients up to the step, and a usable copy without any later update.
+        """
         is_early = all(have <= step for have in list(self._have.values()))
         return (
             not self.is_spoilt
@@ -245,7 +255,9 @@ class Follower:
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Stop fetching, and apply gradients up to a committed step, for `rows` to read; return whether this succeeded.
+        """Stop fetching, and apply gradients up to a committed step; return whether this succeeded.
+
+        If so, `rows` returns the tensors with the updates up to this step.
 
         Args:
             step: number of a committed step.
@@ -255,12 +267,15 @@ class Follower:
         return self._own.submit(self._bring_to, step, scales).result()
 
     def spoil(self) -> None:
-        """Mark the copy as unusable; the next epoch begins another copy. The next call of `take` releases the space."""
+        """Mark the copy as unusable. The next call of `take` or `close` releases its space.
+
+        If the next epoch needs a copy of this shard here, that epoch begins another one.
+        """
         self.is_spoilt = True
         self._stopping.set()
 
     def close(self, after: Collection[Future[None]] = ()) -> None:
-        """Delete the copy, and release its space, once the futures in ``after``, which read its data, are done."""
+        """Delete the copy and release its space, once the futures in ``after`` have read its data."""
         self._release_space(after)
         self._own.shutdown(wait=False)
 
@@ -321,7 +336,8 @@ class Follower:
         while not (self._is_fetched or stopping.is_set()):
             try:
                 self._fetch_missing(owner, stopping)
-            except StaleEpoch:  # the primary lacks the shard or space for clones, or the fetch was cancelled
+            except StaleEpoch:
+                # The primary lacks the shard, the clones or space for clones, or the fetch was cancelled.
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):
@@ -355,7 +371,12 @@ class Follower:
         self._is_fetched = True
 
     def _received(self, owner: Primary, stopping: threading.Event, ticket: int, part: ClonedTensor) -> Tensor:
-        """Fetch one tensor; pause after each piece as long as its fetch took, because training uses the same link."""
+        """Fetch one tensor. After each piece, pause as long as its fetch took: training uses the same link.
+
+        Raises:
+            ContributorLost: a piece arrived damaged in every attempt, or the primary died.
+            StaleEpoch: the primary dropped the clones, or the fetch was cancelled.
+        """
         tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
         content = tensor.reshape(-1).view(torch.uint8).numpy()
         damaged = ContributorLost(
@@ -380,7 +401,7 @@ class Follower:
         )
 
     def _compact(self) -> None:
-        """Bring the snapshot to the last step that is known to be committed."""
+        """Bring the snapshot to the last step whose update factor and complete gradient are here."""
         step = self._floor
         while self.has(step + 1) and step + 1 in self._scales:
             step += 1
@@ -415,7 +436,7 @@ class Follower:
             return max(self._loss_scales)
         trained = [step for name, step in have.items() if name in self._trained]
         if self._trained and not trained:
-            # Trained tensors that are fetched later will be in the state of this step or of a later one.
+            # Trained tensors are fetched later. They will include the updates up to at least this step.
             return max(have.values(), default=-1)
         return min(trained or have.values(), default=-1)
 
@@ -492,7 +513,7 @@ def _places(outline: ShardOutline) -> Iterator[tuple[str, _Trained]]:
 
 
 def _be_modest() -> None:
-    """Give this thread a low priority, so that it only uses what training leaves."""
+    """Let this thread compute on one core, and on Linux at a low priority, to slow down training less."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         thread = threading.get_native_id()

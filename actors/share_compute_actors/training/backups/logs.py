@@ -1,4 +1,4 @@
-"""Encodes a step's reduced gradient as messages to backup members, and stores it on their disks."""
+"""Encodes a step's reduced gradient as messages to a backup member, which stores them on its disk."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GradientLog:
     """The reduced gradient of one step, on disk.
 
     Args:
-        quota: disk space for the gradient.
+        quota: limits the space that all copies of this member take.
     """
 
     def __init__(self, quota: CopyQuota) -> None:
@@ -87,7 +87,7 @@ class GradientLog:
         """Store one message of the gradient (see `gradient_messages`); a repeated message changes nothing.
 
         Raises:
-            Unavailable: there is no space for the message.
+            Unavailable: there is no space for the message, or it cannot be written.
         """
         if place == HEAD:
             self._head = self._head or GradientLogHeader.unpack(tensor)

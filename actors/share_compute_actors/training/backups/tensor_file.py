@@ -1,4 +1,4 @@
-"""A file on this machine's disk that stores tensors by name."""
+"""A file in this machine's folder for temporary files that stores tensors by name."""
 
 from __future__ import annotations
 
@@ -104,13 +104,21 @@ class TensorFile:
         return _tensor(content, place.dtype).reshape(place.shape)
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) of a flattened tensor; the content is not verified."""
+        """Return elements [start, stop) of a flattened tensor, without a check of its digest.
+
+        Raises:
+            VerificationFailed: the content cannot be read.
+        """
         place = self._places[name]
         size = place.dtype.itemsize
         return _tensor(self._read(place.begin + start * size, (stop - start) * size), place.dtype)
 
     def rows(self, name: str, start: int, stop: int | None) -> Tensor:
-        """Return rows [start, stop) of a tensor, not verified; a scalar has one row."""
+        """Return rows [start, stop) of a tensor, without a check of its digest; a scalar is returned whole.
+
+        Raises:
+            VerificationFailed: the content cannot be read.
+        """
         shape = self._places[name].shape
         if not shape:
             return self.part(name, 0, 1).reshape(())
@@ -119,7 +127,7 @@ class TensorFile:
         return self.part(name, first * row, last * row).reshape(last - first, *shape[1:])
 
     def verify(self) -> None:
-        """Read and check all tensors once.
+        """Read all tensors, and check their digests.
 
         Raises:
             VerificationFailed: some content differs from the content that was written, or cannot be read.

@@ -97,7 +97,7 @@ class TrainingAttempt:
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except (ShardStoreLost, LinkLost, StaleEpoch):
-            is_over = False  # members are alive: another attempt continues with them, or does so already
+            is_over = False  # members live: another attempt will continue with them, or already does
             raise
         except Exception as failure:
             if not step_log.is_claimed:
@@ -143,7 +143,7 @@ class TrainingAttempt:
         return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
-        """Return layer timings of earlier attempts that are still valid; empty if the microbatch size is unknown."""
+        """Return earlier attempts' valid layer timings; empty while the number of microbatches is unknown."""
         if spec.training.microbatches is None:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size

@@ -52,8 +52,9 @@ class _Saving(NamedTuple):
 class CheckpointManager:
     """Has the shard store save the model of a job into folders, one folder at a time.
 
-    At a pause, the first member of each stage takes a snapshot. Training then continues while the shard store
-    fetches the snapshots and writes them. All methods must be called on the coordinator's one thread.
+    At a pause, the first member of each stage takes a snapshot. The shard store then fetches the snapshots
+    and writes them. Training continues meanwhile if all snapshots are copies of the shards. All methods must
+    be called on the one thread that runs the attempt.
 
     Args:
         shard_store: the shard store's actor, which writes the folders.
@@ -99,8 +100,9 @@ class CheckpointManager:
 
         Args:
             state: training state after the last committed step.
-            waits: whether to wait until the checkpoint is complete. If false, the call returns after the snapshots,
-                provided that the first member of each stage has memory for a copy of its shard.
+            waits: whether to wait until the checkpoint is complete. If false, the call returns after the
+                snapshots. It waits all the same if a first member of a stage lacks the memory for a copy of
+                its shard.
 
         Raises:
             Cancelled: the submitter cancelled the job.
@@ -151,7 +153,7 @@ class CheckpointManager:
     def salvaging(self) -> Iterator[None]:
         """If an error leaves the context, wait for a folder in progress, because the next attempt may begin from it.
 
-        Do not wait after `StaleEpoch` and `Unavailable`.
+        Wait after `MembersLost`, and after each `ShareComputeError` except `StaleEpoch` and `Unavailable`.
         """
         try:
             yield
@@ -166,7 +168,7 @@ class CheckpointManager:
             try:
                 self._finish()
             except MembersLost:
-                continue  # the shard store itself finds out whether it still needs the lost members
+                continue  # the shard store itself finds out whether it still needs data of the lost members
             except ShareComputeError as failure:
                 self._report(Note(message=failure.message, level="warning"))
 
@@ -182,7 +184,7 @@ class CheckpointManager:
                 return
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
-        """Have snapshots taken, and start to save them; return whether training may continue, since all are copies."""
+        """Have snapshots taken, and start to save them; return whether all of them are copies."""
         first = {stage[0]: place for place, stage in enumerate(self._conductor.membership.stages)}
         are_copies = self._group.gather(
             FLAG,
@@ -208,6 +210,7 @@ class CheckpointManager:
         Raises:
             Cancelled: the submitter cancelled the job.
             MembersLost: members died or became unresponsive meanwhile.
+            ShareComputeError: the shard store could not save the folder.
         """
         saving = self._under_way
         if saving is None:

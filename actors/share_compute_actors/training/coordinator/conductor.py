@@ -1,4 +1,4 @@
-"""The coordinator's loop: passes members' messages to the protocol's state machine, and carries out its effects."""
+"""The coordinator's loop: passes messages to the protocol's state machine, and executes its effects."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ _CUT_TICKS = 3
 _QUIET_S = 120.0
 """Initial limit for the time in which no member sends a new answer, in seconds.
 
-Beyond the limit, members begin a new epoch at the same step. The limit grows with the duration of steps, and doubles
-with each such epoch: five of them in a row take an hour."""
+Beyond the limit, members begin a new epoch at the same step. The limit grows with the duration of steps. It
+doubles with each epoch that commits no step: five such epochs in a row take about an hour."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
@@ -130,17 +130,17 @@ class Conductor:
         """Membership of the last epoch in which all members were ready to compute."""
         self._lost: set[Worker] = set()
         self._stopped_s: float | None = None
-        """Time when members were last known to compute; None while they compute."""
+        """Time when members were last known to compute steps; None while they compute."""
         self._figures: dict[Worker, StepFigures] = {}
         self._verdict: verdict.Verdict | None = None
-        """Verdict on the last step that all members prepared."""
+        """Verdict on the last step that all members prepared and whose numbers `verdict.judge` accepted."""
         self._not_finite: NotFinite | None = None
-        """The error of the last step whose numbers were not finite."""
+        """The last error of `verdict.judge`, from this step or an earlier one; None if there was none."""
         self._facts: StepFacts | None = None
         """Facts about the step that is being committed, or was committed last."""
         self._is_paused = False
         self._cut: LinksCut | None = None
-        """Cut links that were found in the last epoch; raised when the next epoch is formed."""
+        """Cut links, which `_form` raises unless a member was lost since then; None if none were found."""
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
@@ -165,7 +165,7 @@ class Conductor:
             ContributorLost: all holders of some part of the model are lost.
             LinksCut: members that must communicate do not reach each other.
             NotFinite: numbers of a step are not finite; the step stays open on all members.
-            ShareComputeError: a member reported this error.
+            ShareComputeError: a member reported this error, or the job cannot continue for another reason.
         """
         self._is_paused = False
         self._handle(Continue(until))
@@ -173,7 +173,7 @@ class Conductor:
         return self._machine.committed
 
     def pause_early(self) -> None:
-        """Pause after the step that is being computed, so that `steps` returns; does nothing between epochs."""
+        """Pause after the step that is being computed, so that `steps` returns; otherwise do nothing."""
         is_stepping = self._membership is not None and self._machine.phase == "stepping"
         if is_stepping and self._machine.until > self._machine.committed:
             self._handle(Continue(self._machine.committed))
@@ -181,7 +181,8 @@ class Conductor:
     def at_pause(self, work: Callable[[], Result]) -> Result:
         """Run `work`, and return its result; call this only at a pause.
 
-        If a member is lost or sends a wrong tensor meanwhile, form a new epoch, pause it and run `work` again.
+        If `work` raises `MembersLost`, `StaleEpoch` or `WrongTensor`, form a new epoch if it is needed, pause
+        it, and run `work` again. Other errors are raised.
         """
         while True:
             try:
@@ -193,7 +194,7 @@ class Conductor:
             except WrongTensor as failure:
                 for event in self._without_sender(failure):
                     self._handle(event)
-            self._is_paused = self._machine.phase == "paused"  # true if no lost member was part of the epoch
+            self._is_paused = self._machine.phase == "paused"  # still paused if the epoch loses no member
             self._run()
 
     def change(self) -> None:
@@ -202,7 +203,8 @@ class Conductor:
         Call this only at a pause.
 
         Raises:
-            ContributorLost: no other member can hold the shard of a member that leaves.
+            PlanInfeasible: the other members cannot hold the shard of a member that leaves.
+            ShareComputeError: as `steps` does.
         """
         if not self._changes.are_due(self.membership):
             return
@@ -249,7 +251,7 @@ class Conductor:
     def _detect_cuts(self) -> None:
         """Check whether members reach each other, after 1.5 s without a new answer, then after 3 s, 6 s and so on.
 
-        A cut leaves TCP connections open, so nothing else shows that the tensors of a step will not arrive.
+        A cut leaves TCP connections open, so nothing else shows that the tensors of a step cannot arrive.
         """
         quiet, rest = divmod(self._machine.quiet_ticks, _CUT_TICKS)
         if self._membership is None or rest or quiet.bit_count() != 1:
@@ -265,18 +267,18 @@ class Conductor:
                 self._lose(loss.workers)
 
     def _leave_out_an_end(self, cut: LinksCut, membership: Membership) -> None:
-        """Continue without the member that all cut links share; if the job cannot do without it, end the attempt."""
+        """Continue without the member that all cut links share; if that is impossible, let `_form` raise."""
         can_lose_one = (
             self._machine.phase == "stepping"
             and self._changes.protection.is_protected
             and self._group.workers.issuperset(membership.everybody)
             and self._group.have_whole_copies(
                 membership.backups.values()
-            )  # none was lost since the last message
+            )  # no copy was lost since it was reported as complete
         )
         end = self._planner.dispensable(cut.pairs) if can_lose_one else None
         if end is None:
-            self._cut = cut  # raised later: once members are halted, all have applied the last committed step
+            self._cut = cut  # `_form` raises it: then all have applied the last committed step
             self._handle(Assemble(self._group.workers))
             return
         self._report_cut(cut)
@@ -312,11 +314,11 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
             self._group.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
-            # The member waited for another one that may be lost, which the failure detector finds out.
+            # The member waited for another member. The failure detector shows whether that one is lost.
             return
         if isinstance(message, NoCopy):
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:
-                # If the message is of an older epoch, the member has begun another copy since then.
+                # If the copy was lost in an older epoch, the member has begun another copy since then.
                 is_current = message.epoch == self._membership.epoch
                 self._changes.recopying.lost(
                     worker, lacks_space=message.lacks_space, is_restarted=not is_current
@@ -359,7 +361,7 @@ class Conductor:
         if self._membership is not None and not workers.isdisjoint(
             set(self._membership.everybody) - set(self._membership.workers)
         ):
-            # A catch-up replica was lost. Its primary waits for it, but the protocol machine does not know replicas.
+            # A catch-up replica is lost. Its primary waits for it, but the state machine counts no replicas.
             self._handle(Assemble(self._group.workers))
 
     def _report_lost(self, workers: frozenset[Worker]) -> list[Event]:
@@ -466,9 +468,9 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _blame(self, blame: Blame) -> None:
-        """Write to the step log that a machine computed wrong numbers, and report this to the user.
+        """Write a machine's offence, such as wrong numbers, to the step log, and report it to the user.
 
-        The member is removed if it was kept as a suspect. The machine is quarantined if the step log requires it.
+        The member is removed if it was kept as a suspect. `StepLog.offend` decides about a quarantine.
         """
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
@@ -551,12 +553,12 @@ class Conductor:
         return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:
-        """Count a new epoch. From the second epoch without a commit on, double the allowed time without a new answer.
+        """Count a new epoch. From the second one in vain on, double the limit for the time without an answer.
 
         If nothing has failed, answers are late because the step takes long, so a longer wait suffices.
 
         Raises:
-            Unavailable: too many epochs began without a committed step or a lost member.
+            Unavailable: too many epochs began in vain in a row (see `_epochs_in_vain`).
         """
         self._epochs_in_vain += 1
         if self._epochs_in_vain > 1:
@@ -569,7 +571,7 @@ class Conductor:
             )
 
     def _expect_the_next(self) -> None:
-        """Set the limit for the time without a new answer from the duration of the step that was committed last."""
+        """Undo doublings of the limit for the time without an answer; raise the limit after a long step."""
         now = time.monotonic()
         self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)

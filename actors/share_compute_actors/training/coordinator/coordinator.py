@@ -1,6 +1,7 @@
 """The coordinator: one actor on the head that makes one attempt at a job, and reports its progress as events.
 
-The control plane imports this module, so it must import quickly; the attempt itself is in `attempt`, which loads torch.
+The control plane imports this module, so the import must be quick. The attempt itself is in the module
+`attempt`, which imports torch.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Coordinator:
     def events(self, after: int, timeout_s: float) -> str:
         """Return the events after the first ``after`` ones, as JSON; if there is none, wait for the next.
 
+        The list is empty if no event comes in time.
+
         Args:
             after: number of events that the caller has received. These events are deleted, so there must be only one
                 caller, and the number must never decrease.
@@ -90,7 +93,10 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def suspend(self) -> None:
-        """Ask the attempt to write a checkpoint after its current step, and then to end."""
+        """Ask the attempt to write a checkpoint after its current step, and then to end.
+
+        While the data is prepared, the attempt ends without a checkpoint.
+        """
         self._requests.suspended.set()
 
     @ray.method(concurrency_group="control")

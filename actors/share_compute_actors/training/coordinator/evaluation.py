@@ -27,14 +27,15 @@ from share_compute_actors.training.shard_store import ShardStoreFacts
 from share_compute_actors.wire import TEXT
 
 _EVALUATED_AT_ONCE = 8
-"""Microbatches in one evaluation call, per member of the largest stage. It bounds the data that waits in channels."""
+"""Number of microbatches in one evaluation call, per member of the largest stage. This limit bounds the data
+that waits in channels."""
 
 
 class Evaluation:
     """Evaluates the members' model while no step is computed.
 
     Args:
-        spec: the job, with its number of microbatches settled.
+        spec: the job, with a fixed number of microbatches.
         facts: the facts that the shard store returned.
         shard_store: the shard store's actor, which has the tokenizer.
         group: the members.
@@ -131,9 +132,12 @@ class Evaluation:
         return torch.tensor(logits)
 
     def locate(self, failure: NotFinite) -> UserError:
-        """Return an error that names the place where numbers stopped being finite.
+        """Return an error that names the module or parameter at which numbers stopped being finite.
 
         Return `failure` itself if no member finds such a place, or if members are lost meanwhile.
+
+        Args:
+            failure: the error for the open step, whose number it carries.
         """
         step, membership = failure.step, self._conductor.membership
         assert step is not None

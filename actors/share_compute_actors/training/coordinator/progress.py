@@ -47,7 +47,7 @@ class Listener(ABC):
             before: membership of the epoch before.
             after: membership of the new epoch.
             lost: members that were lost.
-            seconds: time between the two epochs in which no step was computed.
+            seconds: time for which no step was computed between the two epochs, in seconds.
         """
 
     @abstractmethod
@@ -62,7 +62,7 @@ class TrainingProgress:
     """Computes the `StepFacts` of each step (loss, learning rate, speed), and holds the attempt's training state.
 
     Args:
-        spec: the job, with its number of microbatches settled.
+        spec: the job, with a fixed number of microbatches.
         state: training state after the last committed step.
         report: receives events.
     """
@@ -82,7 +82,7 @@ class TrainingProgress:
         self._busy_s: dict[Worker, float] = defaultdict(float)
         self._trained_s = 0.0
         self._targets = 0
-        """Number of targets in one microbatch."""
+        """Number of targets in one microbatch; 0 before a step was prepared."""
 
     @property
     def has_ended(self) -> bool:
@@ -110,7 +110,8 @@ class TrainingProgress:
         seconds, self._last_end = now - self._last_end, now
         self._seconds.append(seconds)
         training = self._training
-        # The number of targets is lacking if members of the last stage died, but it is the same in all steps.
+        # Figures lack the number of targets if members of the last stage died. All steps have the same
+        # number.
         each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
         targets = each * training.batch_size // training.microbatch_size
         norm, is_clean = verdict.norm, math.isfinite(verdict.norm)
@@ -144,7 +145,7 @@ class TrainingProgress:
         self.state = replace(self.state, step=step, loss_scale=facts.loss_scale)
 
     def validated(self, step: int, loss: float) -> None:
-        """Add the loss of a validation to the training state; it may end the training early."""
+        """Add the loss of a validation to the training state; this may end the training early."""
         self.state = replace(self.state, validations=(*self.state.validations, (step, loss)))
         self._stopping = self._stopping and self._stopping.after(step, loss)
 

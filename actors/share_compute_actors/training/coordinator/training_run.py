@@ -1,8 +1,8 @@
 """The training of one attempt, from members that hold the model to the saved result.
 
-Start reading the coordinator's code here. A `TrainingRun` builds and owns the parts of the coordinator that train.
-`TrainingRun.run` shows the whole training in order. The `Conductor` drives the steps between two pauses, and reports to
-the `TrainingRun` through the methods of `Listener`.
+Start reading the coordinator's code here. A `TrainingRun` builds the other objects of the coordinator that
+train. `TrainingRun.run` shows the whole training in order. The `Conductor` drives the steps between two
+pauses, and reports to the `TrainingRun` through the methods of `Listener`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TrainingRun(Listener):
     """Trains with the members of a worker group, and saves checkpoints and the result.
 
     Args:
-        assignment: the attempt, with its number of microbatches settled.
+        assignment: the attempt, with a fixed number of microbatches.
         start: plan and training state that the members begin with.
         shard_store: the shard store's actor.
         group: the members, each with its shard.
@@ -115,7 +115,7 @@ class TrainingRun(Listener):
         return self._progress.reason
 
     def _begin(self) -> None:
-        """Report the start of training, and before it the committed steps that the control plane does not know.
+        """Report committed steps that the control plane does not know, and then the start of training.
 
         If members were taken over, report their plan first.
         """
@@ -193,7 +193,10 @@ class TrainingRun(Listener):
             self._checkpoints.checkpoint(progress.state, waits=progress.has_ended)
 
     def _save_before_change(self) -> None:
-        """Save a checkpoint if one is due, or if leaving members hold layers that the other members cannot hold."""
+        """Save a checkpoint if one is due, or if the other members cannot hold the leaving members' layers.
+
+        Then wait for a save in progress if it still fetches data from a leaving member.
+        """
         self._checkpoints.checkpoint_if_due(self._progress.state)
         leaving = self._changes.leaving
         if leaving and not self._planner.can_do_without(leaving):
@@ -204,7 +207,8 @@ class TrainingRun(Listener):
     def _saving_when_cut(self) -> Iterator[None]:
         """If links between members are cut inside the context, save a checkpoint, and raise the error again.
 
-        Save none if no step was committed after the checkpoint that the attempt began with.
+        Save none if no step was committed after the checkpoint that the attempt began with, or since the
+        job's start.
         """
         try:
             yield
@@ -264,6 +268,6 @@ class TrainingRun(Listener):
         return "; ".join(causes)
 
     def ticked(self) -> None:
-        """Report folders that were saved and copies that are complete, and request the pauses that are due."""
+        """Report saved folders and complete backup copies; request a pause if one is due for a checkpoint."""
         self._checkpoints.poll()
         self._changes.protection.poll(self._progress.state.step)

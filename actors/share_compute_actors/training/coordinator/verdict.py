@@ -1,7 +1,7 @@
 """Checks a step that all members prepared, before it is committed.
 
-Losses and gradients must be finite. In float16, a step whose gradient is not finite is committed, but changes nothing.
-The norm of the whole gradient determines by how much the gradient is clipped.
+Losses and gradients must be finite. In float16, a step with a gradient that is not finite is committed all
+the same, but changes no weights. The norm of the whole gradient determines how far the gradient is clipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def disputed(workers: Collection[Worker], step: int, name: Callable[[Worker], st
 
 
 def again(effect: StartOver, name: Callable[[Worker], str]) -> str:
-    """Return the reason for the user why a step is computed again."""
+    """Return the reason why a step is computed again, as text for the user."""
     if effect.workers:
         names = listed(sorted(map(name, effect.workers)))
         return f"the gradients on {names} differ, so step {effect.step} is computed again"
@@ -51,7 +51,7 @@ def diverged(effect: Diverged, found: NotFinite | None, name: Callable[[Worker],
 
     Args:
         effect: the effect of the protocol's state machine.
-        found: the error of the last step whose numbers were not finite; None if a member reported them.
+        found: the last error of `judge`; None if `judge` raised none, because members found the numbers.
         name: returns the name of a member's machine.
     """
     failure = found or not_finite("gradient", effect.step)
@@ -66,7 +66,7 @@ def diverged(effect: Diverged, found: NotFinite | None, name: Callable[[Worker],
 
 
 def offence(blame: Blame, name: Callable[[Worker], str], *, is_over: bool) -> Offended:
-    """Return the event that reports a machine's wrong numbers.
+    """Return the event that reports a machine's offence, such as wrong numbers.
 
     Args:
         blame: the effect of the protocol's state machine.
@@ -98,7 +98,7 @@ class Verdict:
     norm: float
     """Norm of the whole gradient, without the loss scale."""
     factor: float
-    """Factor that the gradient is multiplied by; `SKIPPED` if the step must change nothing."""
+    """Factor by which the gradient is multiplied; `SKIPPED` if the step must change no weights."""
 
 
 def judge(prepared: Mapping[Worker, Prepared], training: TrainingSpec, step: int) -> Verdict:
@@ -125,7 +125,8 @@ def losses_of(prepared: Mapping[Worker, Prepared]) -> dict[int, float]:
 def global_norm(prepared: Mapping[Worker, Prepared]) -> float:
     """Return the norm of the whole gradient, which does not depend on how layers are cut into stages.
 
-    Members of a stage report the same values, and so do both holders of a tied parameter, so each name counts once.
+    Each parameter counts once. All members that hold a parameter report the same value for it, also if two
+    stages share the parameter.
     """
     squares: dict[str, float] = {}
     for message in prepared.values():

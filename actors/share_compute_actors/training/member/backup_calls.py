@@ -20,7 +20,7 @@ from share_compute_actors.wire import FLAG, NOTHING
 
 
 class BackupCalls:
-    """The methods of a member for backup copies."""
+    """Mixin with a member's methods for backup copies."""
 
     _engine: TrainingEngine
 
@@ -50,15 +50,15 @@ class BackupCalls:
     ) -> None:
         """Keep copies of exactly these primaries' shards, and drop all other copies.
 
-        This is called before the epoch in which the primaries begin to send gradients. Existing copies of these shards
-        stay. A new copy starts from data that this machine already has, and the rest is fetched while training
-        continues.
+        This is called before each epoch. Existing copies of these shards stay if they can be brought to the
+        last committed step (see `Copies.keep`). A new copy starts from data that this machine already has, if
+        there is space for it. The rest is fetched while training continues.
 
         Args:
             epoch: number of the epoch that is about to begin.
             committed: last committed step.
             followed: primaries of the copies, by stage.
-            backups: members that keep copies of this member's shard.
+            backups: backup members and catch-up replicas that keep copies of this member's shard.
         """
         self._engine.copier.forget_all_but(backups)
         copies = self._engine.copies
@@ -68,7 +68,9 @@ class BackupCalls:
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:
-        """Bring the copy of a shard to the state after a committed step; return whether that was possible.
+        """Apply gradients to the copy of a shard up to a committed step; return whether this succeeded.
+
+        Return False also if this member keeps no copy of the shard.
 
         Args:
             shard: layers [start, stop) of the copy.
@@ -81,11 +83,14 @@ class BackupCalls:
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def is_up_to_date(self) -> bool:
-        """Have complete copies apply pending gradients; return whether all usable copies have done so."""
+        """Have each complete copy apply its pending gradients once, without waiting.
+
+        Return whether each usable copy is complete and has done so.
+        """
         return self._engine.copies.catch_up()
 
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def has_whole_copies(self) -> bool:
-        """Return whether each copy that this member keeps is complete."""
+        """Return whether each copy that this member keeps is complete and usable."""
         return self._engine.copies.are_whole()

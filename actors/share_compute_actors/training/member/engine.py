@@ -1,7 +1,8 @@
 """A member's single compute thread: it executes the effects of the protocol machine, and calls from other threads.
 
-While steps are computed, only this thread uses weights, gradients and the channel. Other threads only queue messages
-and calls for it, and end its waits for an epoch that is over.
+While steps are computed, only this thread uses the weights, and only it calls those methods of the channel
+that are not thread-safe. Other threads queue messages, tensors and calls for this thread. A halt also ends
+the thread's waits for an epoch that is over.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ from share_compute_actors.transport.collective.backend import EpochGroup, abort_
 from share_compute_actors.transport.envelope import WireLabel
 
 _TICK_S = 5.0
-"""Minimum time between two `RetransmissionTimeout` events, at which unanswered messages are repeated, in seconds."""
+"""Minimum time in seconds between two `RetransmissionTimeout` events.
+
+At each event, the protocol machine repeats rejections and gradients that are not acknowledged."""
 
 
 class Forming(NamedTuple):
@@ -71,12 +74,12 @@ NotifyCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | N
 
 
 class TrainingEngine(ComputeThread):
-    """Runs one member's compute thread, on which all steps, and calls from other threads, are executed.
+    """Runs one member's compute thread, which executes all steps, and calls from other threads.
 
     Args:
         machine: the member's protocol machine.
         tree: the order in which gradients are added.
-        notify: sends a message to the coordinator; called on the compute thread.
+        notify: sends a message or an error to the coordinator; called on the compute thread.
         copies: backup copies of other members' shards.
     """
 
@@ -97,7 +100,7 @@ class TrainingEngine(ComputeThread):
         self.runner: Runner | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
-        """The process group that this member is joining; None if there is none."""
+        """Process group whose formation has begun, until `join` is called; None after `join`."""
         self._group_epoch = 0
         self._samples: ShardSamples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
@@ -114,7 +117,7 @@ class TrainingEngine(ComputeThread):
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def receive(self, message: ToMember) -> None:
-        """Queue a message from the coordinator; a halt also ends waits that belong to earlier epochs."""
+        """Queue a message from the coordinator; a halt also ends the thread's waits of earlier epochs."""
         with self._news:
             self._events.append(message)
             self._news.notify()
@@ -134,7 +137,7 @@ class TrainingEngine(ComputeThread):
             channel.wake()
 
     def wait_while_cut(self) -> None:
-        """Return at once; `FaultyEngine` waits here while the injected cut of the coordinator's link lasts."""
+        """Return at once; `FaultyEngine` waits here while it cuts the link to the coordinator."""
 
     def use_shard_store(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
@@ -146,8 +149,8 @@ class TrainingEngine(ComputeThread):
     def open(self, channel: Channel | None) -> None:
         """Use this channel from now on; call this through `order`."""
         super().open(channel)
-        # Drop tensors of earlier epochs, because the tensors that are still needed are sent again. Keep the gradient of
-        # a parameter that two stages share: it is not sent again.
+        # Drop tensors of earlier epochs, because the tensors that are still needed are sent again. Keep the
+        # gradient sum of a tied parameter, because the protocol machine still counts it as arrived.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
@@ -183,9 +186,13 @@ class TrainingEngine(ComputeThread):
         self.runner.join(group, rank)
 
     def arrived(self, step: int, microbatch: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return activation and gradient that arrived for a microbatch of the open step; call this through `order`.
+        """Return the activation and the gradient that arrived for a microbatch; call this through `order`.
 
         Each of the two is None if it has not arrived.
+
+        Args:
+            step: number of the open step.
+            microbatch: id of the microbatch.
         """
         come = self._arrived
         return come.get(("activation", step, microbatch)), come.get(("gradient", step, microbatch))
@@ -196,11 +203,14 @@ class TrainingEngine(ComputeThread):
         while True:
             try:
                 self._work()
-            except Exception as failure:  # noqa: BLE001 - it is reported to the coordinator, and ends the attempt
+            except Exception as failure:  # noqa: BLE001 - the coordinator gets the error
                 self._notify(as_reported(failure), None)
 
     def _work(self) -> None:
-        """Do one piece of work. Priority: protocol messages, effects, calls of other threads, tensors."""
+        """Do one piece of work, or wait for work.
+
+        Priority: messages from the coordinator, effects, calls of other threads, tensors.
+        """
         due_s = self._due_s()
         with self._news:
             is_idle = not self._events and not self._effects and not self._orders
@@ -221,7 +231,7 @@ class TrainingEngine(ComputeThread):
             self._take(POLL_S if due_s is None else min(due_s, POLL_S))
 
     def _due_s(self) -> float | None:
-        """Return the seconds until the thread must call this again; None if there is no limit.
+        """Return the seconds until the thread must call this method again; None if there is no limit.
 
         `FaultyEngine` sends its delayed messages here.
         """
@@ -259,7 +269,12 @@ class TrainingEngine(ComputeThread):
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
     def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
-        """Reject a tensor that contradicts the blueprint or is not finite; return whether it was rejected."""
+        """Reject a tensor that this member cannot use; return whether it was rejected.
+
+        A tensor is rejected if this member expects none of its kind, or if its shape or dtype is wrong.
+        Except in float16, a tensor of a step is also rejected if its numbers are not finite; gradients for
+        backup copies are not checked for this. Acknowledgements are not checked at all.
+        """
         if label.cargo == "logged":
             return False
         if label.cargo == "log":
@@ -286,7 +301,7 @@ class TrainingEngine(ComputeThread):
         self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
     def _take_log(self, channel: Channel, label: WireLabel, tensor: Tensor) -> None:
-        """Store a part of a primary's gradient, and acknowledge the gradient once it is complete."""
+        """Store one message of a primary's gradient; acknowledge the gradient once all messages are here."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._acknowledge(channel, followed, label)
@@ -295,7 +310,10 @@ class TrainingEngine(ComputeThread):
         self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
-        """Pass an event to the protocol machine, and queue its effects, so that a halt can interrupt them."""
+        """Pass an event to the protocol machine, and queue the effects that it returns.
+
+        A halt that arrives meanwhile is handled before the next queued effect.
+        """
         self._effects.extend(self._machine.handle(event))
 
     def _carry_out(self, effect: Effect) -> Event | None:
@@ -307,7 +325,8 @@ class TrainingEngine(ComputeThread):
                 self._send(effect)
             case Reduce():
                 if self.channel is not None and self.group is not None:
-                    # Receivers notice lost tensors by these counts, and this member may wait long in the reduction.
+                    # This member may wait long in the reduction. Meanwhile, receivers need these counts to
+                    # notice lost tensors.
                     self.channel.report_sent()
                 return self._reduce(effect)
             case Apply():
@@ -359,13 +378,16 @@ class TrainingEngine(ComputeThread):
             incoming = self._given.target(step, microbatch)
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
-        held = None  # without a membership (halted), no member would join a reduction inside the backward
+        held = None  # after a halt (no membership), no other member would join a reduction in the backward
         if effect.is_last and membership is not None and reduces_inside:
             held = self._sums_held(membership, step)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=held)
 
     def _begin(self, step: int) -> None:
-        """Start the clock at the first cell of a step, and request the samples of this step and the next."""
+        """Start the clock at the first cell of a step, and request the samples of this step and the next one.
+
+        In the second step of an epoch, also start to time the layers.
+        """
         self._clock.start()
         membership = self._machine.membership
         if membership is None:
@@ -411,12 +433,15 @@ class TrainingEngine(ComputeThread):
         return Reduced()
 
     def _sums_held(self, membership: Membership, step: int) -> list[tuple[Node, ...]]:
-        """Return the partial sums of gradients that each member of this stage holds at the end of a step, by rank."""
+        """Return the nodes of the summation tree whose sums each member of this stage holds, by rank.
+
+        The sums are those that the members hold after all cells of the step.
+        """
         stage = membership.stage_of(self._machine.worker)
         return [self._tree.cover(ids) for ids in holders(membership, step, stage)]
 
     def _give(self, log: Log) -> None:
-        """Send the reduced gradient to a backup member."""
+        """Send the reduced gradient to a backup member or catch-up replica."""
         membership = self._machine.membership
         if membership is None:
             return  # halted meanwhile: the next epoch determines the receiver
@@ -433,7 +458,10 @@ class TrainingEngine(ComputeThread):
             self.channel.forget(effect.step)
 
     def _tie(self, membership: Membership, step: int) -> None:
-        """Add the other stage's sum of a tied parameter's gradient, if it arrived; repeated calls are harmless."""
+        """Add the other stage's gradient sum of the tied parameter, if the sum has arrived.
+
+        Repeated calls add it only once.
+        """
         other = len(membership.stages) - 1 - membership.stage_of(self._machine.worker)
         theirs = self._arrived.get(("tied", step, other))
         if membership.is_tied and theirs is not None:
@@ -455,7 +483,8 @@ class TrainingEngine(ComputeThread):
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        # In a restarted step, digests are compared with earlier ones, so a member alone in its stage sends one, too.
+        # In a restarted step, digests are compared with those before the restart. So even a member that is
+        # alone in its stage sends a digest.
         is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,

@@ -39,13 +39,13 @@ from share_compute_actors.transport.envelope import WireLabel
 
 
 class FaultyEngine(TrainingEngine):
-    """An engine that carries out the failures of a failure script at the protocol points that the script names.
+    """An engine that executes a member's part of a failure script at the points that the script names.
 
     Args:
-        injector: the member's part of the script.
+        injector: executes this member's part of the script.
         machine: the member's protocol machine.
         tree: the order in which gradients are added.
-        notify: sends a message to the coordinator; called on the compute thread.
+        notify: sends a message or an error to the coordinator; called on the compute thread.
         copies: backup copies of other members' shards.
     """
 
@@ -72,7 +72,7 @@ class FaultyEngine(TrainingEngine):
     # -- from other threads, and orders ------------------------------------------------------------------------------
 
     def receive(self, message: ToMember) -> None:
-        """Queue a message from the coordinator, unless the link to the coordinator is cut."""
+        """Queue a message from the coordinator; drop it while the link to the coordinator is cut."""
         if not self._faults.is_cut(None):
             super().receive(message)
 
@@ -81,7 +81,7 @@ class FaultyEngine(TrainingEngine):
         self._faults.wait_while_cut()
 
     def open(self, channel: Channel | None) -> None:
-        """Use this channel from now on; call this through `order`."""
+        """Use this channel from now on, and drop messages that were delayed; call this through `order`."""
         if channel is not None:
             channel.is_cut = self._faults.is_cut
         self._faults.forget()
@@ -152,7 +152,7 @@ class FaultyEngine(TrainingEngine):
 
 
 class FaultyOutbox(Outbox):
-    """An outbox whose gradients may be damaged, late, repeated or lost.
+    """An outbox whose gradients may arrive damaged, late, twice, out of order or never.
 
     Args:
         faults: sends messages with their injected faults.

@@ -27,7 +27,7 @@ class _Pass(NamedTuple):
     begin: _Mark
     inner: dict[int, _Mark]
     """Mark of each layer except the last, by layer index. In a forward pass: the end of the layer. In a backward pass:
-    the time at which the gradient of the layer's output was complete."""
+    the time at which the gradient of the layer's output was complete; none if it needs no gradient."""
     end: _Mark
 
 
@@ -59,7 +59,7 @@ class LayerTimer:
         self._passes[way].append(_Pass(begin, inner, self._mark()))
 
     def finish(self) -> dict[int, LayerTiming]:
-        """Remove the hooks, and return each layer's mean times over all passes."""
+        """Remove the hooks, and return each layer's mean times over all passes, by layer index."""
         for hook in self._hooks:
             hook.remove()
         if self._on_gpu:
@@ -90,12 +90,12 @@ class LayerTimer:
             self._current[place] = self._mark()
 
     def _means(self, way: _Way) -> dict[int, float]:
-        """Return the mean time of each layer, from the mark before it to the mark after it."""
+        """Return the mean time of each layer, in seconds: from the mark before it to the mark after it."""
         order = self._places if way == "forward" else self._places[::-1]
         times: dict[int, list[float]] = {place: [] for place in order}
         for each in self._passes[way]:
-            # In a backward pass, layer i starts at the mark where the gradient of its output was complete, which is
-            # where layer i + 1 ends. If its output needs no gradient, its mark is the end of the pass.
+            # In a backward pass, layer i starts when the gradient of its output is complete; layer i + 1 ends
+            # then. If the output of layer i needs no gradient, the end of the pass replaces this mark.
             bounds = order[:-1] if way == "forward" else order[1:]
             marks = [each.begin, *(each.inner.get(place, each.end) for place in bounds), each.end]
             for place, start, stop in zip(order, marks, marks[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Ends an abandoned member: a member outlives its coordinator, but ends if no coordinator calls it for too long."""
+"""Ends an abandoned member, which is a member that has got no heartbeat request for too long."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 
 _LIMIT_S = 600.0
-"""Default time limit, in seconds: as long as nodes wait for a head that is being restarted."""
+"""Default time limit, in seconds. Ray nodes wait as long for a head that is being restarted."""
 _log = logging.getLogger(__name__)
 
 
 class Lifeline:
-    """Ends this process if too much time passes between two calls of `pull`.
+    """Ends this process if too much time passes without a call of `pull`.
 
     Args:
-        limit_s: longest time between two calls of `pull`, in seconds.
+        limit_s: longest time without a call of `pull`, in seconds.
         end: ends the process.
     """
 
@@ -33,7 +33,7 @@ class Lifeline:
         self._pulled_s = time.monotonic()
 
     def cut(self) -> None:
-        """Stop watching."""
+        """Stop watching, so that this object does not end the process any more."""
         self._cut.set()
 
     def _watch(self) -> None:

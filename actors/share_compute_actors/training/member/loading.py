@@ -22,7 +22,7 @@ from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
 
 
 def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
-    """Return a runner whose weights are not filled yet; call this on the thread that will compute.
+    """Return a runner whose weights are not loaded yet; call this on the thread that will compute.
 
     Args:
         setup: parameters of the member.
@@ -53,14 +53,14 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
     Args:
         runner: newly built runner.
         setup: parameters of the member.
-        client: sources of each parameter and buffer. If None, weights are initialized from the seed.
+        client: calls the actors that have the weights. If None, weights are initialized from the seed.
 
     Raises:
-        ContributorLost: data from a machine arrives damaged.
+        ContributorLost: data from a machine arrived damaged in every attempt.
         PlanInfeasible: the shard does not fit into this machine's memory.
         ShardStoreLost: the shard store is a source, and died.
         StaleEpoch: a member that is a source died.
-        UserError: the weights do not fit the model's configuration.
+        UserError: the shard store's weights do not fit the model's configuration.
         WrongTensor: a member that is a source returned data that does not fit the shard.
     """
     stage = runner.stage
@@ -76,10 +76,10 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
 
 
 def _stored(stage: Stage, client: SourceClient, seed: int) -> dict[str, Tensor]:
-    """Return the tensors to load.
+    """Return the tensors to load from sources.
 
-    The job may add tensors to the model (LoRA adapters). Added tensors that no source has are initialized here from the
-    seed, and left out of the result.
+    The job may add tensors to the model (LoRA adapters). Added tensors are initialized here from the seed.
+    They are left out of the result if no source has them.
     """
     tensors = stage.persistent()
     if not stage.added:
@@ -93,6 +93,7 @@ def _inventory(client: SourceClient, source: Source) -> tuple[str, ...]:
     """Return the names of the tensors that a source has.
 
     Raises:
+        Undeclared: the shard store's answer is not a list of names.
         WrongTensor: a member's answer is not a list of names.
     """
     answer = client.ask(source, "inventory")
@@ -105,7 +106,11 @@ def _inventory(client: SourceClient, source: Source) -> tuple[str, ...]:
 
 
 def _restore(runner: Runner, client: SourceClient) -> None:
-    """Load the optimizer's state from its sources."""
+    """Load the optimizer's state from its sources.
+
+    Raises:
+        WrongTensor: a tensor is larger than its parameter, or the data of a member does not fit.
+    """
     assert runner.optimizer is not None
     shapes: dict[str, tuple[int, ...]] = {}
     for place, source in enumerate(client.sources.all):

@@ -1,4 +1,4 @@
-"""A member: the actor that holds one shard on one contributor, and runs microbatches through it."""
+"""A member: the actor that holds one shard on one contributor, and runs microbatches through this shard."""
 
 from __future__ import annotations
 
@@ -57,16 +57,17 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
 class Member(GivesState, BackupCalls, LinkedMember):
-    """Does one machine's work for one job, in all epochs in which the job uses the machine.
+    """Does one machine's work for one job. One actor serves many epochs.
 
-    Methods of the concurrency group ``orders`` run on the compute thread, one after the other. Methods of other
-    concurrency groups run on threads of their own, so they may be called at any time.
+    Methods of the concurrency group ``orders`` do their work on the compute thread, one after the other.
+    Methods of each other concurrency group run on that group's own threads, so most of them answer while the
+    compute thread is busy. Only `outline`, `stage_copy` and `keep_copies` wait for the compute thread, too.
 
     Args:
         setup: parameters of this member.
         coordinator: the coordinator's actor.
-        key: secret that the member sends with each message to the coordinator, so that no other member can impersonate
-            it.
+        key: secret that the member sends with each message to the coordinator, so that no other member can
+            impersonate this member. `follow` replaces the coordinator and the key.
     """
 
     _setup: MemberSetup
@@ -92,13 +93,15 @@ class Member(GivesState, BackupCalls, LinkedMember):
             engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
         self._engine = engine(self._machine, self._tree, self._notify, copies)
         self._runner: Runner | None = None
-        self._next: Runner | None = None
-        self._next_applied = 0
-        """Last step whose update the weights of `_next` include.
+        """Runner of the current shard; None before the first `adopt`.
 
-        `_runner` stays until `adopt`, because other members may still read it."""
+        It stays until `adopt` replaces it, because other members may still read its weights."""
+        self._next: Runner | None = None
+        """Runner that `load` filled and `adopt` has not taken yet; None if there is none."""
+        self._next_applied = 0
+        """Last step whose update the weights included that `load` filled in last."""
         self._built: Runner | None = None
-        """A runner whose weights are not loaded yet."""
+        """Runner that `build` made and `load` has not filled yet; None if there is none."""
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None
         self._pieces: Pieces | None = None
@@ -110,20 +113,20 @@ class Member(GivesState, BackupCalls, LinkedMember):
         said = pack_said(message, figures)
         self._unacknowledged.add(coordinator.receive.remote(self._setup.worker, key, said), key, said)
 
-    # -- state -------------------------------------------------------------------------------------------------------
+    # -- shards ------------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
     @answers(COUNT)
     def load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
-        """Build a shard for the next epoch and fill it; return the size of its weights in bytes.
+        """Build a shard for the next epoch and fill it; return the size of its weights and buffers in bytes.
 
         The current shard stays until `adopt`, because other members may want to read it.
 
         Args:
             shard_store: the shard store, from which the member gets samples.
             shard: layers of the model.
-            sources: source of each parameter and buffer, by stored name: the shard store, or members of the previous
-                epoch. If None, weights are initialized from the seed.
+            sources: actors that have the parameters, buffers and optimizer state: the shard store, or
+                members. If None, weights are initialized from the seed.
             applied: last step whose update these weights include.
 
         Raises:
@@ -147,9 +150,11 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def build(self, shard: Shard) -> MemberStatus:
         """Build a shard, whose weights `load` will fill in, and return a heartbeat.
 
-        This is the first call to a member that joins, because building the shard is the slowest part of its start.
+        A member that joins a running job gets this call first. Building a shard is slow, and the other
+        members train meanwhile.
 
         Raises:
+            ContributorLost: this process sees another GPU than the one that was measured, or none.
             PlanInfeasible: the shard does not fit into this machine's memory.
         """
         self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard))
@@ -161,7 +166,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         """Start to work with the loaded shard.
 
         Args:
-            epoch: number of the epoch that is about to begin.
+            epoch: number of the epoch for which the member was halted; 0 before the first epoch.
             applied: last step whose update the weights include.
         """
         self._engine.order(partial(self._adopt, Loaded(epoch, applied)))
@@ -179,7 +184,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
-    # A cut of the server's network breaks the call, which Ray then repeats.
+    # A cut of the server's network breaks this call. With `max_task_retries`, Ray repeats the call.
     @ray.method(concurrency_group="pieces", max_task_retries=-1)
     @answers(NAMES)
     def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
@@ -192,9 +197,15 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
         """Join the process group of the stage, if the stage has other members.
 
+        Args:
+            epoch: number of the epoch that is about to begin.
+            meeting: data for forming the process group; None if the stage has no other members.
+            rank: rank of this member in the stage.
+            size: number of members of the stage.
+
         Raises:
             ContributorLost: not all members joined in time, or a halt for a later epoch ended the wait.
-            StaleEpoch: a later epoch has begun.
+            StaleEpoch: a halt for a later epoch arrived, or a message of another member was lost.
         """
         self._engine.order(partial(self._form, epoch, meeting, rank, size))
 
@@ -222,9 +233,9 @@ class Member(GivesState, BackupCalls, LinkedMember):
         stage: int,
         stages: Sequence[Sequence[Worker]],
     ) -> EvaluationResult | None:
-        """Evaluate this member's share of some microbatches.
+        """Evaluate this member's share of some microbatches; see `Passing.evaluate`.
 
-        Return the sums over these microbatches if this is the last stage, otherwise None.
+        Return the sums over this share if this is the last stage, otherwise None.
 
         Raises:
             ShareComputeError: as `Passing.evaluate` does.
@@ -239,7 +250,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def next_logits(
         self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
-        """Run a text through this stage.
+        """Run a text through this stage; see `Passing.next_logits`.
 
         Return the logits of the next token, ``[vocabulary]``, if this is the last stage, otherwise None.
 
@@ -258,12 +269,15 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
         """Compute some microbatches of the open step again, and return where numbers stop being finite.
 
-        Return None if all numbers are finite.
+        Return None if no such place is found in this shard.
 
         Args:
             step: number of the open step.
             place: index of this member's stage.
             microbatches: ids of the microbatches. Microbatches whose input has not arrived are skipped.
+
+        Raises:
+            ShardStoreLost: the shard store, which has the samples, died.
         """
         return self._engine.order(partial(self._find_nonfinite, step, place, microbatches))
 
@@ -294,8 +308,8 @@ class Member(GivesState, BackupCalls, LinkedMember):
             copies: whether training is to continue during the fetch.
 
         Returns:
-            Whether the pieces come from a copy, so that training may continue. False also if memory for a copy is
-            lacking.
+            True if the pieces come from a copy of the shard, so that training may continue. False if `copies`
+            is false, or if there is too little memory for a copy.
         """
         return self._engine.order(partial(self._snapshot, place, kind, copies=copies))
 
@@ -306,16 +320,25 @@ class Member(GivesState, BackupCalls, LinkedMember):
         self._pieces = Pieces(parts if copy is None else copy, place)
         return copy is not None
 
-    # -- always answering --------------------------------------------------------------------------------------------
+    # -- calls that do not wait for the compute thread ---------------------------------------------------------------
 
     @ray.method(concurrency_group="control")
     @answers(NOTHING)
     def follow(self, coordinator: Any, shard_store: Any, key: bytes) -> None:
-        """Switch to another attempt's coordinator and shard store; send this key with later messages."""
+        """Switch to another attempt's coordinator and shard store.
+
+        Drop the snapshot and the unacknowledged messages of the earlier attempt.
+
+        Args:
+            coordinator: the actor that gets later messages.
+            shard_store: the actor from which samples are requested from now on.
+            key: secret to send with later messages.
+        """
         self._shard_store, self._pieces = shard_store, None
         self._engine.use_shard_store(shard_store)
         self._unacknowledged.clear()
-        self._coordinator = coordinator, key  # last, so that no message about the old shard store reaches it
+        # Last, so that the new coordinator gets no report of the old shard store's loss.
+        self._coordinator = coordinator, key
 
     @ray.method(concurrency_group="control")
     def receive(self, message: ToMember) -> None:
@@ -337,19 +360,19 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="pieces")
     @answers(NOTHING)
     def release_snapshot(self) -> None:
-        """Release the snapshot."""
+        """Drop the snapshot, because the shard store has given up its fetch."""
         self._pieces = None
 
     @ray.method(concurrency_group="control")
     @answers(STATUS)
     def status(self) -> MemberStatus:
-        """Return a heartbeat with this member's progress; each call also keeps the member from ending as abandoned."""
+        """Return a heartbeat with this member's progress; each call restarts the time limit of `Lifeline`."""
         self._lifeline.pull()
         return self._status()
 
     def _status(self) -> MemberStatus:
         machine, runner = self._machine, self._runner
-        # `reaches` is computed first, because the compute thread may apply a step in between.
+        # The compute thread may apply a step between these reads. `max` below keeps `reaches` >= `step`.
         reaches = machine.applied + machine.is_complete
         shard = runner.stage.shard if runner is not None else None
         waiting = self._next
@@ -369,5 +392,5 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
     @ray.method(concurrency_group="control")
     def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
-        """End this process at once, or suspend it for some seconds; for tests."""
+        """End this process at once ("kill"), or suspend it for ``duration_s`` seconds ("stop"); for tests."""
         kill() if kind == "kill" else freeze(duration_s)

@@ -17,12 +17,13 @@ from share_compute_actors.transport.envelope import WireLabel
 POLL_S = 0.5
 """Longest wait of the compute thread for a tensor, in seconds. Messages and calls of `order` end the wait.
 
-It is also the minimum interval at which a waiting member reports how many tensors it sent, and that one is missing."""
+This is also the minimum interval between two reports of how many tensors were sent, and between two reports
+that a tensor is missing."""
 _AGAIN_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
-"""A gradient is sent to a backup member again after `_AGAIN_S` plus its transfer time at this rate, at the earliest.
-Members of a stage report a lost tensor sooner, which begins another epoch. Catch-up replicas outside all stages cannot
-report one."""
+"""A gradient is sent to a backup member again after `_AGAIN_S` seconds plus its transfer time at this rate,
+at the earliest. A receiver in a stage reports a lost tensor sooner, and another epoch begins. A catch-up
+replica outside all stages reports no lost tensor, so it needs the repetition."""
 
 
 class Outbox:
@@ -36,8 +37,8 @@ class Outbox:
     def give(self, channel: Channel, log: Log, stage: int, runner: Runner) -> None:
         """Send a step's gradient to a backup member.
 
-        A repeated call in the same epoch sends the gradient again only if `_AGAIN_S`, plus the transfer time at
-        `_SLOWEST_BYTES_PER_S`, have passed.
+        A repeated call for the same epoch, step and receiver sends the gradient again only if enough time has
+        passed: `_AGAIN_S` seconds plus the transfer time at `_SLOWEST_BYTES_PER_S`.
 
         Args:
             channel: channel of the epoch.
@@ -60,8 +61,8 @@ class Outbox:
         for place, tensor in gradient_messages(
             runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)
         ):
-            # The first message may still arrive. The step is then applied, which changes the gradient, maybe while the
-            # repeated message is in transit. So the repeated message carries a copy of the gradient.
+            # The first message may still arrive. Then the step may be applied while the repeated message is
+            # in transit, which changes the gradient. So the repeated message carries a copy of the gradient.
             content = tensor.clone() if is_repeated else tensor
             encoded = channel.write(log.holder, WireLabel("train", log.step, "log", place, stage), content)
             self._post_log(channel, log.holder, place, encoded)
@@ -77,7 +78,10 @@ class Outbox:
         channel.forget(log.step - 1)
 
     def misses(self, channel: Channel) -> bool:
-        """Report, at intervals, how many tensors were sent; return whether a tensor for this member is missing."""
+        """Report to receivers how many tensors were sent; return whether a tensor for this member is missing.
+
+        Reports are more than `POLL_S` seconds apart, and so are calls that return True.
+        """
         now_s = time.monotonic()
         if now_s - self._reported_s > POLL_S:
             self._reported_s = now_s

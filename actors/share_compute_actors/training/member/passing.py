@@ -53,11 +53,20 @@ class Passing:
     ) -> EvaluationResult | None:
         """Evaluate this member's share of some microbatches.
 
-        Return the sums over these microbatches if this is the last stage, otherwise None.
+        Return the sums over this share if this is the last stage, otherwise None.
+
+        Args:
+            me: this member.
+            split: the split that the microbatches belong to.
+            step: number of the last step that was applied.
+            microbatches: ids of the microbatches. The members of a stage take them in turn.
+            stage: index of this member's stage.
+            stages: members of each stage.
 
         Raises:
-            ContributorLost: another member sent nothing in time.
-            StaleEpoch: a member was lost meanwhile.
+            ContributorLost: a tensor of another member did not arrive in time.
+            RayActorError: the shard store died.
+            StaleEpoch: a halt for a later epoch arrived, or a tensor was lost in transit.
             WrongTensor: another member sent a tensor that contradicts the blueprint.
         """
 
@@ -91,11 +100,11 @@ class Passing:
             step: number of the last step that was applied.
             ids: token ids of the text.
             stage: index of this member's stage.
-            way: the member of each stage that computes the text.
+            way: the member that computes the text, for each stage.
 
         Raises:
-            ContributorLost: another member sent nothing in time.
-            StaleEpoch: a member was lost meanwhile.
+            ContributorLost: the tensor of the previous stage did not arrive in time.
+            StaleEpoch: a halt for a later epoch arrived, or a tensor was lost in transit.
             WrongTensor: another member sent a tensor that contradicts the blueprint.
         """
 

@@ -1,4 +1,4 @@
-"""Provides a member's state to members that load it: the shard it computes with, or a backup copy that it keeps."""
+"""Provides the weights and optimizer state of a member's own shard, or of a backup copy, to other members."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from share_compute_actors.wire import NAMES
 
 
 class GivesState:
-    """The methods of a member that read its state, for other members and the coordinator, while no step is computed.
+    """Mixin with methods that let other members and the coordinator read a member's shard or backup copies.
 
-    The argument `shard` names the layers of the backup copy to read; None reads the member's own shard.
+    These methods are called while no step is computed. The argument `shard` is the layer range [start, stop)
+    of the backup copy to read; None reads the member's own shard. `pack_extents` makes the argument
+    `extents`.
     """
 
     _engine: TrainingEngine
@@ -33,26 +35,26 @@ class GivesState:
     @ray.method(concurrency_group="pieces")
     @answers(HOLDING)
     def holding(self) -> ShardRange | None:
-        """Return the layers [start, stop) whose weights this member computes with; None if there are none yet."""
+        """Return the layers [start, stop) that this member computes with; None if it has no weights yet."""
         shard = self._runner.stage.shard if self._runner is not None else None
         return None if shard is None else (shard.start, shard.stop)
 
     @ray.method(concurrency_group="pieces")
     @answers(NAMES)
     def inventory(self, shard: ShardRange | None = None) -> tuple[str, ...]:
-        """Return the stored names of all parameters and buffers."""
+        """Return the stored names of all parameters and persistent buffers."""
         if shard is not None:
             return tuple(self._copy(shard).inventory())
         return tuple(self._here().stage.persistent())
 
     @ray.method(concurrency_group="pieces")
     def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
-        """Return the loss scale of the next step."""
+        """Return the loss scale of the first step that is not applied yet."""
         return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
 
     @ray.method(concurrency_group="pieces")
     def weights(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
-        """Return rows of parameters and buffers, as float32."""
+        """Return rows of parameters and buffers, as float32; one piece for each extent."""
         if shard is not None:
             return self._copied(read_extents(extents), shard)
         return _as_they_are(self._here().stage.persistent(), read_extents(extents))
@@ -66,7 +68,7 @@ class GivesState:
 
     @ray.method(concurrency_group="pieces")
     def optimizer_state(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
-        """Return rows of the optimizer's tensors, as float32."""
+        """Return rows of the optimizer's tensors, as float32; one piece for each extent."""
         if shard is not None:
             return self._copied(read_extents(extents), shard)
         return _as_they_are(self._optimizer_tensors(), read_extents(extents))

@@ -1,7 +1,7 @@
 """Computes one member's cells (forward or backward of a microbatch), sums gradients in its stage, updates its weights.
 
-This module knows the shard, the gradients and the stage's process group, but not the protocol. `TrainingEngine` drives
-it.
+This module knows the shard, the gradients and the stage's process group, but no events or messages of the
+step protocol. `TrainingEngine` calls its methods.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.backend import EpochGroup
 
 _TIMED_STEPS = 3
-"""Number of steps whose layers are timed, from the second step of an epoch on, because the first includes warm-up."""
+"""Number of steps in which layers are timed. The first of them is an epoch's second step, because the epoch's
+first step includes warm-up."""
 
 
 class Graph(NamedTuple):
-    """The autograd graph of a microbatch that has run forward but not yet backward."""
+    """Both ends of the autograd graph of a microbatch that has run forward but not yet backward."""
 
     arrived: Tensor | None
     """Input of the shard; None at the first stage."""
     outputs: Tensor
+    """Output of the shard."""
 
 
 class Runner:
@@ -51,8 +53,8 @@ class Runner:
         stage: module of the shard, with its weights.
         training: settings of the training.
         tree: the order in which gradients are added.
-        tied: stored name of the parameter that another stage holds too, if there is one.
-        boundaries: specification of the tensors that may arrive from other stages.
+        tied: stored name of the parameter that the first and the last stage share; None if there is none.
+        boundaries: requirements on activations and gradients from other stages; None if none may arrive.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Runner:
             else None
         )
         self.loss_scale: LossScale = first_loss_scale(training.precision)
-        """Loss scale of the next step; loaded together with weights."""
+        """Loss scale of the first step that is not applied yet; loaded together with the weights."""
         self._last_applied: tuple[int, float] | None = None
         self._learning_rate = learning_rates(training)
         self._timer: LayerTimer | None = None
@@ -91,26 +93,31 @@ class Runner:
         self._kept: dict[tuple[str, int], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self.targets_per_microbatch = 0
-        """Number of targets of one microbatch; 0 before the first backward, and except at the last stage."""
+        """Number of targets of one microbatch; 0 before the first backward and outside the last stage."""
         self._group: EpochGroup | None = None
         self._rank = 0
         self._reductions: deque[Callable[[], None]] = deque()
         self._held: Sequence[Sequence[Node]] = ()
 
     def join(self, group: EpochGroup | None, rank: int) -> None:
-        """Use this process group of the stage from now on; None if the stage has no other members."""
+        """Use this process group from now on, and forget reductions in the previous one.
+
+        Args:
+            group: process group of the stage; None if the stage has no other members.
+            rank: rank of this member in the group.
+        """
         self._group, self._rank = group, rank
         self._reductions.clear()
 
     # -- cells -------------------------------------------------------------------------------------------------------
 
     def forward(self, step: int, microbatch: int, entering: Tensor, *, keeps_graph: bool = True) -> None:
-        """Run one microbatch forward, and keep the output for the next stage.
+        """Run one microbatch forward, and keep the output for the next stage, if there is one.
 
         Args:
             step: number of the step, from 1.
             microbatch: id of the microbatch.
-            entering: samples at the first stage, otherwise the output of the previous stage.
+            entering: inputs of the samples at the first stage, otherwise the output of the previous stage.
             keeps_graph: whether a backward pass follows.
         """
         arrived: Tensor | None = None
@@ -134,15 +141,16 @@ class Runner:
         adds: bool = True,
         holders: Sequence[Sequence[Node]] | None = None,
     ) -> None:
-        """Run one microbatch backward.
+        """Run one microbatch backward, and keep the gradient for the previous stage, if there is one.
 
         Args:
             microbatch: id of the microbatch.
             incoming: targets at the last stage, otherwise the gradient of the output of `forward`.
-            adds: whether the backward adds to the gradient; if not, it only computes the gradient for the previous
-                stage.
-            holders: sums that each member of the stage will hold, by rank; given only in the last backward of the step
-                that adds to the gradient. Reductions then begin during the backward, bucket by bucket.
+            adds: whether the backward adds to the parameters' gradients; if not, it only computes the
+                gradient for the previous stage.
+            holders: nodes of the summation tree whose sums each member of the stage holds after this
+                backward, by rank. Given at most for this member's last cell of the step. Reductions then
+                begin during the backward, bucket by bucket.
         """
         graph = self._graphs.pop(microbatch)
         if adds:
@@ -163,7 +171,8 @@ class Runner:
                     share = share * self.loss_scale.factor
                 if share.requires_grad and (adds or inputs):
                     share.backward(inputs=inputs)  # type: ignore[no-untyped-call]
-        elif graph.outputs.requires_grad and (adds or inputs):  # False if no layer up to here is trained
+        elif graph.outputs.requires_grad and (adds or inputs):
+            # Outputs require no gradient if no layer up to here is trained. Then there is nothing to compute.
             with self._timed("backward"):
                 graph.outputs.backward(incoming.to(self._device), inputs=inputs)  # type: ignore[no-untyped-call]
         if adds:
@@ -174,10 +183,10 @@ class Runner:
             self._kept["gradient", microbatch] = torch.zeros(1) if reached is None else reached
 
     def kept(self, cargo: str, microbatch: int) -> Tensor | None:
-        """Return a tensor that another stage needs; None if there is none.
+        """Return a tensor that this member keeps for another stage; None if it keeps no such tensor.
 
         Args:
-            cargo: "activation", "gradient", or "tied" for the gradient of the tied parameter.
+            cargo: "activation", "gradient", or "tied" for this stage's gradient sum of the tied parameter.
             microbatch: id of the microbatch; unused for "tied".
         """
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
@@ -185,7 +194,11 @@ class Runner:
     # -- checks -------------------------------------------------------------------------------------------------------
 
     def expected(self, cargo: str) -> Expected | None:
-        """Return the specification of tensors of this kind; None if the stage expects no such tensor."""
+        """Return the requirements on a tensor of another stage; None if the stage expects no such tensor.
+
+        Args:
+            cargo: kind of the tensor: "activation", "gradient" or "tied".
+        """
         match cargo:
             case "activation":
                 return self._boundaries.activation
@@ -198,7 +211,10 @@ class Runner:
                 return None
 
     def is_cell_finite(self, kind: Literal["F", "B"], microbatch: int) -> bool:
-        """Return whether a cell's result is finite; always true with a dynamic loss scale, which handles overflow."""
+        """Return whether a cell's result is finite.
+
+        Always return True with a dynamic loss scale, because overflow then only skips the step.
+        """
         if self.loss_scale.is_dynamic:
             return True
         if kind == "F":
@@ -233,23 +249,25 @@ class Runner:
             wait = self._group.start_tree_sum(
                 self.gradients.parts(bucket), self._held, self._tree, out=self.gradients.result(bucket)
             )
-        except ContributorLost as failure:  # raised by the wait for the sum: a backward may be running now
+        except ContributorLost as failure:  # `wait` raises it later: a backward may run now
             wait = partial(_raise, failure)
         self._reductions.append(wait)
 
     @property
     def is_reducing(self) -> bool:
-        """Whether reductions are running, which overwrite the sums that this member holds."""
+        """Whether reductions have begun and may still run, overwriting the sums that this member holds."""
         return bool(self._reductions)
 
     def reduce(self, holders: Sequence[Sequence[Node]]) -> None:
         """Sum the gradients of the stage's members; at the last stage, also share the losses among them.
 
         Args:
-            holders: sums that each member of the stage holds, by rank.
+            holders: nodes of the summation tree whose sums each member of the stage holds, by rank; not used
+                if the stage has no other members.
 
         Raises:
-            ContributorLost: a member died or became unresponsive; the sums that were held are unusable.
+            ContributorLost: a member died or became unresponsive, or a halt aborted the process group. The
+                sums that this member held are unusable then.
         """
         if self._group is not None:
             self._held = holders
@@ -264,18 +282,18 @@ class Runner:
         self._keep_tied()
 
     def copy(self, source: int, *, has_it: bool) -> None:
-        """Copy the gradient from one member of the stage to its other members.
+        """Copy the stage's gradient sum, and at the last stage the losses, from one member to all others.
 
         Args:
-            source: rank of the member that has the gradient.
-            has_it: whether this member has the gradient, too. If so, its gradient stays valid, even after an error.
+            source: rank of the member that has the sum.
+            has_it: whether this member has the sum, too. If so, its sum stays valid, even after an error.
 
         Raises:
-            ContributorLost: a member died or became unresponsive.
+            ContributorLost: a member died or became unresponsive, or a halt aborted the process group.
         """
         assert self._group is not None
         if has_it:
-            self._restore_tied()  # the broadcast carries this stage's own sum, without the other stage's
+            self._restore_tied()  # only this stage's sum is copied, not the other stage's
         else:
             self.gradients.reset()
         options = BroadcastOptions()
@@ -292,9 +310,13 @@ class Runner:
             self._keep_tied()
 
     def _finish_on_device(self) -> None:
-        """Wait until all sums on a GPU are complete, and check that none was aborted.
+        """Wait until the process group's operations on a GPU are complete, and check that none was aborted.
 
-        The `wait` of a sum on a GPU returns when the sum is enqueued, so it does not show that the sum has succeeded.
+        On a GPU, the wait for an operation ends when the operation is enqueued. So it does not show success.
+
+
+        Raises:
+            ContributorLost: an operation was aborted.
         """
         if self._device.type == "cuda" and self._group is not None:
             torch.cuda.synchronize(self._device)
@@ -323,14 +345,14 @@ class Runner:
             self._tied.grad.copy_(self._own_tied)
 
     def tie(self, theirs: Tensor) -> None:
-        """Add the other stage's sum to the gradient of the tied parameter; repeated calls are harmless."""
+        """Add the other stage's sum to the tied parameter's gradient; repeated calls add it only once."""
         assert self._tied is not None
         assert self._tied.grad is not None
         self._restore_tied()
         self._tied.grad.add_(theirs.to(self._device))  # a + b = b + a: both stages get the same bits
 
     def squared_norms(self) -> dict[str, float]:
-        """Return the squared norm of the gradient of each parameter, without the loss scale, by stored name."""
+        """Return the squared norm of each parameter's gradient, without the loss scale, by stored name."""
         factor = self.loss_scale.factor
         return {name: square / factor**2 for name, square in self.gradients.squared_norms().items()}
 
@@ -339,7 +361,12 @@ class Runner:
         return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
 
     def apply(self, step: int, scale: float) -> None:
-        """Update the weights with the gradient times ``scale``, unless ``scale`` is `SKIPPED`; clear the open step.
+        """Update the weights, and drop the results of the step.
+
+        Args:
+            step: number of the step.
+            scale: factor by which the gradient, after division by the loss scale, is multiplied. `SKIPPED`
+                leaves the weights as they are.
 
         Raises:
             UserError: no loss scale makes the gradients finite.
@@ -360,7 +387,7 @@ class Runner:
         return self._last_applied[1] if self._last_applied and self._last_applied[0] == step else None
 
     def discard(self) -> None:
-        """Clear all state of the open step; the weights stay."""
+        """Drop all results of the open step: graphs, kept tensors, losses and gradients. The weights stay."""
         self._graphs.clear()
         self._kept.clear()
         self._losses.clear()
@@ -369,7 +396,7 @@ class Runner:
         self.gradients.reset()
 
     def spoil(self) -> None:
-        """Clear the sums that a failed reduction left incomplete; tensors for neighbouring stages stay."""
+        """Drop the gradient sums and losses after a failed reduction; tensors for other stages stay."""
         self._reductions.clear()
         self._losses.clear()  # members that compute these microbatches again get new losses
         self._own_tied = None
@@ -378,13 +405,16 @@ class Runner:
     # -- timing ------------------------------------------------------------------------------------------------------
 
     def start_timing(self, step: int) -> None:
-        """Time the layers from this step on, until `layer_timings` returns the times."""
+        """Time the layers from this step on, until `layer_timings` returns their times."""
         if self._timer is not None:
             self._timer.finish()
         self._timed_from, self._timer = step, LayerTimer(self.stage.layers, self._device)
 
     def layer_timings(self, step: int) -> dict[int, LayerTiming] | None:
-        """After the last timed step, end the timing and return the mean times of each layer; otherwise return None."""
+        """After the last timed step, end the timing, and return each layer's mean times by layer index.
+
+        Return None after other steps.
+        """
         if self._timer is None or self._timed_from is None:
             return None
         if step < min(self._timed_from + _TIMED_STEPS - 1, self._training.steps):
@@ -409,9 +439,10 @@ class Runner:
 
         Args:
             own: ids of the microbatches, in order.
-            entering: returns the samples, or the output of the previous stage, by microbatch.
-            leaving: receives each output for the next stage.
-            targets: targets by microbatch, at the last stage.
+            entering: returns the input of a microbatch: samples at the first stage, otherwise the output of
+                the previous stage.
+            leaving: receives each microbatch and its output, except at the last stage.
+            targets: targets by microbatch; used only at the last stage.
         """
         self.stage.module.eval()
         total, count, correct = 0.0, 0, 0
@@ -435,15 +466,17 @@ class Runner:
     def find_nonfinite(
         self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None
     ) -> NonFiniteValue | None:
-        """Run a microbatch again, and return where its numbers stop being finite; None if nowhere.
+        """Run a microbatch again, and return where its numbers stop being finite in this shard.
+
+        Return None if they stay finite, or if they are not finite already in ``entering``.
 
         Args:
             step: number of the open step; the weights lack its update.
             place: index of this member's stage.
             microbatch: id of the microbatch.
             entering: samples at the first stage, otherwise the output of the previous stage.
-            incoming: targets at the last stage, otherwise the gradient of the shard's output. None if it never arrived;
-                then only the forward is checked.
+            incoming: targets at the last stage, otherwise the gradient of the shard's output. Only the
+                forward is checked if it is None (it never arrived) or not finite.
         """
         self.stage.module.train()
         self.stage.prepare_cell(self._training.seed, step, microbatch)

@@ -25,13 +25,13 @@ Part = Literal["inputs", "targets"]
 
 
 class Rows:
-    """Fetches one part of the samples: their inputs or their targets.
+    """Fetches the inputs of samples, or their targets.
 
     Args:
         shard_store: the shard store's actor.
-        part: the part of each sample.
-        report_lost: called when the shard store died; `take` then waits for another shard store. If None, `take` raises
-            the error.
+        part: "inputs" or "targets".
+        report_lost: receives the error when the shard store died; `take` then waits for another shard store.
+            If None, `take` raises the error.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Rows:
         self._report_lost = report_lost
         self._changed = threading.Condition()
         self._calls: dict[tuple[int, int], tuple[Any, Any]] = {}
-        """Shard store that was called, and the call, by (step, microbatch). A call may return several microbatches."""
+        """Shard store that was called, and its pending answer, by (step, microbatch).
+
+        One answer may contain several microbatches."""
 
     def use(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; may be called from any thread."""
@@ -51,7 +53,7 @@ class Rows:
             self._changed.notify_all()
 
     def expect(self, step: int, microbatches: Collection[int]) -> None:
-        """Request the samples that were not requested yet, without waiting for them."""
+        """Request the samples of those microbatches that were not requested yet; do not wait for them."""
         missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._calls]
         if missing:
             shard_store = self._shard_store
@@ -62,7 +64,7 @@ class Rows:
         """Return the inputs or the targets of one microbatch's samples, ``[samples, ...]``.
 
         Raises:
-            ShardStoreLost: the shard store died, and no `report_lost` was given.
+            ShardStoreLost: the shard store died, and `report_lost` is None.
         """
         while True:
             self.expect(step, [microbatch])
@@ -79,7 +81,7 @@ class Rows:
         if self._report_lost is None:
             raise shard_store_lost() from failure
         with self._changed:
-            # The check needs the lock, so that the loss is not reported after `use` set another shard store.
+            # Without the lock, `use` could set another shard store between the check and the report.
             if self._shard_store is lost:
                 self._report_lost(shard_store_lost())
             self._changed.wait_for(lambda: self._shard_store is not lost)
@@ -90,7 +92,7 @@ class Rows:
 
 
 class ShardSamples:
-    """Provides the inputs and targets that one shard needs: none in a stage between the first and the last.
+    """Provides the inputs of samples at the first stage, and their targets at the last stage.
 
     Args:
         shard: layers of this member.
@@ -106,6 +108,7 @@ class ShardSamples:
         """Return the inputs of a microbatch; None unless this is the first stage.
 
         Raises:
+            ShardStoreLost: as `Rows.take` does.
             UserError: some numbers of the samples are not finite.
         """
         if self._inputs is None:
@@ -120,11 +123,15 @@ class ShardSamples:
         return samples
 
     def target(self, step: int, microbatch: int) -> Tensor | None:
-        """Return the targets of a microbatch; None unless this is the last stage."""
+        """Return the targets of a microbatch; None unless this is the last stage.
+
+        Raises:
+            ShardStoreLost: as `Rows.take` does.
+        """
         return self._targets.take(step, microbatch) if self._targets is not None else None
 
     def expect(self, membership: Membership, worker: Worker, step: int) -> None:
-        """Request the samples that a member needs in a step and in the next one."""
+        """Request the samples that a member needs in a step and in the next step; do not wait for them."""
         stage = membership.stage_of(worker)
         for number in (step, step + 1):
             own = [

@@ -17,12 +17,12 @@ from share_compute_actors.training.member.runner import Runner
 def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a shard that a folder stores, by the stem of their file's name, then by stored name.
 
-    Only the first stage stores a tied parameter.
+    If two stages hold a tied parameter, only the first stage stores it.
 
     Args:
         runner: runner with the shard and the optimizer.
-        lora: the job's LoRA settings; None without LoRA. With LoRA, an artifact has the adapters alone, or the model
-            with the adapters merged.
+        lora: the job's LoRA settings; None without LoRA. With LoRA, an artifact has the model with the
+            adapters merged into it if ``lora.merge``, otherwise only the adapters.
         kind: whether the folder is a checkpoint or an artifact.
     """
     stage = runner.stage
@@ -50,11 +50,13 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
 
 
 def copied(parts: Mapping[str, Mapping[str, Tensor]], lent_bytes: int) -> dict[str, dict[str, Tensor]] | None:
-    """Return copies in main memory, so that training may change the originals; None if the memory is too small.
+    """Return copies of tensors in main memory, so that training may change the originals.
+
+    Return None if there is too little free or lent memory for the copies.
 
     Args:
         parts: tensors by the stem of their file's name, then by stored name.
-        lent_bytes: memory that the machine's owner lends, in bytes; 0 if unknown.
+        lent_bytes: main memory that the machine's owner lends, in bytes; 0 if unknown.
     """
     need = sum(tensor.nbytes for tensors in parts.values() for tensor in tensors.values())
     resident = psutil.Process().memory_info().rss

@@ -35,18 +35,18 @@ _MOST_REASON = 2000
 
 
 class Logits:
-    """Encodes the logits of the next token, ``[vocabulary]``; None from a member outside the last stage."""
+    """Encodes logits of the next token, ``[vocabulary]``, or None, which all stages but the last return."""
 
     _frame = WithContent(Schema(int | None))
 
     def pack(self, message: NDArray[np.float32] | None) -> bytes:
-        """Return the logits as bytes: their count, then little-endian float32 values."""
+        """Return logits as bytes: their count (None without logits), then little-endian float32 values."""
         if message is None:
             return self._frame.pack(Content(None, b""))
         return self._frame.pack(Content(len(message), message.astype(_LOGIT).tobytes()))
 
     def unpack(self, data: Any, sender: str) -> NDArray[np.float32] | None:
-        """Return the logits that `pack` wrote; see `share_compute_actors.wire.Packs`."""
+        """Return the logits, or None, that `pack` wrote; see `share_compute_actors.wire.Packs`."""
         count, content = self._frame.unpack(data, sender)
         if len(content) != (count or 0) * _LOGIT.itemsize:
             raise undeclared(sender, f"{len(content)} bytes for {count} numbers")
@@ -66,13 +66,13 @@ _SAID: Messages[tuple[ToCoordinator | Raised, StepFigures | None]] = Messages(
 
 
 def pack_said(message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> bytes:
-    """Return a member's message to its coordinator, as bytes."""
+    """Return a member's message or error to its coordinator as bytes, with the figures of a step, if any."""
     said = Raised.of(message) if isinstance(message, ShareComputeError) else message
     return _SAID.pack(type(said).__name__, (said, figures))
 
 
 def unpack_said(data: Any, worker: Worker, sender: str, microbatches: int) -> Said:
-    """Return a member's message or error, and the figures of a step if the message carries them.
+    """Return a member's message or error, and the figures of a step; None if the message has no figures.
 
     Args:
         data: the message as it was received.

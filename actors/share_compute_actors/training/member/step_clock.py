@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 
 class Spent(NamedTuple):
-    """Durations of one step at one member."""
+    """Durations of one step at one member, in seconds."""
 
     seconds: float
+    """Time from `StepClock.start` to `StepClock.read`."""
     waited_s: float
     """The part of ``seconds`` in which the member ran no cell: waits for other members, transfers, reductions."""
 
@@ -25,7 +26,7 @@ class StepClock:
 
     @property
     def is_running(self) -> bool:
-        """Whether a cell of the step has begun."""
+        """Whether the clock was started, and neither stopped nor read since then."""
         return self._began_s is not None
 
     def start(self) -> None:
@@ -51,7 +52,11 @@ class StepClock:
         self._computed_s -= time.perf_counter() - start_s
 
     def read(self) -> Spent:
-        """Stop the clock at the end of a step, and return the step's durations."""
+        """Stop the clock at the end of a step, and return the step's durations.
+
+        If the clock does not run, because `stop` was called, ``seconds`` is the time in which cells ran, and
+        ``waited_s`` is 0.
+        """
         computed_s = self._computed_s
         seconds = time.perf_counter() - self._began_s if self._began_s is not None else computed_s
         self._began_s, self._computed_s = None, 0.0

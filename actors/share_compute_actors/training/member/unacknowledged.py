@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 _LATE_S = 0.7
 """Time in seconds after which an unacknowledged message is repeated. An idle machine acknowledges in 1 to 2 ms."""
 _MOST = 64
-"""Maximum number of messages that are kept. Older messages are dropped: the coordinator repeats requests that they
-answer."""
+"""Maximum number of messages that are kept. If there are more, the oldest is dropped. If it answered a
+request, the coordinator repeats the request."""
 
 
 class _Sent(NamedTuple):
@@ -26,10 +26,10 @@ class _Sent(NamedTuple):
 
 
 class Unacknowledged:
-    """Keeps messages until they are acknowledged, for heartbeats to repeat them.
+    """Keeps messages until they are acknowledged, so that heartbeats can repeat them.
 
-    A call to the coordinator may hang, or be lost, after a cut of the network: TCP may take as long as the cut lasted
-    to send lost data again. Heartbeats use another connection, which the coordinator opens.
+    After a cut of the network, a call to the coordinator may hang or be lost: TCP may wait as long as the cut
+    lasted before it sends lost data again. Heartbeats use another connection, which the coordinator opens.
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,17 @@ class Unacknowledged:
             self._sent.append(_Sent(call, time.monotonic(), key, message))
 
     def overdue(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return key and message of all that should have been acknowledged by now, in the order of sending."""
+        """Return (key, message) of each kept message that is older than 0.7 s, in the order of sending.
+
+        An acknowledged message is kept, and returned, as long as an earlier message is not acknowledged.
+        """
         with self._lock:
             self._drop_acknowledged()
             late_s = time.monotonic() - _LATE_S
             return tuple((sent.key, sent.message) for sent in self._sent if sent.sent_s < late_s)
 
     def clear(self) -> None:
-        """Drop all messages, because another coordinator asks for the state that it needs."""
+        """Drop all messages, because another coordinator takes over and requests new reports."""
         with self._lock:
             self._sent.clear()
 

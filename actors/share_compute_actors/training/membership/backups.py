@@ -22,14 +22,14 @@ def backups_of(
     1. The candidate is not known to lack memory for a copy.
     2. Its device is of the same kind as the primary's, because only such devices compute updates with the same bits.
     3. It already keeps a copy of the shard.
-    4. The primary's gradient reaches it soonest, if all copies that it keeps use an equal share of the link.
+    4. The primary's gradient reaches it soonest, if the copies that it keeps share its link equally.
     5. Its machine has the most memory.
 
     Args:
         stages: members of each stage.
         topology: machines of the members; links that were not measured count as slow as the slowest measured one.
-        cramped: members that lacked the memory for a copy; they are used only if there is no other member.
-        present: backup members of the epoch before, by primary; only of primaries that keep their shards.
+        cramped: members that lacked the space for a copy; they are used only if there is no other member.
+        present: backup members of the epoch before, by primary; only for primaries that keep their shards.
     """
     present = present or {}
     dead = {frozenset(pair) for pair in topology.cut_off}

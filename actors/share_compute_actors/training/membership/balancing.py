@@ -1,4 +1,4 @@
-"""Adapts microbatch shares to measured speeds: within a few steps, a member that is slow gets fewer microbatches."""
+"""Proposes microbatch shares by measured speeds: after a few steps, slow members get fewer microbatches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from share_compute_actors.training.membership.epochs import Shares
 _STEPS = 3
 """Number of steps in the first median of compute times, so that a single slow step does not count."""
 _MOST_STEPS = 48
-"""Largest number of steps in a median. Each change of shares doubles the number, so that changes become rare."""
+"""Maximum number of steps in a median. Each proposal doubles the number, so that changes become rare."""
 _LEAST_GAIN = 0.15
-"""Smallest gain that justifies new shares, as a fraction of the slowest stage's time. A smaller gain may be noise."""
+"""Minimum gain that justifies new shares, as a fraction of the slowest stage's time; less may be noise."""
 _EPOCH_S = 1.0
 """Cost of a new epoch, in seconds: links and process groups are set up again."""
 
@@ -57,7 +57,7 @@ class Balancer:
         now_s, better_s, found = 0.0, 0.0, {}
         for place, (stage, own) in enumerate(zip(membership.stages, shares, strict=True)):
             if not all(own):
-                continue  # a stage with fewer microbatches than members cannot be balanced
+                continue  # a member has no microbatches, hence no measured time: leave its stage as it is
             seen = [self._cell_s[worker] for worker in stage]
             if any(len(times) < self._steps for times in seen):
                 return None

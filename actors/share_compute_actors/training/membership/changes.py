@@ -22,8 +22,8 @@ from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
 
 _PAUSE_S = 5.0
-"""First backoff in seconds, before a member is started again on a machine where one was lost, and before a lost backup
-copy is made again."""
+"""First backoff in seconds: before a member is started again on a machine where a member was lost, and before
+a lost backup copy is made again."""
 _SOON_S = 30.0
 """If a member is lost within this many seconds after it joined, the backoff of its machine doubles."""
 _LONGEST_PAUSE_S = 600.0
@@ -32,7 +32,7 @@ _LASTING = 4
 
 
 class Recopying:
-    """Backoff before lost backup copies are made again: short at first, doubled when the new copies are soon lost too.
+    """Backoff before lost backup copies are made again; it doubles each time copies do not last.
 
     Args:
         clock: returns the time in seconds.
@@ -50,7 +50,7 @@ class Recopying:
 
         Args:
             worker: the member.
-            lacks_space: whether it lacks the memory for a copy.
+            lacks_space: whether the member lacks the space for a copy.
             is_restarted: whether the member has begun another copy since then, so that no backoff is needed.
         """
         if lacks_space:
@@ -69,7 +69,7 @@ class Recopying:
         return self._due_s is not None and self._clock() >= self._due_s
 
     def begun(self) -> None:
-        """Record that lost copies are made again in the epoch that is being formed."""
+        """Record that the epoch being formed makes lost copies again; do nothing if none were lost."""
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
 
@@ -91,7 +91,7 @@ class Changes:
         requests: control requests of the control plane.
         report: receives events.
         can_shadow: whether catch-up replicas can copy the shards of members that train.
-        quarantined: machines that computed wrong numbers, which the job must not use.
+        quarantined: machines that the job must not use, because of their offences.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class Changes:
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
-        """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
+        """Members that get no stage, because it is not decided yet whether they or the model cause numbers
+        that are not finite."""
         self.backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _SOON_S)
         self._memory_limits: dict[Worker, int] = {}
         """Usable memory in bytes, by machine; only of machines that turned out to have less memory than they lend."""
@@ -132,7 +133,7 @@ class Changes:
         """Whether a member reported a lost tensor or a failed reduction in the epoch before the one that begins."""
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
-        """Report a better plan, and carry it out once its machines are ready; replaces a pending plan. Thread-safe."""
+        """Report a better plan, and make it the pending plan in place of any other. Thread-safe."""
         with self._lock:
             self._report(proposed)
             self._given_up = ""
@@ -142,7 +143,7 @@ class Changes:
                 )
 
     def under_way(self) -> Solution | None:
-        """Return the pending plan, which is not carried out yet; None if there is none. Thread-safe."""
+        """Return the pending plan (proposed, and not carried out yet); None if there is none. Thread-safe."""
         joining = self._live_joining
         return None if joining is None else joining.solution
 
@@ -173,14 +174,14 @@ class Changes:
 
     @property
     def known(self) -> Topology:
-        """All machines on which members may run, and machines of members that must leave."""
+        """All machines that were ever offered to the attempt, including machines that members must leave."""
         return self._group.topology
 
     @property
     def usable(self) -> Topology:
-        """All machines that the job may use from now on, without machines that are asked to leave.
+        """The machines of the job's members, and the offered machines on which a member may be started.
 
-        They are the machines of its members, and the offered machines on which a member may be started.
+        Machines that are asked to leave are left out.
         """
         group, leaving, offer = self._group, self.requests.leaving, self.requests.offered
         offered = group.topology if offer is None else offer.topology
@@ -201,7 +202,7 @@ class Changes:
     def suspect(self, worker: Worker) -> None:
         """Begin the backoff of a machine that may have computed wrong numbers.
 
-        Its member gets no stage, but runs until `blame` removes it, because other members may load state from it.
+        Its member gets no stage, but stays until `blame` removes it: other members may load its shard.
         """
         self.backoff.lost(worker)
         self._suspected.add(worker)
@@ -213,7 +214,7 @@ class Changes:
             self._group.remove([worker])
 
     def quarantine(self, worker: Worker) -> None:
-        """Exclude a machine from the job from now on."""
+        """Let the job start no member on a machine from now on."""
         self._quarantined.add(worker)
 
     def shrink(self, worker: Worker, taken_bytes: int) -> None:
@@ -239,7 +240,7 @@ class Changes:
         """Advance the preparation of a pending plan; return whether changes are due that need a pause.
 
         Args:
-            membership: membership of the epoch.
+            membership: membership of the current epoch.
         """
         joining = self._live_joining
         if self.leaving or self._shares is not None or self.recopying.is_due:
@@ -260,7 +261,10 @@ class Changes:
                 self._joining, self._given_up = None, why
 
     def _release_abandoned(self, membership: Membership) -> bool:
-        """Release the machines of a plan that was given up; return whether this needs another epoch."""
+        """Release the machines of a plan that was given up, if there is one, and report this; return False.
+
+        If the epoch still has catch-up replicas, only return True: another epoch must first end their work.
+        """
         if not self._given_up:
             return False
         if membership.followers:
@@ -287,7 +291,7 @@ class Changes:
         self._group.withdraw(self.expected)
 
     def report_reformed(self, event: Reformed, membership: Membership) -> None:
-        """Report an epoch, with the machines that are expected to join the job.
+        """Report an epoch, with the machines that are expected to join; then watch the epoch's backup copies.
 
         Args:
             event: the event to report.
@@ -311,7 +315,8 @@ class Changes:
     def take_solution(self, able: Collection[Worker]) -> Solution | None:
         """Return and clear the pending plan, if it is ready and all its machines are in `able`; otherwise None."""
         joining = self._live_joining
-        # If this epoch began before the members that join could report, a later epoch carries out the plan.
+        # `able` may lack a member that joined after this epoch began. Then a later epoch carries out the
+        # plan.
         if joining is None or not joining.is_ready or not joining.machines <= set(able):
             return None
         self._drop(joining)
@@ -363,9 +368,9 @@ class Changes:
         return self.recopying.backups(stages, self.known, present)
 
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
-        """Record the members of an epoch that is being formed, and choose its catch-up replicas.
+        """Choose the catch-up replicas for an epoch that is being formed; return them by the shadowed member.
 
-        Return the replicas by the member whose shard they copy.
+        This also records the epoch's members as joined, for their machines' backoff.
         """
         self.backoff.joined(membership.workers)
         joining = self._live_joining

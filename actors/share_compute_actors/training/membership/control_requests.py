@@ -8,7 +8,7 @@ from share_compute.lifecycle.attempt_events import Offer
 
 
 class ControlRequests:
-    """Requests to a running attempt: to cancel, to suspend, to leave machines, to use other ones. Thread-safe."""
+    """Requests to a running attempt: cancel, suspend, leave machines, use other machines. Thread-safe."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()

@@ -50,7 +50,8 @@ def require_links(group: TrainingGroup, membership: Membership) -> None:
         membership: membership of the epoch.
 
     Raises:
-        LinksCut: hosts do not answer each other.
+        LinksCut: a member gets no answer from the host of another member. Not raised if this host was cut off
+            less than 10 s ago.
         MembersLost: members died meanwhile.
     """
     nodes = group.nodes()
@@ -69,6 +70,7 @@ def require_links(group: TrainingGroup, membership: Membership) -> None:
         for other in others
         if other in places[worker]
     }
-    # After a cut of the coordinator's own network, answers may be older than its end: the next test decides.
+    # After a cut of the coordinator's own network, answers may be older than the end of the cut. A later test
+    # decides whether these members reach each other.
     if pairs and not group.was_cut:
         raise LinksCut(pairs, {" - ".join(sorted(map(group.name, pair))) for pair in pairs})

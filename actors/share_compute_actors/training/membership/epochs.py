@@ -44,7 +44,7 @@ def next_form(
     leaving: Container[Worker] = (),
     shares: Shares | None = None,
 ) -> Form:
-    """Return the epoch that follows when members are lost or leave: the same shards, with the remaining members.
+    """Return the next epoch with the same shards, the remaining members and new microbatch shares, if given.
 
     Args:
         membership: membership of the epoch before.
@@ -84,13 +84,13 @@ def moved_form(
 ) -> Form:
     """Return the first epoch of another plan, whose members have loaded their shards.
 
-    If the layer ranges stay the same, finished work of the open step is kept.
+    If the layer ranges stay the same, finished work on the open step is kept, except that of ``moved``.
 
     Args:
         before: membership of the epoch before; None if there is none.
         plan: the plan that is carried out from now on.
         request: the request for the epoch, with the members' reports.
-        moved: members that hold another shard than before.
+        moved: members that have loaded a shard for this epoch, so that their work on the open step is gone.
         is_tied: whether the first and the last stage share a parameter.
     """
     if before is None or before.shards != shards_of(plan):
@@ -128,7 +128,12 @@ def recovered(
 
 
 def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorLost:
-    """Return the error for lost machines without which the attempt cannot continue."""
+    """Return the error for lost machines without which the attempt cannot continue.
+
+    Args:
+        topology: machines of the job, for their names.
+        workers: ids of the lost machines.
+    """
     known = {machine.id: machine.name for machine in topology.contributors}
     names = listed(sorted(known.get(worker, worker) for worker in workers))
     return ContributorLost(
@@ -174,9 +179,9 @@ def dealt(stage: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
 def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
     """Return, for each microbatch id in order, the member of a stage that computes it.
 
-    The numbers of microbatches minimize the predicted time at which the last member finishes. The numbers
-    are even if the cost model lacks a member, or if a member would get none. If there are fewer microbatches than
-    members, the last members get none.
+    The numbers of microbatches minimize the predicted time at which the last member finishes. The numbers are
+    even if the cost model lacks a member or its speed, or if a member would get none. If there are fewer
+    microbatches than members, the last members get none.
     """
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     count = cost.workload.microbatches
@@ -240,7 +245,13 @@ def standing(membership: Membership, solution: Solution) -> Solution:
 
 
 def computed_again(before: Membership, after: Membership, reports: Collection[Report]) -> int:
-    """Return the number of microbatches of the open step that are computed again; 0 if no member had begun it."""
+    """Return how many microbatches of the open step are computed again; 0 if no member began the step.
+
+    Args:
+        before: membership of the epoch before.
+        after: membership of the new epoch.
+        reports: reports of the members that are left.
+    """
     if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
         return 0
     if before.shards != after.shards:

@@ -3,12 +3,14 @@
 First the job reports the plan, and thereby asks for the machines that the plan adds. Members are started there once the
 control plane answers that the job may have the machines.
 
-Then members become catch-up replicas, if the plan gives them layers that they do not hold, or a backup copy of such
-layers. A replica shadows one member of each stage that has some of these layers, as a backup member does. It receives
-that member's shard piece by piece, and the gradients of the steps that are computed meanwhile.
+Then some members become catch-up replicas: members to which the plan gives layers that they do not hold, or a
+backup copy of such layers. A replica shadows one member of each stage that has some of these layers, as a
+backup member does. The replica receives this member's shard piece by piece, and the gradients of the steps
+that are computed meanwhile.
 
-Training pauses for the new plan only when all replicas have caught up, so that little is left to transfer. New backup
-copies start from data that their machines already hold, so they are complete soon after the plan is carried out.
+Training pauses for the new plan only when all replicas have caught up, so little is left to transfer. New
+backup copies start from data that is already on their machines, so they are complete soon after the plan is
+carried out.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class Joining:
 
         Args:
             usable: machines on which members may be started.
-            membership: membership of the epoch.
+            membership: membership of the current epoch.
             granted: step of the last proposal whose machines were granted to the job; None if there is none. No member
                 is started before the machines of this plan's proposal are granted.
         """
@@ -126,7 +128,8 @@ class Joining:
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
         """Choose the catch-up replicas for an epoch that is being formed, and update `is_ready`.
 
-        Return the replicas by the member that they shadow. There are none while a machine of the plan has no member.
+        Return the replicas by the member that they shadow. There are none if a machine of the plan has no
+        member yet.
         """
         self._is_linked, self._poll = self.machines <= self._group.workers, Poll(self._group)
         if not self._is_linked:
@@ -146,13 +149,15 @@ def replicas_of(
 ) -> dict[Worker, tuple[Worker, ...]]:
     """Return the catch-up replicas of each member, for the time before a plan is carried out.
 
-    A member becomes a replica if the plan gives it layers of another stage, or a backup copy of such layers.
+    A member becomes a replica if the plan gives it layers of another stage, or a backup copy of such layers
+    that it does not keep yet.
 
-    The replicas of a stage are spread over its members with a device of the replica's kind, because only such devices
-    compute updates with the same bits. If there is no such member, the layers are loaded while training pauses.
+    In each stage, a replica shadows a member that it can reach and whose device is of the same kind as its
+    own, because only such devices compute updates with the same bits. The replicas are spread over all such
+    members. If a stage has no such member, the layers are loaded while training pauses.
 
     Args:
-        membership: membership of the epoch.
+        membership: membership of the current epoch.
         solution: the plan.
         kind: returns the kind of a member's device.
         heirs: the backup copies that members will keep.

@@ -15,7 +15,7 @@ from share_compute_actors.wire import NOTHING
 
 
 class MemberLinks:
-    """Sets up the links between the members of one job, again for each epoch.
+    """Sets up the links between the members of one job, anew for each epoch.
 
     Args:
         group: the members.
@@ -30,10 +30,11 @@ class MemberLinks:
         """Link all members of an epoch, before it begins.
 
         Raises:
-            MembersLost: machines died meanwhile.
-            ContributorLost: the job asks for direct links, and one does not work; or a group was not formed in time.
+            MembersLost: members died meanwhile.
+            ContributorLost: the job asks for direct links, and one does not work; or a process group was not
+                formed in time.
             LinksCut: members that must communicate do not reach each other.
-            StaleEpoch: a later epoch has begun.
+            StaleEpoch: a later epoch has begun, or a message between members was lost.
         """
         group, workers = self._group, membership.everybody
         if gone := set(workers) - group.workers:
@@ -61,7 +62,7 @@ class MemberLinks:
         group.gather(NOTHING, calls)
 
     def _keep_copies(self, membership: Membership) -> None:
-        """Send each member the list of primaries whose shards it keeps copies of."""
+        """Have each member keep copies of the shards of its primaries, and drop its other copies."""
         group = self._group
         followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in membership.everybody}
         for place, stage in enumerate(membership.stages):

@@ -35,7 +35,7 @@ class MembershipPlanner:
     """Plans the epochs of one attempt.
 
     Args:
-        assignment: the attempt, with its number of microbatches settled.
+        assignment: the attempt, with a fixed number of microbatches.
         start: the first plan; also the last epoch of an earlier attempt, if its members are taken over.
         changes: requested changes.
         resharder: moves shards between members.
@@ -67,8 +67,8 @@ class MembershipPlanner:
         self._membership = start.takeover.facts.membership if start.takeover is not None else None
         self._before = self._membership, self.solution
         self.recomputed = 0
-        """Number of microbatches of its first step that the last epoch computes again, because members were lost or
-        layers moved."""
+        """Number of microbatches that members compute again in the first step of the last planned epoch,
+        because members were lost or layers moved."""
 
     def form(self, request: PlanMembership) -> Form:
         """Plan the next epoch for the members that reported, have them load its shards, and write it to the step log.
@@ -80,8 +80,7 @@ class MembershipPlanner:
             ContributorLost: some part of the model is on no remaining member.
             MembersLost: members died meanwhile.
             PlanInfeasible: the remaining members cannot hold the model.
-            StaleEpoch: the holder of some part of the model died meanwhile, or another coordinator has claimed the step
-                log.
+            StaleEpoch: a member that others load from died, or another coordinator has claimed the step log.
             WrongTensor: a member that other members load from sent data that does not fit.
         """
         form = self._next(request)
@@ -130,7 +129,10 @@ class MembershipPlanner:
         return replace(form, membership=replace(membership, backups=backups, followers=replicas))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
-        """Return whether the other members could hold the shards of the leaving members."""
+        """Return whether the job could continue without the leaving members.
+
+        It could if each stage keeps a member, or if the other members can hold the model with another plan.
+        """
         assert self._membership is not None
         if all(not leaving.issuperset(stage) for stage in self._membership.stages):
             return True
@@ -143,7 +145,8 @@ class MembershipPlanner:
     def dispensable(self, pairs: Collection[tuple[Worker, Worker]]) -> Worker | None:
         """Return the member that all these pairs share, if the job can do without it; otherwise None.
 
-        If there are two such members, return the one without which the predicted step time is shorter.
+        If there are two such members, prefer one that is not alone in its stage. If both are alone in their
+        stages, return the one without which the predicted step time is shorter.
         """
         assert self._membership is not None
         workers = frozenset(self._membership.workers)
@@ -151,7 +154,7 @@ class MembershipPlanner:
         ends = sorted(frozenset.intersection(*map(frozenset, pairs)))
         for worker in ends:
             if all(stage != (worker,) for stage in self._membership.stages):
-                return worker  # its stage goes on with its other members, and no layer moves
+                return worker  # no layer moves: other members of its stage continue, or it is in no stage
             with suppress(PlanInfeasible):
                 solution = self._plan(workers - {worker}, self._membership.epoch + 1)
                 timeline = solution.timeline
@@ -169,7 +172,7 @@ class MembershipPlanner:
         """Return an epoch of the members in `able`.
 
         Members keep their shards if each stage has a member left, unless `Resharder.is_torn`. Otherwise the job is
-        planned again, and members load their new shards.
+        planned again, and members load the shards that they lack.
         """
         is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
         if is_whole and not self._resharder.is_torn:
@@ -179,7 +182,7 @@ class MembershipPlanner:
         return self._moved(before, self._plan(able, request.epoch), request)
 
     def _improved(self, before: Membership, wanted: Solution | None, request: PlanMembership) -> Form | None:
-        """Return the first epoch of a better plan; None if there is no better plan, or if it cannot be carried out."""
+        """Return the first epoch of a better plan; None if there is none or it cannot be carried out."""
         if wanted is None:
             return None
         try:

@@ -1,7 +1,7 @@
-"""Performance monitor: compares measured with predicted step times, and proposes a better plan if it pays off.
+"""Performance monitor: compares measured with predicted step times, and proposes plans that pay off.
 
-It searches for a plan if step times drift from the prediction, if the usable machines change, after members were lost,
-and after a proposed plan was given up.
+The monitor searches for a plan if step times drift from the prediction, if the usable machines change, after
+members were lost, and after a proposed plan was given up.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PerformanceMonitor:
     """Compares measured with predicted step times of one attempt, and proposes better plans.
 
     Args:
-        assignment: the attempt, with its number of microbatches settled.
+        assignment: the attempt, with a fixed number of microbatches.
         solution: the plan in use, with its cost model and its simulated step.
         report: receives events.
         changes: receives better plans; provides the usable machines and the pending plan.
@@ -77,7 +77,7 @@ class PerformanceMonitor:
         self._reported_s: float | None = None
         self._planner: threading.Thread | None = None
         self._planned_after = 0
-        """Step after which a better plan was last searched for."""
+        """Step after which a better plan was last searched for; 0 if there was no search."""
         self._lock = threading.Lock()
         self._over = False
         self._proposed: object = None
@@ -105,8 +105,8 @@ class PerformanceMonitor:
 
         Args:
             solution: the solution that the members carry out.
-            are_lost: whether members may have been lost. If so, a plan is searched for after the second step from now,
-                and it may be one that was proposed before.
+            are_lost: whether members may have been lost. If so, a plan is searched for after the second step
+                from now. A plan that was proposed before may then be proposed again.
         """
         if are_lost:
             self._forget_proposal()
@@ -121,7 +121,7 @@ class PerformanceMonitor:
         self._is_disturbed |= are_lost
 
     def timings(self) -> Timings:
-        """Return the layer timings measured so far, by this and earlier attempts, by contributor id."""
+        """Return the layer timings of this and earlier attempts, by contributor id and layer index."""
         return {machine: dict(timed) for machine, timed in self._timings.items()}
 
     def observe(self, step: int, seconds: float, results: Mapping[Worker, StepFigures]) -> None:
@@ -129,7 +129,7 @@ class PerformanceMonitor:
 
         Args:
             step: number of the step.
-            seconds: duration of the step.
+            seconds: duration of the step, in seconds.
             results: reported figures, by member.
         """
         self._learn(step, results)
@@ -202,7 +202,10 @@ class PerformanceMonitor:
         )
 
     def _plan_again(self, step: int) -> None:
-        """Search for a better plan in a thread, so that training does not wait; at most once per step."""
+        """Search for a better plan in a thread, so that training does not wait.
+
+        Do nothing if a search still runs, if one began after this step already, or if no step is left.
+        """
         left = self._assignment.spec.training.steps - step
         is_planning = self._planner is not None and self._planner.is_alive()
         if left == 0 or step == self._planned_after or is_planning:

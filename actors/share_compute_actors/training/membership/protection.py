@@ -10,7 +10,7 @@ from share_compute_actors.training.membership.training_group import Poll, Traini
 
 
 class ProtectionWatch:
-    """Polls backup members until all copies of an epoch are complete, and reports when protection is gained or lost.
+    """Polls backup members until all copies of an epoch are complete; reports this, and a later loss.
 
     Args:
         group: the members.
@@ -21,7 +21,7 @@ class ProtectionWatch:
         self._group = group
         self._report = report
         self._membership: Membership | None = None
-        """Membership of the epoch whose copies are pending.
+        """Membership of the epoch whose copies are not complete yet.
 
         None once they are complete, after one is lost, or if a member that is alone in its stage has no backup."""
         self._poll = Poll(group)
@@ -29,7 +29,10 @@ class ProtectionWatch:
         """Whether each layer is on two machines."""
 
     def reform(self, membership: Membership) -> None:
-        """Start to watch the copies of an epoch. The event that reports the epoch implies that protection is lost."""
+        """Start to watch the copies of an epoch, unless a member that is alone in its stage has no backup.
+
+        The event that reports the epoch, `Reformed`, implies that the job is not protected for now.
+        """
         is_alone = (stage[0] not in membership.backups for stage in membership.stages if len(stage) == 1)
         self._membership, self.is_protected = None if any(is_alone) else membership, False
         self._poll = Poll(self._group)

@@ -21,8 +21,8 @@ class Resharder:
 
     Args:
         group: the members.
-        first_step: step after the checkpoint, or after the start of the job (`ShardStoreFacts.first_step`). Until this
-            step is committed, all shards can be loaded from the shard store or initialized from the seed.
+        first_step: first step after the checkpoint, or 1 without one (`ShardStoreFacts.first_step`). Before
+            its commit, all shards can be loaded from the shard store or initialized from the seed.
     """
 
     def __init__(self, group: TrainingGroup, first_step: int) -> None:
@@ -31,7 +31,9 @@ class Resharder:
         self.is_torn = False
         """Whether `adopt` failed midway, so that members may hold other shards than the last membership says."""
         self._loaded: tuple[frozenset[Worker], PlanMembership] | None = None
-        """Members that loaded a shard and have not switched to it yet, and the request; None if nothing was loaded."""
+        """The members that loaded shards, and the request for the epoch, until they switch to these shards.
+
+        None before `load`, and after `forget` or `adopt`."""
 
     def load(
         self,
@@ -43,24 +45,27 @@ class Resharder:
     ) -> frozenset[Worker]:
         """Have each member that lacks its shard of a plan load it; return the members that loaded one.
 
-        A member lacks its shard if it holds other layers, or if its state is not that after the last committed step.
+        A member lacks its shard if it holds other layers, or if its weights are not those after the last
+        committed step.
 
-        Members switch to the loaded shard at `adopt`. Between the two calls, the new membership is written to the step
-        log. If the coordinator dies, its successor therefore finds each member's shard either in use or loaded.
+        Members switch to the loaded shards at `adopt`. The caller writes the new membership to the step log
+        before it calls `adopt`. If the coordinator dies, its successor therefore finds each member's shard in
+        use or loaded.
 
         Args:
             before: membership of the epoch before.
             plan: the plan that is carried out from now on.
             request: the request for the epoch, with the members' reports.
             scales: update factor of each committed step, by step.
-            heirs: backup copies that members will keep. Existing copies that overlap with them are brought to the
-                committed step, too.
+            heirs: backup copies that members will keep. If a member already has a copy of some of these
+                layers, the copy is brought to the committed step, too.
 
         Raises:
             ContributorLost: some part of the model is on no remaining member.
             StaleEpoch: a member that others load from died meanwhile.
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
+            WrongTensor: a member that others load from sent data that does not fit.
         """
         held = self._held(request)
         wanted = {
@@ -84,7 +89,7 @@ class Resharder:
     def _bring_to(
         self, before: Membership, heirs: Heirs, committed: int, scales: Mapping[int, float]
     ) -> None:
-        """Bring a copy to the committed step, if its machine will make another backup copy from the copy's data."""
+        """Bring a copy to the committed step if its member will make another backup copy from its data."""
         for shard, stage in zip(before.shards, before.stages, strict=True):
             holders = {
                 holder for owner in stage for holder in before.copy_holders(owner)
@@ -122,7 +127,10 @@ class Resharder:
         committed: int,
         scales: Mapping[int, float],
     ) -> dict[Worker, Sources]:
-        """Return the sources of members whose old shard and backup copies already have all layers of the new shard."""
+        """Return the sources of members whose own shard and backup copies have all layers of their new shard.
+
+        Each source is the member itself, so no data is transferred.
+        """
         found: dict[Worker, list[Source]] = {}
         lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
         for worker in moved.keys() & held.keys():
@@ -146,7 +154,7 @@ class Resharder:
         }
 
     def _held(self, request: PlanMembership) -> dict[Worker, tuple[int, int]]:
-        """Return the layers [start, stop) of each member whose shard is in the state after the last committed step."""
+        """Return the layers [start, stop) of each member that has applied the last committed step."""
         current = [
             worker for worker, report in request.reports.items() if report.applied == request.committed
         ]
@@ -160,14 +168,14 @@ class Resharder:
         committed: int,
         scales: Mapping[int, float],
     ) -> Sources | None:
-        """Return the source of each parameter in the state after the last committed step.
+        """Return the source of each parameter, with its value after the last committed step.
 
         The source of a layer is a living member that holds it, otherwise a member that keeps a copy of it. If a layer
-        has neither, and the first step is not committed, all layers come from the shard store; None means that they are
-        initialized from the seed.
+        has neither, and the first step is not committed, all layers come from the shard store. If the shard
+        store has no weights, the result is None, and all layers are initialized from the seed.
 
         Raises:
-            ContributorLost: a layer has no source.
+            ContributorLost: a layer has no source, and the first step is committed.
         """
         found: list[Source] = []
         covered: set[int] = set()
@@ -191,7 +199,7 @@ class Resharder:
         raise machines_lost(self._group.topology, lost)
 
     def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
-        """Return a copy of a shard, brought to the last committed step; None if no member has such a copy."""
+        """Bring a backup copy of a shard to the last committed step; return it as a source, or None."""
         for worker in sorted(self._group.workers):
             if self._group.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
                 return self._group.source(worker, shard)

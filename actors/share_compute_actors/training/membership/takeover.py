@@ -1,4 +1,4 @@
-"""Finds the members that an attempt left when its coordinator died, and the state needed to continue with them."""
+"""Finds the members that an attempt left when its coordinator died, and the data to continue with them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
 """Time limit in seconds for a member to report its status, and to switch to its loaded shard. A member that exceeds
-it is killed."""
+the limit is killed."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Living members of an earlier attempt, which continue the open step, and the facts that it left about them."""
+    """Living members of an earlier attempt, which continue the open step, and facts from the step log."""
 
     facts: GroupFacts
     actors: Mapping[Worker, Any]
@@ -56,14 +56,14 @@ class Start:
     """The runs of the job's `SummationTree`."""
     state: TrainingState
     takeover: Takeover | None = None
-    """Members taken over; None if the attempt starts new members."""
+    """The members that are taken over; None if the attempt starts new members."""
 
 
 def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeover | None:
-    """Return a job's surviving members, if together they hold the whole state after the last committed step.
+    """Return a job's usable surviving members, if the job can continue with them.
 
-    Members that cannot be used are killed. If a part of the state is missing, all members are killed, and None is
-    returned.
+    Members that are not usable are killed. If a stage has neither a usable member nor a usable backup member,
+    all members are killed, and None is returned.
 
     Args:
         job_id: id of the job.
@@ -92,13 +92,16 @@ def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeove
 
 
 def fits(membership: Membership, committed: int, status: MemberStatus) -> bool:
-    """Return whether a member has its shard in the state after the last committed step, or can reach it at once."""
+    """Return whether a member computes with its shard, with the weights after the last committed step.
+
+    A member counts, too, if it can apply the last committed step without other members.
+    """
     shard = _shard_of(membership, status.worker)
     return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
 
 
 def has_loaded(membership: Membership, committed: int, status: MemberStatus) -> bool:
-    """Return whether a member has loaded its shard after the last committed step, but not switched to it yet."""
+    """Return whether a member has loaded its shard with the weights after the last committed step."""
     shard = _shard_of(membership, status.worker)
     return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
 
@@ -109,7 +112,7 @@ def _shard_of(membership: Membership, worker: Worker) -> tuple[int, int] | None:
 
 
 def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
-    """Return whether each stage has a usable member, or a usable backup of one of its members."""
+    """Return whether each stage has a usable member, or a usable backup member of one of its members."""
     return all(
         any(worker in usable or membership.backups.get(worker) in usable for worker in stage)
         for stage in membership.stages
@@ -121,7 +124,7 @@ def solution_of(
 ) -> Solution:
     """Return the solution that the remaining members carry out, with costs of the present machines and links.
 
-    It has a simulated step if each stage has a member left, and if some machine's speed was measured.
+    The solution has a simulated step if each stage has a member left and some machine's speed was measured.
     """
     facts, usable = takeover.facts, with_nominal_speeds(topology)
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, facts.plan.microbatches), timings)
@@ -181,7 +184,7 @@ def _statuses(members: Mapping[Any, Worker]) -> list[tuple[Any, MemberStatus]]:
         worker = members[calls[ref]]
         try:
             status = answered(STATUS, ref, worker)
-        except (RayError, ShareComputeError) as failure:  # the member is dead, or is not the expected actor
+        except (RayError, ShareComputeError) as failure:  # the member is dead, or its answer is invalid
             _log.info("a member of an earlier attempt does not answer: %s", failure)
             continue
         if status.worker == worker:

@@ -41,13 +41,13 @@ class TrainingGroup(WorkerGroup):
     """All living members of one job.
 
     Args:
-        assignment: the attempt, with its number of microbatches settled.
+        assignment: the attempt, with a fixed number of microbatches.
         facts: the facts that the shard store returned.
         shard_store: the shard store's actor.
         coordinator: actor that members send their messages to.
         cancelled: set when the submitter cancels the job.
         runs: the runs of the job's `SummationTree`.
-        tied_name: name of the parameter that the first and the last stage share, if there is one.
+        tied_name: stored name of the parameter that the first and the last stage share; None without one.
         note: receives lines for the job's log.
     """
 
@@ -72,7 +72,7 @@ class TrainingGroup(WorkerGroup):
         self._runs = runs
         self._tied_name = tied_name
         self._invited: dict[Worker, tuple[Any, Any]] = {}
-        """Members that start while others train: actor and pending first heartbeat, by member."""
+        """Members that start while others train: actor, and pending call of `Member.build`, by member."""
         self._refused: set[tuple[Worker, str]] = set()
         """Machines on which a member failed to start, each with the id of its Ray node."""
 
@@ -92,7 +92,11 @@ class TrainingGroup(WorkerGroup):
         return f"{self._assignment.job_id}/{self._assignment.attempt}"
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Raise LinkLost, so that another coordinator continues with all members over new connections."""
+        """End this attempt, so that another coordinator continues with all members over new connections.
+
+        Raises:
+            LinkLost: always.
+        """
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
             f"the server was cut off from its machines, and connections to {names} did not come back",
@@ -106,8 +110,7 @@ class TrainingGroup(WorkerGroup):
 
         Args:
             worker: the contributor's id.
-            applied: last step whose update is in the weights that the member will load first; -1 if it is not known
-                yet.
+            applied: last step whose update is in the weights that the member will load first; -1 if unknown.
         """
         machine = self.topology[worker]
         setup = MemberSetup(
@@ -209,7 +212,8 @@ class TrainingGroup(WorkerGroup):
     def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
         """Start invited members that do not run yet, and admit invited members that are ready, without waiting.
 
-        Before it is admitted, a member does its slowest work: it imports torch and builds its shard.
+        Before a member is admitted, it does its slowest work: it imports torch and builds its shard. A member
+        that fails to do so is killed. From then on, `has_refused` returns True for its machine and Ray node.
 
         Args:
             shards: the shard of each invited member.
@@ -236,7 +240,7 @@ class TrainingGroup(WorkerGroup):
             ray.kill(actor)
 
     def has_refused(self, machine: Contributor) -> bool:
-        """Return whether a member failed to start on this machine with its present Ray node."""
+        """Return whether an invited member failed to start on this machine with its present Ray node."""
         return (machine.id, machine.node_id) in self._refused
 
     def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
@@ -298,13 +302,14 @@ class TrainingGroup(WorkerGroup):
 
         Args:
             shards: the shard to load, by member.
-            sources: returns the sources that a member loads from.
+            sources: returns the sources that a member loads from; None to initialize weights from the seed.
             applied: last step whose update is in the weights.
 
         Raises:
             StaleEpoch: a member that is a source of weights died meanwhile.
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
+            WrongTensor: a member that is a source of weights sent data that does not fit.
         """
         self.detector.are_loading = True
         try:
@@ -334,20 +339,23 @@ class TrainingGroup(WorkerGroup):
         self.ask(NOTHING, workers, "adopt", epoch, applied)
 
     def dismiss(self) -> None:
-        """Kill all members, including invited ones, because their work is not needed any more."""
+        """Kill all members, including invited ones, because the job does not need them any more."""
         for actor, _ in self._invited.values():
             ray.kill(actor)
         self._invited.clear()
         self.remove(tuple(self._actors))
 
     def repeated_messages(self) -> Iterator[tuple[Worker, bytes, bytes]]:
-        """Yield sender, key and message of all that members repeat in new heartbeats, for lack of acknowledgement."""
+        """Yield (sender, key, message) for each message that a new heartbeat repeats.
+
+        Members repeat messages that were not acknowledged in time.
+        """
         for worker, sign in self.detector.take_new_heartbeats().items():
             for key, message in sign.unacknowledged:
                 yield worker, key, message
 
     def send(self, worker: Worker, message: ToMember) -> None:
-        """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
+        """Send a message to a member without waiting for an answer; do nothing if the member is gone."""
         actor = self._actors.get(worker)
         if actor is not None:
             actor.receive.remote(message)
