@@ -15,6 +15,10 @@ from share_compute_actors.wire import Schema
 PEER: Schema[Peer] = Schema(Peer)
 WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 _TIMEOUT_S = 5.0
+_SHORT_TIMEOUT_S = 0.2
+"""Timeout for a handshake over a link that is known to be dead, or after another handshake was missing.
+
+A handshake that has arrived meanwhile is taken within this time."""
 
 
 def connect_all(
@@ -26,7 +30,7 @@ def connect_all(
         channel: this member's end of the links.
         worker: this member.
         peers: all members, in the same order on each of them.
-        dead: pairs of members whose link is known to be dead; their handshakes are not waited for.
+        dead: pairs of members whose link is known to be dead; their handshakes are waited for only shortly.
     """
     unlikely = {other for pair in dead if worker in pair for other in pair}
     others = [peer for peer in peers if peer.worker != worker]
@@ -38,7 +42,7 @@ def connect_all(
     for peer in sorted(others, key=lambda peer: peer.worker in unlikely):
         waits = peer.worker not in unlikely and not without_handshake
         try:
-            channel.receive(_hello(places[peer.worker]), peer.name, _TIMEOUT_S if waits else 0.0)
+            channel.receive(_hello(places[peer.worker]), peer.name, _TIMEOUT_S if waits else _SHORT_TIMEOUT_S)
         except ContributorLost:
             without_handshake.append(peer.worker)
     return without_handshake
