@@ -22,7 +22,7 @@ A handshake that has arrived meanwhile is taken within this time."""
 
 
 def connect_all(
-    channel: Channel, worker: Worker, peers: Sequence[Peer], dead: Collection[tuple[Worker, Worker]] = ()
+    channel: Channel, worker: Worker, peers: Sequence[Peer], dead: Collection[tuple[Worker, Worker]]
 ) -> list[Worker]:
     """Connect to all other members, and return the members whose handshake did not arrive by the direct link.
 

@@ -38,7 +38,7 @@ def address_in_url(settings: Settings) -> str:
 
     This is the advertised address, except on a server that listens on loopback alone, for example behind a proxy.
     """
-    host = settings.host if _listens_everywhere(settings.host) else _resolved(settings.host)
+    host = _resolved(settings.host)
     return host if is_loopback(host) else advertised(settings)
 
 

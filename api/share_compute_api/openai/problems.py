@@ -16,14 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from share_compute.errors import Busy, NotAuthorized, ShareComputeError, TooLong, UserError
-from share_compute.files.field_errors import (
-    MOST_NAMED,
-    NOT_JSON,
-    cut,
-    field_name,
-    fields_text,
-    without_consequences,
-)
+from share_compute.files.field_errors import NOT_JSON, field_name, fields_text, named, without_consequences
 from share_compute_api.connection.departures import ClientGone
 from share_compute_api.openai.requests import UNSUPPORTED
 
@@ -132,10 +125,7 @@ def _invalid(failure: RequestValidationError) -> OpenAiProblem:
     if isinstance(failure.body, bytes):
         return OpenAiProblem(HTTPStatus.BAD_REQUEST, NOT_JSON, "unsupported_media_type")
     errors = without_consequences(failure.errors())
-    fields = [
-        {"field": _name(error) or "", "problem": cut(error["msg"].removeprefix("Value error, "))}
-        for error in errors[:MOST_NAMED]
-    ]
+    fields = named(errors, lambda error: _name(error) or "")
     first = errors[0]
     code = _VALIDATION.get(first["type"], "invalid_value")
     return OpenAiProblem(HTTPStatus.BAD_REQUEST, fields_text(fields, len(errors)), code, param=_name(first))

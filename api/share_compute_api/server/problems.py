@@ -12,14 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from share_compute.errors import ShareComputeError, UserError
-from share_compute.files.field_errors import (
-    MOST_NAMED,
-    NOT_JSON,
-    cut,
-    field_name,
-    fields_text,
-    without_consequences,
-)
+from share_compute.files.field_errors import NOT_JSON, field_name, fields_text, named, without_consequences
 
 MEDIA_TYPE = "application/problem+json"
 _SEND_JSON = "set the header Content-Type: application/json"
@@ -127,13 +120,7 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
     if isinstance(failure.body, bytes):
         return problem_response(request, UserError.status, UserError.code, NOT_JSON, hint=_SEND_JSON)
     errors = without_consequences(failure.errors())
-    fields = [
-        {
-            "field": field_name(part for part in error["loc"] if part != "body"),
-            "problem": cut(error["msg"].removeprefix("Value error, ")),
-        }
-        for error in errors[:MOST_NAMED]
-    ]
+    fields = named(errors, lambda error: field_name(part for part in error["loc"] if part != "body"))
     return problem_response(
         request,
         UserError.status,

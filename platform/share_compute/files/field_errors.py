@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -22,13 +22,26 @@ Error = TypeVar("Error", bound=Mapping[str, Any])
 def invalid(failure: ValidationError, hint: str) -> UserError:
     """Return the error for a document that pydantic refuses; ``details`` has the wrong fields."""
     errors = _errors(failure)
-    fields = _fields(errors)
+    fields = named(errors, _path)
     return UserError(fields_text(fields, len(errors)), hint=hint, details={"fields": fields})
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:
     """Return the first `MOST_NAMED` problems of a pydantic error as ``[{field, problem}]``, field paths with dots."""
-    return _fields(_errors(failure))
+    return named(_errors(failure), _path)
+
+
+def named(errors: Sequence[Error], name: Callable[[Error], str]) -> list[dict[str, str]]:
+    """Return the first `MOST_NAMED` of pydantic's errors as ``[{field, problem}]``.
+
+    Args:
+        errors: the errors.
+        name: returns the name of an error's field; "" for an error of the whole document.
+    """
+    return [
+        {"field": name(error), "problem": cut(error["msg"].removeprefix("Value error, "))}
+        for error in errors[:MOST_NAMED]
+    ]
 
 
 def without_consequences(errors: Sequence[Error]) -> list[Error]:
@@ -44,11 +57,8 @@ def _errors(failure: ValidationError) -> list[Any]:
     return without_consequences(failure.errors(include_url=False, include_context=False, include_input=False))
 
 
-def _fields(errors: Sequence[Any]) -> list[dict[str, str]]:
-    return [
-        {"field": field_name(error["loc"]), "problem": cut(error["msg"].removeprefix("Value error, "))}
-        for error in errors[:MOST_NAMED]
-    ]
+def _path(error: Mapping[str, Any]) -> str:
+    return field_name(error["loc"])
 
 
 def fields_text(fields: Sequence[dict[str, str]], total: int) -> str:
