@@ -179,18 +179,28 @@ class ReplicaRunner:
         elif isinstance(failure, (StaleEpoch, ContributorLost)):
             self._assembly.check_soon()
         elif isinstance(failure, WrongTensor):
-            self._assembly.expel(failure.worker)
+            self._expel(failure.worker, accuser=worker)
         elif isinstance(failure, UserError) or self._troubles >= _MOST_TROUBLES:
             self._give_up(trouble.step, failure)
         self._again(failure)
+
+    def _expel(self, worker: Worker, accuser: Worker) -> None:
+        """Remove a member that another one accuses; if the accused does not serve, remove the accuser instead."""
+        assert self._assembly.placement is not None
+        if worker in self._assembly.placement.workers:
+            self._assembly.expel(worker)
+        else:
+            name = self._assembly.name(accuser)
+            self._assembly.accuse(accuser, undeclared(name, "a wrong tensor of a machine that does not serve"))
 
     def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
         """Fail the sequence that the error names, else those that get a KV slot in the step, else all in the step."""
         step = self._sent.get(-1 if step_id is None else step_id)
         if step is not None:
-            named = [failure.details["sequence"]] if "sequence" in failure.details else []
+            in_step = [chunk.sequence for chunk in step.chunks]
             begun = [opening.sequence for opening in step.opens]
-            self._service.fail(named or begun or [chunk.sequence for chunk in step.chunks], failure)
+            named = [sequence for sequence in (*begun, *in_step) if sequence == failure.details.get("sequence")]
+            self._service.fail(named or begun or in_step, failure)
             self._troubles = 0
 
     def _again(self, failure: ShareComputeError) -> None:
