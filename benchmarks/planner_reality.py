@@ -83,9 +83,10 @@ class RelayedGroup(TrainingGroup):
         """Call a method of some members; addresses of peers in the arguments are replaced by those of relays."""
         if method != "connect":
             return super().ask(schema, workers, method, *arguments)
-        seen = self._over_relays(*arguments)
+        peers, dead = arguments
+        seen = self._over_relays(peers)
         return self.gather(
-            schema, {worker: self.handle(worker).connect.remote(seen[worker]) for worker in workers}
+            schema, {worker: self.handle(worker).connect.remote(seen[worker], dead) for worker in workers}
         )
 
     def _over_relays(self, peers: Sequence[Peer]) -> dict[str, list[Peer]]:

@@ -17,7 +17,7 @@ from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError, Unavailable, UserError, as_ours
 from share_compute.inference.runtime.encoder_stage import EncoderStage
 from share_compute.inference.runtime.engine_stage import EngineStage
-from share_compute.inference.runtime.stage import ServingStage, input_ids
+from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, SequenceEvent, Stats
 from share_compute.inference.scheduler.limits import SchedulerLimits
@@ -163,7 +163,7 @@ class LocalEngine:
         return None
 
     def _complete(self, step: EngineStep) -> list[SequenceEvent]:
-        sampled = self._stage.compute(step, input_ids(step, self._fed_back))
+        sampled = self._stage.compute(step, torch.tensor(step.input_ids(self._fed_back), dtype=torch.int64))
         assert isinstance(sampled, tuple)
         for closed in step.closes:
             self._fed_back.pop(closed, None)

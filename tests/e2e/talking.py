@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from tests.e2e.conftest import Server
 
 from share_compute.inference.placement import Placement, limits_before
-from share_compute.inference.runtime.stage import ServingStage, input_ids
+from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.inference.scheduler.events import SequenceEvent
 from share_compute.inference.scheduler.limits import SchedulerLimits
@@ -146,6 +146,9 @@ class Talker:
             await asyncio.to_thread(self._first, workers)
 
     async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         with self._news:
             self._ended = True
             self._news.notify_all()
@@ -234,7 +237,9 @@ class Talker:
         return steps
 
     def _compute(self, step: EngineStep) -> StepResult:
-        passed: torch.Tensor | tuple[SampledToken, ...] = input_ids(step, self._fed_back)
+        passed: torch.Tensor | tuple[SampledToken, ...] = torch.tensor(
+            step.input_ids(self._fed_back), dtype=torch.int64
+        )
         for stage in self._row:
             assert isinstance(passed, torch.Tensor)
             passed = stage.compute(step, passed)

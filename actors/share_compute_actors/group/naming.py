@@ -1,6 +1,7 @@
 """Names the actors of a job's members, so that a later attempt at the job finds the members of an earlier one.
 
-Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace.
+Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace. So has
+each replica of a deployment, whose members outlive its server.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from share_compute.protocol.membership import Worker
 _PREFIX = "share-compute/"
 
 
-def member_options(job_id: str, worker: Worker, attempt: int) -> dict[str, Any]:
+def member_options(job_id: str, worker: Worker, attempt: int = 0) -> dict[str, Any]:
     """Return the Ray options of a member's actor, which lives until it is killed.
 
     Args:
-        job_id: job of the member.
+        job_id: job of the member, or replica of a deployment.
         worker: contributor of the member.
         attempt: number of the attempt that starts the member.
     """

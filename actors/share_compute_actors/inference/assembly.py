@@ -68,6 +68,8 @@ class Assembly:
         self._service = service
         self._status = status
         self.epoch = 0
+        self._last_epoch = 0
+        """Last epoch of earlier servers of the replica, as far as members know it."""
         self.placement: Placement | None = None
         """The placement that serves now; None if there is none."""
         self._target: Placement | None = None
@@ -84,6 +86,11 @@ class Assembly:
         self._lacking: str | None = None
         """Last known reason why no stages can be formed; None if there is none."""
         self._waits_since_s: float | None = None
+
+    def attach(self) -> None:
+        """Take over members that an earlier server of the replica left; `watch` then forms stages with them."""
+        self._last_epoch = max(self._last_epoch, self._group.attach())
+        self._was_ready |= bool(self._group.workers)
 
     def close(self) -> None:
         """End all members, and stop planning."""
@@ -105,6 +112,7 @@ class Assembly:
         """Replace the machines that may be used."""
         self._offered = topology
         self._group.offer(topology)
+        self.attach()
         self._is_to_plan = True
 
     def shrink(self, worker: Worker) -> None:
@@ -244,7 +252,7 @@ class Assembly:
     def _form(self, placement: Placement) -> None:
         """Form the stages of a placement, and serve with them from now on; remove members that prove unusable."""
         self.placement = None
-        self.epoch += 1
+        self.epoch = max(self.epoch, self._last_epoch) + 1
         self._group.halt(self.epoch)
         workers = placement.workers
         try:
@@ -303,6 +311,7 @@ class Assembly:
         """End members that neither the current nor the next placement needs, as soon as both are known."""
         if self.placement is None or self._is_to_plan or self._planner.is_busy:
             return
+        self._group.end_left()
         target = () if self._target is None else self._target.workers
         self._group.remove(self._group.workers.difference(self.placement.workers, target))
 

@@ -18,7 +18,7 @@ from share_compute_actors.inference.planner import Planner
 from share_compute_actors.inference.scheduler_service import SchedulerService
 from share_compute_actors.inference.serving_group import ServingGroup
 from share_compute_actors.inference.status_recorder import StatusRecorder
-from share_compute_actors.inference.weights import SERVED, ServedModel, ServedWeights
+from share_compute_actors.inference.weights import SERVED, ServedModel, ServedWeights, known_model
 
 _POLL_S = 0.2
 
@@ -31,6 +31,8 @@ def begin(
     stopped: threading.Event,
 ) -> ReplicaRunner:
     """Start the `ServedWeights` actor, profile the model, and return the replica's main loop for the caller to run.
+
+    Members that an earlier server of the replica left are taken over.
 
     Call this function in the server's actor.
 
@@ -51,10 +53,14 @@ def begin(
     weights = ServedWeights.options(  # type: ignore[attr-defined]
         scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
     ).remote(assignment.folder, assignment.spec.dtype, embeds=embeds)
-    model = _prepared(weights, stopped)
+    model = known_model(assignment.folder, assignment.spec.dtype, embeds=embeds) or _prepared(
+        weights, stopped
+    )
     group = ServingGroup(assignment, model, weights, me.current_actor, stopped)
     planner = Planner(assignment.spec, model.profile, assignment.window_tokens, embeds=embeds)
-    return ReplicaRunner(Assembly(planner, group, service, status), service, status, inbox, stopped)
+    assembly = Assembly(planner, group, service, status)
+    assembly.attach()
+    return ReplicaRunner(assembly, service, status, inbox, stopped)
 
 
 def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:

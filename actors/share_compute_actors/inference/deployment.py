@@ -191,7 +191,9 @@ class ReplicaRunner:
             self._assembly.expel(worker)
         else:
             name = self._assembly.name(accuser)
-            self._assembly.accuse(accuser, undeclared(name, "a wrong tensor of a machine that does not serve"))
+            self._assembly.accuse(
+                accuser, undeclared(name, "a wrong tensor of a machine that does not serve")
+            )
 
     def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
         """Fail the sequence that the error names, else those that get a KV slot in the step, else all in the step."""
@@ -199,7 +201,9 @@ class ReplicaRunner:
         if step is not None:
             in_step = [chunk.sequence for chunk in step.chunks]
             begun = [opening.sequence for opening in step.opens]
-            named = [sequence for sequence in (*begun, *in_step) if sequence == failure.details.get("sequence")]
+            named = [
+                sequence for sequence in (*begun, *in_step) if sequence == failure.details.get("sequence")
+            ]
             self._service.fail(named or begun or in_step, failure)
             self._troubles = 0
 

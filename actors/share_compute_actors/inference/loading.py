@@ -12,10 +12,8 @@ import xxhash
 from platformdirs import user_cache_path
 from torch import Tensor
 
-from share_compute.inference.runtime.encoder_stage import EncoderStage
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.quantization import SCALE, is_quantized
-from share_compute.inference.runtime.stage import ServingStage
 from share_compute.shard import Shard
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import SourceClient, fill, fits
@@ -52,9 +50,13 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> EngineStage:
     quantizes = setup.dtype == "int8"
     dtype: torch.dtype = torch.float32 if quantizes else getattr(torch, setup.dtype)
     if setup.pooling is not None:
+        from share_compute.inference.runtime.encoder_stage import EncoderStage  # noqa: PLC0415 - slow to import
+
         return EncoderStage(
             config, shard, device, dtype, window_tokens=setup.window_tokens, pooling=setup.pooling
         )
+    from share_compute.inference.runtime.stage import ServingStage  # noqa: PLC0415 - transformers is slow to import
+
     tokenizer = _tokenizer(weights) if shard.is_last else None
     return ServingStage(
         config,

@@ -26,6 +26,7 @@ from share_compute_actors.inference.loading import build_shard, fill_shard
 from share_compute_actors.inference.messages import (
     HEARTBEAT,
     HELD,
+    LAST_EPOCH,
     Heartbeat,
     Held,
     Row,
@@ -59,8 +60,7 @@ class ServingMember(LinkedMember):
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
         close_stalled_connections()
         self._setup = setup
-        self._server = server
-        self._key = key
+        self._server = server, key
         self._outgoing: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
         self._engine = StepEngine(self._outgoing.put)
         threading.Thread(target=self._notify, name="notify", daemon=True).start()
@@ -73,7 +73,8 @@ class ServingMember(LinkedMember):
                 with suppress(queue.Empty):
                     while True:
                         messages.append(pack_to_server(self._outgoing.get_nowait()))
-                self._server.receive.remote(self._setup.worker, self._key, messages)
+                server, key = self._server
+                server.receive.remote(self._setup.worker, key, messages)
         except BaseException:  # noqa: BLE001 - this thread sends no messages after an error
             _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
             os._exit(1)  # the server notices the end of this process at once, by the pending call of `live`
@@ -136,6 +137,23 @@ class ServingMember(LinkedMember):
     def take(self, steps: list[EngineStep]) -> None:
         """Queue engine steps, in the order of their ids."""
         self._engine.put(steps)
+
+    @ray.method(concurrency_group="control")
+    @answers(LAST_EPOCH)
+    def follow(self, server: Any, key: bytes, setup: ServingSetup) -> int | None:
+        """Send messages to another server of the replica from now on, and return the last epoch that this member knows.
+
+        If the setup is not the one that this member was started with, return None instead.
+
+        Args:
+            server: the `DeploymentServer` actor that leads this member from now on.
+            key: secret to send with each message.
+            setup: parameters with which the server would start this member.
+        """
+        if setup != self._setup:
+            return None
+        self._server = server, key
+        return self._engine.last_epoch
 
     @ray.method(concurrency_group="control")
     def halt(self, epoch: int) -> None:

@@ -98,6 +98,8 @@ ToServer = StepResult | Trouble
 
 HELD: Schema[Held] = Schema(Held)
 HEARTBEAT: Schema[Heartbeat] = Schema(Heartbeat)
+LAST_EPOCH: Schema[Natural | None] = Schema(Natural | None)
+"""Answer of `ServingMember.follow`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.protocol.membership import Worker
 from share_compute.shard import Shard
 from share_compute_actors.group.answering import answered
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.group.naming import member_options, workers_of
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.inference.assignment import ServingAssignment
-from share_compute_actors.inference.member import ServingMember
-from share_compute_actors.inference.messages import HEARTBEAT, HELD, Held, Row, ServingSetup
+from share_compute_actors.inference.messages import HEARTBEAT, HELD, LAST_EPOCH, Held, Row, ServingSetup
 from share_compute_actors.inference.weights import ServedModel
 from share_compute_actors.wire import NOTHING
 
@@ -65,6 +66,8 @@ class ServingGroup(WorkerGroup):
         self._alive_calls: dict[Any, Worker] = {}
         """Member that each pending `live` call was sent to; a call ends only when its member dies."""
         self._newcomers: dict[Worker, _Newcomer] = {}
+        self._left = workers_of(assignment.replica_id)
+        """Members of an earlier server of the replica that are not taken over yet: worker, by actor."""
         self.held: dict[Worker, Held] = {}
         """State of each member's shard, as the member reported it."""
         self.detector.are_loading = False
@@ -75,9 +78,45 @@ class ServingGroup(WorkerGroup):
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
 
-    def _start(self, worker: Worker) -> Any:
+    def attach(self) -> int:
+        """Take over members that an earlier server left, and return the last epoch that they know; 0 without members.
+
+        Members on machines that are not offered yet are taken over by a later call. Members with another setup are
+        killed.
+        """
+        known = {machine.id for machine in self.topology.contributors}
+        found: dict[Worker, Any] = {}
+        for actor, worker in list(self._left.items()):
+            if worker in known:
+                del self._left[actor]
+                if worker in found or worker in self._actors:
+                    ray.kill(actor)
+                else:
+                    found[worker] = actor
+        self._actors.update(found)
+        calls = {
+            worker: actor.follow.remote(self._server, self.issue_key(worker), self._setup(worker))
+            for worker, actor in found.items()
+        }
+        try:
+            epochs = self.gather(LAST_EPOCH, calls, skips_lost=True)
+        except MembersLost:
+            return 0
+        self.remove([worker for worker, epoch in epochs.items() if epoch is None])
+        self._alive_calls.update(
+            {actor.live.remote(): worker for worker, actor in found.items() if worker in self._actors}
+        )
+        return max((epoch for epoch in epochs.values() if epoch is not None), default=0)
+
+    def end_left(self) -> None:
+        """Kill the members of an earlier server that were not taken over."""
+        for actor in self._left:
+            ray.kill(actor)
+        self._left.clear()
+
+    def _setup(self, worker: Worker) -> ServingSetup:
         machine = self.topology[worker]
-        setup = ServingSetup(
+        return ServingSetup(
             deployment=self._assignment.replica_id,
             worker=worker,
             name=machine.name,
@@ -90,10 +129,15 @@ class ServingGroup(WorkerGroup):
             gpu=machine.device.uuid,
             pooling=self._assignment.pooling,
         )
-        here = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
-        return ServingMember.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
-            setup, self._server, self.issue_key(worker)
-        )
+
+    def _start(self, worker: Worker) -> Any:
+        from share_compute_actors.inference.member import ServingMember  # noqa: PLC0415 - transformers is slow to import
+
+        self._weights.open.remote()
+        here = NodeAffinitySchedulingStrategy(self.topology[worker].node_id, soft=False)
+        return ServingMember.options(  # type: ignore[attr-defined]
+            scheduling_strategy=here, **member_options(self._assignment.replica_id, worker)
+        ).remote(self._setup(worker), self._server, self.issue_key(worker))
 
     def invite(self, placement: Placement | None) -> None:
         """Start a member on each machine of the placement that has none, and begin to load its shard; do not wait.
@@ -149,7 +193,8 @@ class ServingGroup(WorkerGroup):
             self.held.pop(worker, None)
 
     def dismiss(self) -> None:
-        """Kill all members, also those that are starting."""
+        """Kill all members, also those that are starting and those of an earlier server."""
+        self.end_left()
         self.invite(None)
         self.remove(tuple(self._actors))
 

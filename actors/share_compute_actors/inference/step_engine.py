@@ -16,7 +16,6 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost, VerificationFailed, WrongTensor
 from share_compute.inference.runtime.engine_stage import EngineStage
-from share_compute.inference.runtime.stage import input_ids
 from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.models.boundary import Expected
 from share_compute.models.numbers import is_finite
@@ -86,6 +85,11 @@ class StepEngine(ComputeThread):
         """The epoch whose engine steps are executed; 0 before the first epoch and after a failed engine step."""
         row = self._row
         return 0 if row is None else row.epoch
+
+    @property
+    def last_epoch(self) -> int:
+        """The last epoch that the server began or announced; 0 before the first."""
+        return max(self._halted, self.epoch)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
@@ -170,7 +174,7 @@ class StepEngine(ComputeThread):
         wanted = {chunk.sequence for chunk in step.chunks if chunk.tokens is None}
         while any(not wanted.isdisjoint(sequences) for _, sequences in self._unread):
             self._read(names[-1])
-        return input_ids(step, self._fed_back)
+        return torch.tensor(step.input_ids(self._fed_back), dtype=torch.int64)
 
     def _require_fit(self, step: EngineStep, hidden: Tensor, place: int, source: str) -> None:
         """Check that hidden states match the model.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from share_compute.inference.runtime.quantization import (
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.configuration import declared_config
 from share_compute.models.factory import dissect
+from share_compute.models.profiles.cache import cached_profile, stored_profile
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.specification import ModelSpec, ServedPrecision
@@ -52,6 +55,19 @@ class ServedModel:
 SERVED: Schema[ServedModel] = Schema(ServedModel)
 
 
+def known_model(folder: Path, dtype: ServedPrecision, *, embeds: bool) -> ServedModel | None:
+    """Return what `ServedWeights.prepare` returned earlier for a folder with equal configuration and weight shapes.
+
+    None if the model is not known.
+
+    Raises:
+        UserError: there is no model in the folder.
+    """
+    config = _config(folder)
+    profile = stored_profile(_facts(folder, config, dtype, embeds))
+    return None if profile is None else ServedModel(Blueprint(config=config), profile)
+
+
 @ray.remote(num_cpus=0, concurrency_groups={"weights": 1})
 class ServedWeights:
     """Reads the weights in a model's folder, some rows at a time, and the files of its tokenizer.
@@ -67,6 +83,7 @@ class ServedWeights:
         close_stalled_connections()
         self._folder = folder
         self._embeds = embeds
+        self._precision: ServedPrecision = dtype
         self._quantizes = dtype == "int8"
         self._dtype: torch.dtype = torch.float32 if self._quantizes else getattr(torch, dtype)
         self._scales: dict[tuple[str, int], Tensor] = {}
@@ -81,36 +98,37 @@ class ServedWeights:
         Raises:
             UserError: there is no model in the folder, or none that can be served.
         """
-        config = self._config()
-        blueprint = Blueprint(config=config)
+        config = _config(self._folder)
+        facts = _facts(self._folder, config, self._precision, self._embeds)
+        return ServedModel(Blueprint(config=config), cached_profile(facts, partial(self._profile, config)))
+
+    def _profile(self, config: dict[str, Any]) -> ModelProfile:
+        """Check that the weights can be served with this configuration, and profile the model."""
         self._weights()
         if self._embeds:
             from share_compute.models.huggingface.encoder import profile_encoder  # noqa: PLC0415 - slow to import
 
-            return ServedModel(blueprint, profile_encoder(config))
+            return profile_encoder(config)
         if self._quantizes:
             from share_compute.models.huggingface.decoder import sketch, tied_names  # noqa: PLC0415 - slow to import
 
             model = sketch(config)
             tied = tied_names(model)
             require_linear_layers(model, {*tied, *tied.values()})
-        return ServedModel(blueprint, dissect(blueprint))
+        return dissect(Blueprint(config=config))
 
-    def _config(self) -> dict[str, Any]:
-        config = declared_config(ModelSpec(path=self._folder))
-        if not isinstance(config.get("model_type"), str):
-            raise UserError(
-                f"{self._folder / 'config.json'} names no model_type",
-                hint="give a folder that save_pretrained wrote",
-            )
-        return config
+    @ray.method(concurrency_group="weights")
+    def open(self) -> None:
+        """Open the model's weight files now, before members ask for rows."""
+        with suppress(UserError):  # `weights` raises it
+            self._weights()
 
     def _weights(self) -> PretrainedWeights:
         """Return the model's opened weight files; open them again if this process was restarted since `prepare`."""
         if self._opened is None:
             from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
 
-            config, model = self._config(), None
+            config, model = _config(self._folder), None
             if self._embeds:
                 from share_compute.models.huggingface.encoder import encoder_sketch  # noqa: PLC0415
 
@@ -170,6 +188,21 @@ class ServedWeights:
 
     def _read(self, extent: Extent) -> Tensor:
         return self._weights().read(*extent)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = declared_config(ModelSpec(path=folder))
+    if not isinstance(config.get("model_type"), str):
+        raise UserError(
+            f"{folder / 'config.json'} names no model_type", hint="give a folder that save_pretrained wrote"
+        )
+    return config
+
+
+def _facts(folder: Path, config: dict[str, Any], dtype: ServedPrecision, embeds: bool) -> dict[str, Any]:
+    """Return the facts that decide whether a folder can be served, and that its profile depends on."""
+    shapes = WeightFolder(folder).shapes()
+    return {"config": config, "dtype": dtype, "embeds": embeds, "weights": shapes}
 
 
 def _is_small(file: Path) -> bool:

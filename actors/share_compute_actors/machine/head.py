@@ -45,7 +45,7 @@ HEALTH_CHECKS = {
 A node that learns that Ray counts it as dead ends itself with all its processes. Losses are detected much sooner
 without Ray: coordinators watch their members' heartbeats, and the control plane watches the agents' reports."""
 _PROGRAM = "share_compute_actors.machine.head_process"
-_TOKEN, _STALE, _TABLES = "ray-token", "ray-token-is-stale", "ray-tables"
+_TOKEN, _STALE, _TABLES, _CACHE = "ray-token", "ray-token-is-stale", "ray-tables", "cache"
 _log = logging.getLogger(__name__)
 
 
@@ -100,6 +100,7 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
         **HEALTH_CHECKS,
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(tables),
+        "XDG_CACHE_HOME": str(settings.data_folder.resolve() / _CACHE),
     }
     with ExitStack() as stack:
         ports = NodePorts.take(PortRange.parse(settings.port_range), _WORKERS)
@@ -219,7 +220,7 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
                 f"the data root {root} holds the server's own data folder, {settings.data_folder}",
                 hint="choose another --data-root: code of jobs' machines can read what is below it",
             )
-    own = [run_folder / name for name in ("r", "tmp", "home")]
+    own = [data_folder / _CACHE, *(run_folder / name for name in ("r", "tmp", "home"))]
     user, why_not = unprivileged_user(settings.head_user, [str(settings.data_folder.parent)])
     for folder in (tables, jobs, uploads, batches, *own):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

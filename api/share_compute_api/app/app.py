@@ -159,5 +159,10 @@ def _supervise(context: Context, cluster: Cluster) -> None:
     context.spawn(keep_running("deployments", context.deployments.run))
     context.spawn(keep_running("contributors", contributors.run))
     context.spawn(
-        keep_running("leftovers", Leftovers(context.store, cluster.members, cluster.end_members).run)
+        keep_running(
+            "leftovers",
+            Leftovers(
+                context.store, cluster.members, cluster.end_members, context.deployments.may_have_members
+            ).run,
+        )
     )

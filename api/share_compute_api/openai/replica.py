@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from pydantic import TypeAdapter
@@ -61,6 +62,9 @@ class Replica(Protocol):
     async def close(self) -> None:
         """End the replica and all processes that it started."""
 
+    def abandon(self) -> None:
+        """End the replica's server only; the members stay for the next server of the replica."""
+
 
 LaunchReplica: TypeAlias = Callable[["ServingAssignment"], Awaitable[Replica]]
 
@@ -71,7 +75,8 @@ def replica_launcher(cluster: Cluster) -> LaunchReplica:
     async def launch(assignment: ServingAssignment) -> Replica:
         with _translated(assignment.spec.name):
             actor = await cluster.start_deployment(assignment.model_dump_json(), [assignment.folder])
-        return RayReplica(assignment.spec.name, actor)
+        end_members = partial(cluster.end_members, assignment.replica_id)
+        return RayReplica(assignment.spec.name, actor, end_members)
 
     return launch
 
@@ -82,11 +87,13 @@ class RayReplica:
     Args:
         name: name of the deployment.
         actor: the server, reached through the gateway.
+        end_members: ends all members of the replica.
     """
 
-    def __init__(self, name: str, actor: RemoteActor) -> None:
+    def __init__(self, name: str, actor: RemoteActor, end_members: Callable[[], Awaitable[object]]) -> None:
         self._name = name
         self._actor = actor
+        self._end_members = end_members
 
     async def submit(self, generations: Sequence[Generation]) -> None:
         """Send the replica these sequences, of which it accepts all or none."""
@@ -122,6 +129,12 @@ class RayReplica:
             async with asyncio.timeout(_STOP_S):
                 await self._actor.call("stop")
                 await self._actor.ended()
+        self._actor.kill()
+        with suppress(ShareComputeError):  # then `Leftovers` ends them
+            await self._end_members()
+
+    def abandon(self) -> None:
+        """End the replica's server only; the members stay for the next server of the replica."""
         self._actor.kill()
 
 

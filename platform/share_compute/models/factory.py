@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+from typing import TYPE_CHECKING
 
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.profiles.cache import cached_profile
 from share_compute.models.profiles.profile import ModelProfile
-from share_compute.models.stage import Stage
 from share_compute.shard import Shard
+
+if TYPE_CHECKING:
+    import torch
+
+    from share_compute.models.stage import Stage
 
 
 def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Stage:
@@ -30,10 +36,16 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
 def dissect(blueprint: Blueprint) -> ModelProfile:
     """Return the cost profile of a model, counted or estimated without allocating memory for its large weights.
 
+    Profiles are kept on disk; see `cached_profile`.
+
     Raises:
         UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or
             adapted parameter does not exist, or all parameters are frozen.
     """
+    return cached_profile(blueprint.model_dump(mode="json"), partial(_dissect, blueprint))
+
+
+def _dissect(blueprint: Blueprint) -> ModelProfile:
     if blueprint.config is not None:
         from share_compute.models.huggingface.decoder_profile import profile_config  # noqa: PLC0415
 

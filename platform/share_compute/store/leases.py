@@ -44,12 +44,14 @@ class Leases:
             (ContributorRow.deployment_id == deployment_id) & ContributorRow.id.in_(contributor_ids)
         )
 
-    def release_all(self, deployment_id: str | None = None) -> None:
-        """Release all machines of a deployment; without its id, the machines of all deployments."""
-        if deployment_id is None:
-            self._release(ContributorRow.deployment_id.is_not(None))
-        else:
-            self._release(ContributorRow.deployment_id == deployment_id)
+    def release_all(self, deployment_id: str) -> None:
+        """Release all machines of a deployment."""
+        self._release(ContributorRow.deployment_id == deployment_id)
+
+    def keep_only(self, deployment_ids: Collection[str]) -> None:
+        """Release the machines of all deployments except the given ones."""
+        is_held = ContributorRow.deployment_id.is_not(None)
+        self._release(is_held & ContributorRow.deployment_id.not_in(deployment_ids))
 
     def _release(self, held: ColumnElement[bool]) -> None:
         with self._database.write() as session:

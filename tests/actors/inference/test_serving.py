@@ -7,15 +7,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
+from ray.exceptions import RayActorError
 from tests.platform.inference.stages import CPU, Serving, opening
 
 from share_compute.errors import TooLong
@@ -155,9 +158,10 @@ def serve(topology: Topology, folder: Path) -> Iterator[Callable[..., Served]]:
 
     yield start
     for server, run in started:
-        ray.get(server.stop.remote())
-        ray.get(run, timeout=DEADLINE_S)
-        ray.kill(server)
+        with suppress(RayActorError):  # the test killed it
+            ray.get(server.stop.remote())
+            ray.get(run, timeout=DEADLINE_S)
+            ray.kill(server)
 
 
 def _went_on_without(status: ServingStatus, name: str) -> None:
@@ -239,6 +243,34 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     served.pull_until(lambda: served.have_ended(unwanted))
     assert {served.ends[sequence].reason for sequence in unwanted} == {"cancelled"}  # type: ignore[union-attr]
     assert served.status().queue.kv_tokens_used == 0
+
+
+def test_members_go_on_with_another_server_when_theirs_is_killed(
+    serve: Callable[..., Served], expected: Callable[[list[int], int], list[int]]
+) -> None:
+    def processes(served: Served) -> list[int | None]:
+        return [stage.process_id for stage in served.wait_for_stages(2).stages]
+
+    two = {"parallelism": {"stages": 2}}
+    first = serve(two)
+    members = processes(first)
+    sequences = first.submit(0, PROMPTS, 400)
+    first.pull_until(lambda: first.has(0, 10))  # they compute when their server dies
+    ray.kill(first.server)
+    second = serve(two)
+    sequences = second.submit(0, PROMPTS, 24)
+    second.pull_until(lambda: second.have_ended(sequences))
+    for sequence in sequences:
+        assert second.tokens[sequence] == expected(PROMPTS[sequence], 24)
+    assert processes(second) == members
+
+    # Members that were started with another setup are replaced.
+    ray.kill(second.server)
+    third = serve({**two, "dtype": "bfloat16"})
+    assert set(processes(third)).isdisjoint(members)
+    for process in members:
+        assert process is not None
+        assert not psutil.pid_exists(process)
 
 
 def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_stages(

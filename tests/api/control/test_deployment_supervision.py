@@ -151,6 +151,9 @@ class Replica:
     async def close(self) -> None:
         self.is_closed = True
 
+    def abandon(self) -> None:
+        self.is_closed = True
+
     def _require_life(self) -> None:
         if self.failure is not None:
             raise self.failure

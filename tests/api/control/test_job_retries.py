@@ -144,14 +144,17 @@ def test_members_of_jobs_that_are_over_are_ended(store: Store) -> None:
     ended = []
 
     async def members() -> dict[str, set[str]]:
-        return {"con-1": {waits, runs, cancelled}, "con-2": {"job-of-another-store", runs}}
+        return {
+            "con-1": {waits, runs, cancelled},
+            "con-2": {"job-of-another-store", runs, "dep-1/0", "dep-1/1"},
+        }
 
     async def end(job_id: str) -> int:
         ended.append(job_id)
         return 1
 
-    asyncio.run(Leftovers(store, members, end).poll())
-    assert ended == sorted([cancelled, "job-of-another-store"])
+    asyncio.run(Leftovers(store, members, end, serves="dep-1/0".__eq__).poll())
+    assert ended == sorted([cancelled, "job-of-another-store", "dep-1/1"])
 
 
 def test_attempts_that_get_nowhere_end(store: Store, tmp_path: Path) -> None:

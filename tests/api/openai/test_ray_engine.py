@@ -75,6 +75,9 @@ class Replica:
     async def close(self) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
 
 def wanted(*sequences: int) -> list[Generation]:
     options = SamplingOptions(seed=0, max_tokens=5)

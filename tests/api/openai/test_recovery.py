@@ -49,6 +49,9 @@ class Replica:
     async def close(self) -> None:
         return
 
+    def abandon(self) -> None:
+        return
+
 
 def token(sequence: int, index: int) -> Emitted:
     return Emitted(sequence, index, 100 + index, None, ())

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from share_compute.inference.runtime.encoder_stage import EncoderStage
-from share_compute.inference.runtime.stage import input_ids
 from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Pooled
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.shard import Shard
@@ -95,7 +94,7 @@ def vectors(stages: Sequence[EncoderStage], texts: Sequence[Sequence[int]]) -> A
         Chunk(number, 0, len(text), tuple(text), samples=True) for number, text in enumerate(texts)
     )
     step = EngineStep(0, 0, 0, (), (), chunks)
-    given: Any = input_ids(step, {})
+    given: Any = torch.tensor(step.input_ids({}), dtype=torch.int64)
     for stage in stages:
         given = stage.compute(step, given)
     assert all(isinstance(one, Pooled) for one in given)

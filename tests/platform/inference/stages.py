@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from share_compute.inference.runtime.stage import ServingStage, input_ids
+from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.scheduler.engine_steps import (
     Chunk,
     EngineStep,
@@ -122,7 +122,10 @@ class Serving:
     ) -> tuple[SampledToken, ...]:
         step = EngineStep(self._steps, 0, 0, tuple(opens), tuple(closes), chunks, tuple(grows))
         self._steps += 1
-        given: Any = input_ids(step, {sequence: text[-1] for sequence, text in self.texts.items() if text})
+        given: Any = torch.tensor(
+            step.input_ids({sequence: text[-1] for sequence, text in self.texts.items() if text}),
+            dtype=torch.int64,
+        )
         for stage in self.stages:
             given = stage.compute(step, given)
         for one in given:

@@ -66,8 +66,8 @@ class DeploymentSupervisor:
     async def _poll(self) -> None:
         living = {record.id: record for record in await asyncio.to_thread(self._store.deployments.list)}
         if not self._has_polled:
-            # Release the leases that an earlier server process left: its replicas no longer run.
-            await asyncio.to_thread(self._store.leases.release_all)
+            # The members of these deployments may have outlived the server process before this one.
+            await asyncio.to_thread(self._store.leases.keep_only, living.keys())
             self._has_polled = True
         for deployment_id, each in self._serving.items():
             if deployment_id not in living:
@@ -88,6 +88,14 @@ class DeploymentSupervisor:
         """Return the replica counts of a deployment; None if this server does not run it."""
         serving = self._serving.get(deployment_id)
         return None if serving is None else serving[0].replicas
+
+    def may_have_members(self, replica_id: str) -> bool:
+        """Whether a replica runs, or may be started with members that outlived an earlier server process."""
+        deployment_id, _, number = replica_id.partition("/")
+        serving = self._serving.get(deployment_id)
+        if serving is None:
+            return not self._has_polled
+        return not serving[0].is_scaled or int(number) in serving[0].numbers
 
     def snapshots(self) -> list[Snapshot]:
         """Return a snapshot of each deployment that this server runs."""

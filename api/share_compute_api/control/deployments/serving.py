@@ -103,6 +103,8 @@ class Serving:
         self._pooling: Pooling | None = None
         self._engine: RayEngine | None = None
         self._recorded: tuple[DeploymentState, str, list[Plan]] | None = None
+        self.is_scaled = False
+        """Whether `numbers` was brought to the wanted number of replicas at least once."""
         self.is_ending = False
         """Whether the deployment is ending its replicas; its task must not be cancelled meanwhile."""
 
@@ -119,6 +121,11 @@ class Serving:
             for managed in self._replicas
             if managed.slot.status is not None
         }
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Numbers of the replicas, including those that are ending."""
+        return frozenset(managed.number for managed in self._replicas)
 
     @property
     def name(self) -> str:
@@ -228,8 +235,8 @@ class Serving:
             async with asyncio.timeout(_ANSWER_S):
                 status = await managed.replica.status()
         except (ContributorLost, TimeoutError) as failure:
-            _log.warning("a replica of %s is restarted: %s", self._spec.name, failure)
-            await self._drop(managed)
+            _log.warning("the server of a replica of %s is restarted: %s", self._spec.name, failure)
+            self._drop(managed)
             await self._record_interruptions(managed, managed.interruptions.died(now_s))
             return
         managed.slot.see(status, now_s)
@@ -242,7 +249,7 @@ class Serving:
             error = status.error or {}
             if error.get("code") in _FOR_USERS or managed.failures >= _MOST_FAILURES:
                 raise _Failed(status.reason, error)
-            await self._drop(managed)
+            self._drop(managed)
 
     async def _record_interruptions(self, managed: ManagedReplica, news: Sequence[Interruption]) -> None:
         """Record in the store that the replica was interrupted, or that it continues."""
@@ -251,13 +258,14 @@ class Serving:
             record = deployments.interrupted if one.seconds is None else deployments.went_on
             await asyncio.to_thread(record, self._record.id, managed.number, one)
 
-    async def _drop(self, managed: ManagedReplica) -> None:
+    def _drop(self, managed: ManagedReplica) -> None:
+        """End a replica's server, so that another one takes over the members; a server that failed has ended them."""
         replica, managed.replica, managed.offered = managed.replica, None, frozenset()
         managed.slot.see(None, asyncio.get_running_loop().time())
         if replica is not None:
             assert self._engine is not None
             self._engine.remove(replica)
-            await replica.close()
+            replica.abandon()
 
     async def _scale(self) -> None:
         """Scale to the number of replicas wanted now; surplus replicas drain before they are removed."""
@@ -285,6 +293,7 @@ class Serving:
                 engine.remove(managed.replica)
             managed.end()
         self._replicas.forget_ended()
+        self.is_scaled = True
 
     async def _give_machines(self) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Ends the members of finished jobs, because members outlive their coordinators."""
+"""Ends the members of finished jobs and of ended replicas, because members outlive what leads them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _log = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Ends the members of jobs that are neither running nor queued, whatever their outcome.
+    """Ends the members of jobs that are neither running nor queued, and of replicas that do not run.
 
     Args:
         store: the store of jobs.
-        members: returns, for each contributor, the jobs that have members there.
-        end: ends the members of one job, and returns how many it ended.
+        members: returns, for each contributor, the jobs and replicas that have members there.
+        end: ends the members of one job or replica, and returns how many it ended.
+        serves: returns whether a replica may have members.
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class Leftovers:
         store: Store,
         members: Callable[[], Awaitable[Mapping[str, Collection[str]]]],
         end: Callable[[str], Awaitable[int]],
+        serves: Callable[[str], bool],
     ) -> None:
         self._store = store
         self._members = members
         self._end = end
+        self._serves = serves
 
     async def run(self) -> None:
         """Call `poll` every `_POLL_S` s until cancelled; while the store or Ray does not answer, no member is ended."""
@@ -49,8 +52,10 @@ class Leftovers:
             return
         living = await asyncio.to_thread(self._living)
         for job_id in sorted(present - living):
+            if self._serves(job_id):
+                continue
             ended = await self._end(job_id)
-            _log.info("ended %d members of job %s, which is over", ended, job_id)
+            _log.info("ended %d members of %s, which is over", ended, job_id)
 
     def _living(self) -> set[str]:
         return {job.id for job in (*self._store.jobs.queued(), *self._store.jobs.active())}

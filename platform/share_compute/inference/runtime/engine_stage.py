@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from share_compute.inference.runtime.quantization import (
     weight_of,
 )
 from share_compute.inference.scheduler.engine_steps import EngineStep, Outcome
-from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.storage.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
 from share_compute.shard import Shard
+
+if TYPE_CHECKING:
+    from share_compute.models.huggingface.conversion import PretrainedWeights
 
 
 class EngineStage(ABC):

@@ -182,8 +182,8 @@ class ServingStage(EngineStage):
 
         Args:
             step: the engine step.
-            inputs: on the first stage token ids ``[tokens]`` (see `input_ids`), on later stages the outputs of the
-                previous stage ``[tokens, hidden]``; on any device.
+            inputs: on the first stage token ids ``[tokens]``, see `EngineStep.input_ids`; on later stages the outputs
+                of the previous stage ``[tokens, hidden]``; on any device.
 
         Returns:
             Hidden states ``[tokens, hidden]``; on the last stage the sampled tokens.
@@ -227,19 +227,6 @@ class ServingStage(EngineStage):
     @cached_property
     def _picks_rows(self) -> bool:
         return "logits_to_keep" in inspect.signature(self._model.forward).parameters
-
-
-def input_ids(step: EngineStep, fed_back: Mapping[int, int]) -> Tensor:
-    """Return the inputs of the first stage, ids ``[tokens]``.
-
-    Args:
-        step: engine step to compute.
-        fed_back: last sampled token of each sequence whose chunk has no tokens of its own.
-    """
-    ids: list[int] = []
-    for chunk in step.chunks:
-        ids.extend(chunk.tokens if chunk.tokens is not None else (fed_back[chunk.sequence],))
-    return torch.tensor(ids, dtype=torch.int64)
 
 
 def _positions(step: EngineStep, device: torch.device) -> Tensor:

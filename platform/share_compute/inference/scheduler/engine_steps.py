@@ -25,6 +25,7 @@ Server and stages rely on these invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
@@ -98,6 +99,17 @@ class EngineStep:
     def num_tokens(self) -> int:
         """Number of positions that the step computes."""
         return sum(chunk.count for chunk in self.chunks)
+
+    def input_ids(self, fed_back: Mapping[int, int]) -> list[int]:
+        """Return the token ids that the first stage computes, in the order of the chunks.
+
+        Args:
+            fed_back: last sampled token of each sequence whose chunk has no tokens of its own.
+        """
+        ids: list[int] = []
+        for chunk in self.chunks:
+            ids.extend(chunk.tokens if chunk.tokens is not None else (fed_back[chunk.sequence],))
+        return ids
 
 
 @dataclass(frozen=True, slots=True)
