@@ -1,4 +1,4 @@
-"""Layouts with one additional machine."""
+"""Layouts that add one idle machine to another layout."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Additions:
     def of(self, problem: SearchProblem, layout: Layout) -> dict[int, Addition | None]:
         """Return, for each of the fastest idle machines, the best layout that adds the machine to ``layout``.
 
-        Keys are machine indices. Best means the shortest step by the cost formula. The value is None if no layout with
-        the machine fits. Results are cached.
+        Keys are machine indices. Best means the shortest step by the cost formula. The value is None if no layout that
+        was tried fits. Results are cached.
         """
         key = problem.cost.workload.microbatches, layout
         if key not in self._known:
@@ -43,7 +43,7 @@ class Additions:
 
 
 def worth_trying(cost: TrainingCost, layout: Layout) -> list[int]:
-    """Return the idle machines for which additions are evaluated: the fastest ones."""
+    """Return the fastest idle machines, at most `_MOST_TRIED`, the fastest first."""
     used = set(layout.machines)
     idle = [machine for machine in range(cost.num_machines) if machine not in used]
     speeds = [machine.flops_per_s() for machine in cost.topology.contributors]

@@ -22,7 +22,7 @@ from share_compute.planning.search.labels import Labels, Suffixes, join, undomin
 MOST_MACHINES: Final = 12
 """Maximum number of machines for which all possible stages are enumerated."""
 MOST_IN_BEAM: Final = 48
-"""Maximum number of machines in a beam search; a set of machines is stored as the bits of an integer."""
+"""Maximum number of machines in a beam search; a set of machines is a bit mask in a 64-bit integer."""
 _SIZES_OF_RUNS: Final = (1, 2, 3, 4, 8)
 
 
@@ -36,7 +36,9 @@ def best_in_any_order(
     budget: float,
     all_below: bool = False,
 ) -> tuple[list[int], bool]:
-    """Find pipelines of any of these machines in any order that are faster than the ceiling, and lower the ceiling.
+    """Find pipelines of any of these machines, in any order, that are faster than the ceiling.
+
+    Lower the ceiling to the best, unless ``all_below`` is true.
 
     Args:
         suffixes: the cost model, its tables and the ceiling.
@@ -45,8 +47,8 @@ def best_in_any_order(
         stages: exact number of stages; None allows any.
         width: suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None
             keeps all suffixes that are not dominated.
-        budget: maximum number of candidates to examine; beyond it the search stops.
-        all_below: whether to keep the ceiling, and to find for each set of machines all undominated pipelines.
+        budget: approximate number of examined candidates after which the search stops.
+        all_below: whether to keep the ceiling, and so to find the undominated pipelines of each set of machines.
 
     Returns:
         Ids of labels of whole pipelines, fastest first, and whether the search was complete. After a complete
@@ -164,10 +166,9 @@ class _Sets:
 
 
 def _settle(suffixes: Suffixes, labels: Labels, sets: _Sets, stages: int | None, width: int | None) -> Labels:
-    """Drop labels that cannot beat the ceiling, or are dominated by another label of the same set of machines.
+    """Drop labels that cannot beat the ceiling, are dominated, or cannot get the requested number of stages.
 
-    Labels that cannot get the requested number of stages are dropped, too. With a ``width``, keep only the
-    labels that `Labels.best` returns.
+    Only a label of the same set of machines can dominate another. With a ``width``, apply `Labels.best`.
     """
     spare = sets.spare_rate(labels.slot), sets.spare_bytes(labels.slot)
     keep = suffixes.promise(labels, *spare) < suffixes.ceiling_s

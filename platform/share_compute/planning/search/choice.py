@@ -1,4 +1,4 @@
-"""Chooses the layout with the shortest simulated step; layouts that the cost formula rules out are not simulated."""
+"""Chooses the layout with the shortest simulated step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute.planning.search.partitioning import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A layout at one number of microbatches. It fits into memory, and all links that it uses work."""
+    """A layout at one number of microbatches, with its step time by the cost formula."""
 
     cost: TrainingCost
     candidate: Candidate
@@ -24,7 +24,7 @@ class Proposal:
 
     @property
     def preference(self) -> tuple[float, int, int]:
-        """Sort key: fastest first; ties go to fewer machines, then to larger microbatches."""
+        """Sort key: fastest by the formula first; ties go to fewer machines, then to fewer microbatches."""
         return (
             rounded(self.formula_s),
             len(self.candidate.layout.machines),
@@ -33,21 +33,20 @@ class Proposal:
 
     @property
     def floor_s(self) -> float:
-        """Lower bound of the simulated step, in seconds.
+        """Lower bound on the simulated step in seconds: the step by the formula minus the longest tail.
 
-        This is the time by the cost formula without the longest tail (gradient sums, backup and update): in the
-        simulation, gradient sums and backups may overlap with more work than in the formula.
+        In the simulation, gradient sums and backups may overlap with more work than in the formula.
         """
         return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.stages))
 
     @property
     def cells(self) -> int:
-        """Number of cells in a simulated step; the run time of the simulation is proportional to this number."""
+        """Number of cells in a simulated step: forwards and backwards of one microbatch in one stage."""
         return 2 * self.cost.workload.microbatches * len(self.candidate.layout.stages)
 
 
 class _Rank(NamedTuple):
-    """Sort key of simulated layouts: fastest first; ties go to fewer machines, then to larger microbatches."""
+    """Sort key of simulated layouts: fastest first; ties go to fewer machines, then to fewer microbatches."""
 
     step_s: float
     machines: int
@@ -96,7 +95,7 @@ class Choice:
         """Simulate proposals that may be faster than the best so far, in the order of their preference.
 
         Args:
-            proposals: layouts in any order; proposals that were offered before are skipped.
+            proposals: proposals in any order; the ones that were offered before are skipped.
             most_cells: number of simulated cells after which this call begins no further simulation.
         """
         until = self.cells + most_cells

@@ -1,4 +1,4 @@
-"""Selects the numbers of microbatches that get a full search, for jobs that do not set this number."""
+"""Selects the numbers of microbatches that get a full search."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from share_compute.planning.search.strategies import RecursivePartitioning
 _MOST = 6
 """Maximum number of problems (one for each number of microbatches) that get a full search."""
 _SMALL = 8
-"""Maximum number of machines for several full searches; with more machines, only the best problem gets one."""
+"""With more machines, only one problem gets a full search, unless the quick search finds no plan."""
 
 
 def worth_searching(problems: Sequence[SearchProblem]) -> list[SearchProblem]:
     """Return the problems that get a full search: all if they are few, otherwise the best ones of a quick search.
 
-    If the quick search finds no plan for any problem, return problems at even intervals of the list.
+    If the quick search finds no plan for any problem, select problems from the whole list at about even distances.
 
     Args:
         problems: the job, once for each number of microbatches that may be chosen.
@@ -38,7 +38,7 @@ def worth_searching(problems: Sequence[SearchProblem]) -> list[SearchProblem]:
 
 
 def _quick_s(problem: SearchProblem) -> float:
-    """Return the step time of a plan that a quick search finds; infinite if no plan fits."""
+    """Return the step in seconds of the best plan of a quick search; infinite if it finds none."""
     cost = problem.cost
     layouts = [candidate.layout for candidate in RecursivePartitioning().place(problem)]
     if problem.stages in (None, 1) and problem.members_per_stage in (None, 1):

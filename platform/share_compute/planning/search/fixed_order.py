@@ -20,15 +20,12 @@ def best_in_order(
 ) -> list[int]:
     """Find pipelines of machines in this order that are faster than the ceiling, and lower the ceiling to the best.
 
-    Exact without ``width``: no layout of this order, with stages of these sizes, is faster than the best found.
-
     Args:
         suffixes: the cost model, its tables and the ceiling.
         order: usable machines.
         sizes: numbers of members that a stage may have.
         stages: exact number of stages; None allows any.
-        width: number of suffixes kept for each first layer and criterion (`Labels.best`). A suffix may then replace
-            another with a different number of microbatches in flight. None makes the search exact.
+        width: number of suffixes kept for each first layer and criterion (`Labels.best`); None makes the search exact.
 
     Returns:
         Ids of labels of whole pipelines, fastest first; an empty list if none is below the ceiling.
@@ -52,7 +49,7 @@ def best_in_order(
     found: list[tuple[float, int]] = []
     widest = max(sizes)
     for place in range(len(order) - 1, -1, -1):
-        # Labels that begin this far behind can follow even the widest stage, so all of them are comparable.
+        # Labels that begin this far behind can follow even the widest stage, so they may replace each other.
         while recent and recent[0][0] >= place + widest:
             settled = settle(join([settled, recent.pop(0)[1]]))
         # Sorted by descending position: the labels that may follow a stage of a given size form a prefix.

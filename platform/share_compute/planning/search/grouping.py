@@ -1,4 +1,4 @@
-"""Search for very deep models: neighbouring layers are grouped, then each cut is moved to shorten the step."""
+"""Groups neighboring layers of very deep models, so that a search has fewer cuts to try."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.timings import LayerTiming
 
 MOST_LAYERS: Final = 192
-"""Maximum number of layers for which a search tries every cut. In deeper models it cuts only between groups of layers.
+"""Number of layers above which a search works on groups of layers, except with the method ``recursive``.
 
-The tables of a search grow with the square of the number of layers or groups.
+The tables of a search grow with the square of the number of layers.
 """
 _MOST_MOVED: Final = 32
-"""Maximum number of stages for which `Grouped.refined` moves cuts. With more stages, all cuts stay between groups."""
+"""Maximum number of stages for which `Grouped.refined` moves cuts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A cost model, and a coarse one whose layers are groups of its layers."""
+    """A cost model of layers, and a coarse cost model of groups of these layers."""
 
     cost: TrainingCost
     """Cost model of all layers."""
@@ -34,7 +34,10 @@ class Grouped:
     """Cost model of the groups."""
 
     def refined(self, layout: Layout) -> Layout | None:
-        """Return a layout of groups as a layout of layers, with improved cuts; None if no layout tried fits."""
+        """Convert a layout of groups to a layout of layers, and move its cuts to shorten the step.
+
+        Return None if no layout that was tried fits.
+        """
         stops = [self.edges[stage.stop] for stage in layout.stages]
         best = self._cut(layout, stops)
         stride = max(stop - start for start, stop in pairwise(self.edges)) // 2
@@ -48,7 +51,7 @@ class Grouped:
         return best[1]
 
     def _cut(self, layout: Layout, stops: Sequence[int]) -> tuple[float, Layout | None]:
-        """Return (step in seconds, layout) with the given cuts; (infinity, None) if the layout does not fit."""
+        """Return (step in seconds, layout) with these ends of stages; (infinity, None) if the layout is impossible."""
         stages = []
         for stage, (start, stop) in zip(layout.stages, pairwise((0, *stops)), strict=True):
             shares = self.cost.shares(stage.members, start, stop) if start < stop else None
@@ -60,7 +63,7 @@ class Grouped:
 
 
 def group(cost: TrainingCost, least: int) -> Grouped:
-    """Group neighbouring layers into at least ``least`` groups. Where possible, all layers of a group are equal."""
+    """Group neighboring layers into at least ``least`` groups, or leave them single if there are fewer layers."""
     layers = cost.profile.layers
     edges = _edges(layers, least)
     profile = cost.profile.model_copy(
@@ -81,7 +84,7 @@ def group(cost: TrainingCost, least: int) -> Grouped:
 
 
 def _edges(layers: Sequence[LayerProfile], least: int) -> tuple[int, ...]:
-    """Return the first layer of each group, followed by the number of layers."""
+    """Return the first layer of each group, followed by the number of layers; prefer groups of equal layers."""
     size = min(-(-len(layers) // MOST_LAYERS), max(1, len(layers) // max(1, least)))
     runs = [len(list(run)) for _, run in groupby(layers)]
     for larger in (size, 2 * size):

@@ -1,4 +1,4 @@
-"""Recursive bisection: halve the machines, cut the layers by the halves' speed, and plan each half on its own."""
+"""Recursive bisection: halve the machines, cut the layers by the halves' speed, and plan each half separately."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ class _Half(NamedTuple):
 
     stages: tuple[tuple[int, tuple[int, ...]], ...]
     busy_s: float
-    """Time of the slowest stage in a step: its microbatches, gradient sums and update."""
+    """Seconds of the slowest stage in a step: its microbatches, gradient sums and update."""
     trip_s: float
-    """Time of one microbatch through all stages and the links between them, there and back."""
+    """Seconds of one microbatch through all stages and the links between them, there and back."""
 
 
 def halve(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]) -> Iterator[Layout]:
     """Yield layouts on growing numbers of machines: the fastest machines, arranged in the given order.
 
-    With more than 16 machines, the numbers are the powers of two and the number of all machines. Numbers that
-    would leave a member without a microbatch are skipped.
-
-    The caller must check that layouts fit: the number of microbatches in flight depends on the whole pipeline.
+    The caller must check that the layouts fit.
     """
     by_rate = sorted(order, key=lambda machine: (-rates[machine], machine))
     counts = sorted({min(len(order), 2**power) for power in range(len(order).bit_length() + 1)})
@@ -77,7 +74,7 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
             cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
-        # Backups of gradients are left out: all splits need them, so one stage would win even if several are requested.
+        # Backups are left out. Only splits need them, so one stage would win even if several stages are requested.
         return _Half(
             stages, cost.busy_s(stage) + cost.end_s(stage) if fits else math.inf, cost.first_s(stage)
         )

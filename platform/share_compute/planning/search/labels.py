@@ -1,12 +1,9 @@
-"""Suffixes of a pipeline as labels, as in multi-criteria shortest-path search, and their extension by one stage.
+"""Suffixes of a pipeline as labels, as in multi-criteria shortest-path search.
 
-A suffix consists of the stages from one stage to the last. The formula of `share_compute.planning.cost.cost` runs from
-the last stage to the first. To add a stage before a suffix, the formula needs two numbers of the suffix:
-`Labels.step_s` and `Labels.trip_s`.
+A suffix consists of the stages from one stage to the last. A search extends suffixes by one stage at the front.
 
-Two labels are comparable if they have the same first layer, and if every stage that can come before them has
-the same costs with both. A label is dominated if a comparable label is at least as good in both numbers. An
-exact search drops only labels that are dominated, or that cannot lead to a step below the ceiling.
+A label dominates another label with the same key (`Suffixes.signature`) if neither its `Labels.step_s` nor its
+`Labels.trip_s` is larger. The ceiling is the step time that plans must be below.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from share_compute.planning.cost.options import Ints, Option, Options
 from share_compute.planning.network.network import Floats
 
 BETTER: Final = 1 - 1e-12
-"""A step counts as faster if its ratio to the best known step is below this value; covers rounding errors."""
+"""A step counts as faster only if it is below this multiple of the best known step; covers rounding errors."""
 _CHUNK: Final = 1 << 17
-"""Approximate number of candidates that are examined in one piece; bounds the memory."""
+"""Approximate maximum number of elements of a temporary array; bounds the memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +38,7 @@ class Labels:
     start: Ints
     """First layer of the suffix."""
     option: Ints
-    """Id of the first stage's group of members (`Suffixes.number`); -1 for the empty suffix."""
+    """Id of the first stage's members (`Suffixes.number`); -1 for the empty suffix."""
     window: Ints
     """Microbatches by which the first stage's forwards may run ahead of its backwards; at most microbatches - 1."""
     stages: Ints
@@ -60,8 +57,8 @@ class Labels:
     def best(self, width: int, promised: Floats) -> Self:
         """Return the labels that a beam search keeps.
 
-        These are, for each first layer and each criterion, the ``width`` best. The criteria are lowest bound, lowest
-        step time and lowest trip time.
+        For each first layer, these are the ``width`` labels with the lowest bounds, the ``width`` labels with the
+        shortest steps, and the ``width`` labels with the shortest trips.
 
         Args:
             width: number of labels for each first layer and criterion.
@@ -96,7 +93,7 @@ class Suffixes:
     Args:
         cost: the cost model.
         options: tables of the stages.
-        ceiling_s: step time that plans must be below; the search lowers it as it finds plans.
+        ceiling_s: step time in seconds that plans must be below; a search may lower it as it finds plans.
     """
 
     def __init__(self, cost: TrainingCost, options: Options, ceiling_s: float) -> None:
@@ -113,7 +110,7 @@ class Suffixes:
         cells = np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1)
         least = cells.min(axis=0)
         self._prefix_s = np.concatenate([[0.0], np.cumsum(least)])
-        """Lower bound on the time of a microbatch through the layers before l ``[layers + 1]``."""
+        """Lower bound on the seconds of one microbatch through the first l layers and back ``[layers + 1]``."""
         self._state_bytes = np.asarray(cost.state_bytes(cost.parameters, cost.trained))
         starts = np.arange(self.layers + 1)[:, None] - 1 - np.arange(self.layers)
         self._ahead_s = np.where(starts >= 0, self._prefix_s[np.maximum(starts, 0)], np.inf)
@@ -121,7 +118,7 @@ class Suffixes:
             relative = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
         self.rates = dict(zip(usable, np.where(relative > 0, relative, 1.0), strict=True))
         """Relative speed of each usable machine: the largest ratio, over all layers, of its speed to that of
-        the layer's fastest machine."""
+        the layer's fastest machine; 1.0 if there is no such ratio."""
 
     def root(self, slot: int) -> Labels:
         """Return the empty suffix, with this slot."""
@@ -135,7 +132,7 @@ class Suffixes:
         )
 
     def number(self, members: tuple[int, ...]) -> int:
-        """Return the id of a stage with these members for `Labels.option`; the first call builds the stage's tables."""
+        """Return the id of these members for `Labels.option`."""
         members = tuple(sorted(members))
         if members not in self._numbers:
             self._numbers[members] = len(self._used)
@@ -171,7 +168,7 @@ class Suffixes:
         return key * (self.layers + 1) + labels.start
 
     def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
-        """Return, in chunks, all extensions of the labels by one stage that may lead to a step below the ceiling.
+        """Extend labels by one stage at the front, and return in chunks the ones that may lead below the ceiling.
 
         A label is extended once for each possible first layer of the new stage.
 
@@ -179,7 +176,7 @@ class Suffixes:
             labels: suffixes that do not use the new stage's machines.
             number: id of the new stage's members (`Suffixes.number`).
             slots: slot of each suffix after the extension, ``[labels]``.
-            spare_rate: sum of the relative speeds of all machines that each extended suffix leaves free, ``[labels]``.
+            spare_rate: sum of the relative speeds of the machines that may precede the new stage, ``[labels]``.
         """
         grown = []
         reach = self._used[number].reach(self.ceiling_s)
@@ -217,7 +214,7 @@ class Suffixes:
             waits = np.maximum(carry[:, None], turns[:, None] * trip)
             own = option.own_s[:, :reach][stop]
             step = np.maximum(np.maximum(enter + labels.step_s[:, None], own), trip + waits)
-            # Layers before the extended suffix add at least one microbatch's time. Only free machines can compute them.
+            # Lower bounds on the layers before the new stage: the time of one microbatch, and the work of all.
             ahead = self._ahead_s[:, :reach][stop]
             work = self.count * ahead / spare_rate[:, None]
         limit = self.ceiling_s * BETTER
@@ -250,12 +247,12 @@ class Suffixes:
     def promise(self, labels: Labels, spare_rate: Floats, spare_bytes: Floats) -> Floats:
         """Return a lower bound on the step of all plans that end with each suffix, shape ``[labels]``.
 
-        The bound is infinite if no plan is possible.
+        The bound is infinite if the machines that may precede the suffix lend too little memory.
 
         Args:
             labels: suffixes.
-            spare_rate: sum of the relative speeds of all machines that each suffix leaves free.
-            spare_bytes: sum of memory of all machines that each suffix leaves free.
+            spare_rate: sum of the relative speeds of the machines that may precede each suffix ``[labels]``.
+            spare_bytes: sum of the memory of these machines in bytes ``[labels]``.
         """
         ahead = self._prefix_s[labels.start]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -265,7 +262,7 @@ class Suffixes:
         return promised
 
     def layout(self, label_id: int) -> Layout:
-        """Return the layout of a label that starts at layer 0."""
+        """Return the layout of a stored label that starts at layer 0."""
         offsets = [int(part.id[0]) for part in self._archive]
         stages = []
         while label_id > 0:
@@ -284,7 +281,7 @@ class Suffixes:
 
 
 def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
-    """Return the rows that no other row of the same key dominates in both times, ordered by key and step."""
+    """Return the rows that no row of the same key dominates, ordered by key and step; of equal rows, return one."""
     if not len(key):
         return np.zeros(0, dtype=np.int64)
     rows = _unbeaten(key, step_s, trip_s)
@@ -301,9 +298,9 @@ def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
 
 
 def _unbeaten(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
-    """Return the rows that are not dominated by the row of the same key with the least sum of both times.
+    """Drop rows that the row of the same key with the least sum of both times dominates, without sorting.
 
-    This drops most rows without sorting. If keys exceed `_CHUNK`, all rows are returned.
+    Return all rows if a key is `_CHUNK` or larger, because the arrays have one element for each key.
     """
     keys = int(key.max()) + 1
     if keys > _CHUNK:

@@ -1,4 +1,4 @@
-"""Limits that keep a search within seconds, by the number of machines."""
+"""Limits of the search effort, by the number of machines."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from share_compute.planning.cost.cost import TrainingCost
 
 
 class SearchLimits(NamedTuple):
-    """Limits of the searches that do not enumerate all orders of machines."""
+    """Limits of the heuristic searches.
+
+    A suffix, in the docs of the fields, consists of the last stages of a pipeline.
+    """
 
     width: int
-    """Suffixes kept for each first layer and criterion, in an order of machines that is not searched exactly."""
+    """Beam width in one order of machines: suffixes kept for each first layer and criterion (`Labels.best`)."""
     exact_order: int
-    """Maximum product of machines and layers with which an order is searched exactly."""
+    """An order of machines is searched with a beam if its machines times layers exceed this number."""
     orders: int
-    """Maximum number of orders that are searched."""
+    """Maximum number of orders of machines that are searched before the local search."""
     beam: int
-    """Suffixes kept for each first layer, number of machines and criterion, in the beam search over all orders."""
+    """Beam width over all orders: suffixes kept for each number of machines, first layer and criterion."""
     beam_machines: int
-    """Maximum number of machines, the fastest ones, in the beam search over all orders.
-
-    At most `share_compute.planning.search.all_orders.MOST_IN_BEAM`.
-    """
+    """Maximum number of machines in the beam search over all orders, at most `all_orders.MOST_IN_BEAM`."""
     starts: int
-    """Number of layouts from which the local search starts."""
+    """Maximum number of layouts from which the local search starts."""
 
     def width_of(self, cost: TrainingCost, machines: int) -> int | None:
         """Return the beam width for an order of ``machines`` machines; None if the order is searched exactly."""

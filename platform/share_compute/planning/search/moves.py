@@ -13,7 +13,7 @@ from share_compute.planning.search.labels import Suffixes
 from share_compute.planning.search.limits import SearchLimits, limits_for
 
 _BUDGET: Final = 30_000_000
-"""Number of examined candidates, over all moves, after which the local search stops."""
+"""Approximate number of examined candidates, over all moves, after which the local search stops."""
 _MOST_TRIES: Final = 400
 _SPARES: Final = 6
 """Maximum number of machines without layers that moves insert into the order."""
@@ -31,8 +31,8 @@ def improve(
     """Yield layouts, each faster than the one before, starting from a good layout.
 
     A move puts one machine at another place in the order, exchanges two machines, or inserts machines without layers.
-    After each move the cuts, the machines to leave out and the members of each stage are searched again. The moves
-    are deterministic. ``limits`` replaces the default limits for the number of machines.
+    After each move, the cuts, the machines to leave out and the members of each stage are searched again. ``limits``
+    replaces the default limits for the number of machines.
     """
     best_s, examined, tries = cost.step_s(layout), 0, 0
     order, moved = layout.machines, True
@@ -54,7 +54,7 @@ def improve(
 
 
 def _spares(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]) -> list[int]:
-    """Return the best machines without layers: the fastest ones, and the ones with most memory."""
+    """Return machines without layers: the fastest ones, and the ones with the most memory."""
     used = set(order)
     free = [machine for machine in rates if machine not in used]
     fast = sorted(free, key=lambda machine: (-rates[machine], machine))[: _SPARES // 2]

@@ -1,7 +1,7 @@
-"""Yields neighbours of a layout for local search.
+"""Yields neighbors of a layout for a local search.
 
-In each neighbour, one cut is moved by a layer, two stages or only their machines are exchanged, or one
-machine or stage is left out.
+In each neighbor, one cut is moved by a layer, two stages or only their machines are exchanged, or one machine or
+stage is left out.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.search.problem import SearchProblem
 
 _MOST_EXCHANGED = 12
-"""Maximum number of stages for which all pairs are exchanged; with more stages, only neighbouring pairs are."""
+"""Maximum number of stages for which all pairs are exchanged; with more stages, only neighboring pairs are."""
 
 Stages = tuple[tuple[int, tuple[int, ...]], ...]
 """(number of layers, members) of each stage."""
 
 
 def nearby(problem: SearchProblem, layout: Layout) -> Iterator[Layout]:
-    """Yield layouts that differ little from ``layout`` and have the requested number of stages and members."""
+    """Yield neighbors of ``layout`` that have the requested numbers of stages and members."""
     stages = tuple((stage.stop - stage.start, stage.members) for stage in layout.stages)
     for changed in _changed(problem, stages):
         shared = _shared(problem.cost, changed)
@@ -43,7 +43,7 @@ def _changed(problem: SearchProblem, stages: Stages) -> Iterator[Stages]:
 
 
 def _cuts(stages: Stages) -> Iterator[Stages]:
-    """Yield stages with one layer moved from one stage to its neighbour."""
+    """Yield stages with one layer moved from one stage to a neighboring stage."""
     for place in range(len(stages) - 1):
         (left, before), (right, after) = stages[place : place + 2]
         for shift in (-1, 1):
@@ -66,7 +66,7 @@ def _exchanged(stages: Stages) -> Iterator[Stages]:
 
 
 def _without(stages: Stages) -> Iterator[Stages]:
-    """Yield stages with one stage removed and its layers given to a neighbour."""
+    """Yield stages with one stage removed and its layers given to a neighboring stage."""
     for place, (layers, _) in enumerate(stages):
         for heir in (place - 1, place + 1):
             if 0 <= heir < len(stages):

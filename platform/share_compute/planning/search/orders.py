@@ -1,4 +1,4 @@
-"""Orders of machines that are worth searching, and simple layouts that give the search an upper bound."""
+"""Orders of machines to search, and simple layouts that give the search an upper bound."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from share_compute.planning.cost.layout import Layout, StageLayout, solo
 from share_compute.planning.network.network import transfer_s
 
 MOST_CANDIDATES: Final = 192
-"""Maximum number of machines that a search considers; in larger clusters, it considers a selection."""
+"""Maximum number of machines that a search considers; `shortlist` selects them."""
 _MOST_ALONE: Final = 8
 _MOST_LARGE: Final = 32
 
 
 def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return the regions in a greedy order.
+    """Return the regions of the machines in a greedy order.
 
-    The region whose machines train fastest alone is first. Each next region has the fastest link to the one before it.
+    The first region has the shortest estimated step on its machines alone. Each further region is the remaining one
+    with the shortest transfer from the region before it.
     """
     usable = list(rates)
     pass_s = float(np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1).min(axis=0).sum())
@@ -53,11 +54,10 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return the machines that a search considers; all of them up to `MOST_CANDIDATES`.
+    """Return the machines that a search considers, sorted; all of them up to `MOST_CANDIDATES`.
 
-    In larger clusters these are the machines of the first regions in the `region_chain`, and the fastest of all. A
-    slower machine can help only if it has more memory. Therefore the machines with the most memory are included, and
-    the fastest ones that can hold the model alone.
+    In larger clusters, these are machines that can hold the model alone, the machines with the most memory, machines
+    of the first regions in the `region_chain`, and the fastest machines.
     """
     if len(rates) <= MOST_CANDIDATES:
         return sorted(rates)
@@ -74,9 +74,9 @@ def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def orders(cost: TrainingCost, rates: Mapping[int, float]) -> list[tuple[int, ...]]:
-    """Return the orders to search.
+    """Return the orders of machines to search.
 
-    Some are sorted by region, kind of device, and speed or memory; others by speed, memory or index alone.
+    Some are sorted by region, kind of device, and speed or memory. Others are sorted by speed, memory or index alone.
     """
     chain = region_chain(cost, rates)
     place = {region: index for index, region in enumerate(chain)}
@@ -117,7 +117,7 @@ def simple_layouts(cost: TrainingCost, order: Sequence[int], rates: Mapping[int,
 
 
 def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches: int) -> Layout:
-    """Return stages of one machine each, with layers in proportion to weights, at least one layer each."""
+    """Return a layout with one machine in each stage, and layers in proportion to weights, at least one each."""
     edges = np.rint(np.cumsum(weights) / np.sum(weights) * layers).astype(int).tolist()
     edges[-1] = layers
     for index in range(len(edges)):
@@ -134,7 +134,7 @@ def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches:
 
 
 def _counts(most: int) -> list[int]:
-    """Return numbers of machines to try: 2 to 12, then numbers that grow by a quarter, and finally ``most``."""
+    """Return numbers of machines to try: 2 to 12, then steps of about a quarter, up to ``most``."""
     counts = list(range(2, min(most, 12) + 1))
     while counts and counts[-1] < most:
         counts.append(min(most, counts[-1] * 5 // 4))

@@ -1,7 +1,6 @@
-"""Cut a model into contiguous shares: strategies return partitions, which are mapped to shards.
+"""Partitioning strategies: rules that divide a model among machines.
 
-A strategy that only defines partitions gets a default placement: the fastest machines, stages of similar machines, and
-cuts at the nearest layer boundaries. A strategy with a placement of its own overrides `PartitioningStrategy.place`.
+A strategy defines `PartitioningStrategy.partition`. It may override `PartitioningStrategy.place`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ENTRY_POINTS = "share_compute.partitioning"
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The interval [start, end) of a model's layers, as fractions of their number, given to one contributor."""
+    """A contributor's interval [start, end) of a model's layers, as fractions of the number of layers."""
 
     contributor_id: str
     start: float
@@ -37,7 +36,7 @@ class Candidate(NamedTuple):
 
     layout: Layout
     exact: bool = False
-    """Whether the strategy proved that no other layout has a shorter step by the cost formula."""
+    """Whether the strategy proved that no layout with the requested numbers has a shorter step by the cost formula."""
 
 
 class PartitioningStrategy(ABC):
@@ -45,21 +44,22 @@ class PartitioningStrategy(ABC):
 
     @abstractmethod
     def partition(self, topology: Topology) -> list[Partition]:
-        """Return one partition for each contributor that gets work, in pipeline order, covering [0, 1].
+        """Return one partition for each contributor that gets layers, in pipeline order, covering [0, 1].
 
-        Without contributors the list is empty.
+        The list is empty if there are no contributors.
         """
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return candidate layouts, the most promising first; an empty list if nothing fits.
 
-        The default returns one layout on the fastest machines, cut as `partition` says, without checking that
-        it fits. If the job sets no number of stages, there are as many as machines and layers allow.
+        The default forms stages of the fastest machines, and passes each stage to `partition` as one contributor. It
+        returns one layout, without checking that it fits. If ``problem.stages`` is None, it forms as many stages as
+        machines and layers allow.
 
         Raises:
             PlanInfeasible: too few machines, layers or microbatches for the requested numbers, or a stage would mix
                 kinds of devices.
-            UserError: `partition` returned partitions that do not cover [0, 1] in order.
+            UserError: `partition` returned no partitions, or they do not cover [0, 1] in order.
         """
         stages = _form_stages(problem)
         contributors = problem.cost.topology.contributors
@@ -95,7 +95,7 @@ def _form_stages(problem: SearchProblem) -> list[list[int]]:
     )
     if size == 1:
         return [[machine] for machine in by_speed[:count]]
-    # The members of a stage sum their gradients, which requires devices of one kind and short links.
+    # The members of a stage sum their gradients, which requires devices of one kind and is faster inside a region.
     alike = sorted(
         by_speed[: count * size], key=lambda machine: (cost.kinds[machine], cost.network.region[machine])
     )
@@ -109,7 +109,7 @@ def _form_stages(problem: SearchProblem) -> list[list[int]]:
 
 
 def check_counts(machines: int, layers: int, microbatches: int, stages: int, members_per_stage: int) -> None:
-    """Raise PlanInfeasible if the requested numbers are impossible with any memory and links."""
+    """Raise PlanInfeasible if the requested numbers are impossible, whatever the memory and the links."""
     if machines == 0:
         raise PlanInfeasible(
             "no machine is ready",
@@ -179,10 +179,10 @@ class MemoryWeightedPartitioning(PartitioningStrategy):
 
 
 class ComputeWeightedPartitioning(PartitioningStrategy):
-    """Shares in proportion to measured float32 FLOP/s, in the order of the topology."""
+    """Shares in proportion to float32 FLOP/s, in the order of the topology."""
 
     def partition(self, topology: Topology) -> list[Partition]:
-        """Return partitions in proportion to measured speed."""
+        """Return partitions in proportion to float32 FLOP/s; equal ones if no machine has a speed."""
         order = list(topology.contributors)
         return _proportional(order, [machine.flops_per_s() for machine in order])
 
@@ -190,7 +190,7 @@ class ComputeWeightedPartitioning(PartitioningStrategy):
 def map_partitions_to_shards(partitions: list[Partition], num_layers: int, model_id: str) -> list[Shard]:
     """Return one shard for each partition: contiguous, without gap, overlap or empty shard.
 
-    Each edge goes to the nearest layer boundary, then moves as little as needed to leave every shard a layer.
+    Each edge is rounded to a layer boundary, and moved if a shard would have no layer.
 
     Args:
         partitions: partitions in pipeline order, covering [0, 1].
@@ -237,7 +237,7 @@ def load_strategy(name: str) -> PartitioningStrategy:
     """Return the strategy with this name.
 
     Raises:
-        UserError: there is no such strategy; the message suggests the nearest name.
+        UserError: there is no such strategy.
     """
     for point in entry_points(group=ENTRY_POINTS, name=name):
         strategy: PartitioningStrategy = point.load()()

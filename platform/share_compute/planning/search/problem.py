@@ -1,4 +1,4 @@
-"""The input of a strategy: place one job's layers on machines so that a step is short."""
+"""The input of a partitioning strategy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from share_compute.planning.cost.cost import TrainingCost
 
 @dataclass(frozen=True, slots=True)
 class SearchProblem:
-    """One job on one topology, with the numbers of stages and members that the submitter requires.
+    """One job on one topology, with the required numbers of stages and members.
 
     Args:
         cost: cost model of the job on the topology.

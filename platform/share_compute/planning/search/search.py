@@ -1,4 +1,4 @@
-"""The search for the layout with the shortest predicted step: exact for few machines, heuristic for many."""
+"""The search for layouts with a short step by the cost formula."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ from share_compute.planning.search.orders import orders, shortlist, simple_layou
 
 Method = Literal["auto", "orders", "dynamic_programming", "recursive"]
 _EXACT_BUDGET: Final = 60_000_000
-"""Number of examined candidates (some seconds of work) after which a search over all orders stops. Its result
-is then not proved optimal."""
+"""Approximate number of examined candidates, some seconds of work, after which a search over all orders stops."""
 _ORDERS_BUDGET: Final = 60_000_000
 """Number of examined candidates after which, for more than `MANY` machines, no further order is searched."""
 _SIZES_OF_MANY: Final = (1, 2, 4, 8)
-"""Numbers of members per stage that are tried in orders of machines that are not searched exactly."""
+"""Numbers of members per stage in a beam search of one order, if the job does not set this number."""
 _VARIED, _VARIED_WIDTH = 16, 8
-"""Number of machines, and of suffixes kept, in the search for layouts with other numbers of stages."""
+"""Maximum number of machines, and beam width, in the search for layouts with other numbers of stages."""
 _KEPT_OF_ORDER: Final = 3
 _NEAR: Final = 2.0
-"""Maximum step time of finalists chosen for their kind or set of machines, as a multiple of the best step time."""
+"""Layouts slower than this multiple of the best step are not preferred for being of another kind."""
 
 
 class Found(NamedTuple):
-    """One layout in which each stage, considered by itself, fits into memory."""
+    """One layout, with its step time by the cost formula."""
 
     layout: Layout
     step_s: float
-    """Step time by the formula of `share_compute.planning.cost.cost`."""
     exact: bool
-    """Whether the search proved that no layout of these machines with the requested stages has a lower `step_s`."""
+    """Whether the search proved that no layout with the requested stages and members has a lower `step_s`."""
 
 
 def search(
@@ -53,26 +51,23 @@ def search(
     finalists: int = 8,
     limits: SearchLimits | None = None,
 ) -> list[Found]:
-    """Find different layouts with a short predicted step, in which each stage by itself fits into memory.
+    """Find different layouts with a short step by the cost formula.
 
-    For up to `MOST_MACHINES` usable machines, ``auto`` enumerates all sets of machines, all orders of stages, all
-    members that may share a stage, and all cuts of the layers. If it finishes within its budget, the first layout is
-    optimal by the formula, and its ``exact`` is true. ``exact`` is also true if the step equals the lower bound. In
-    models with more than `MOST_LAYERS` layers neighbouring layers are grouped. Then only the lower bound can prove that
-    a layout is optimal.
+    The layouts pass `TrainingCost.may_fit`. The caller must check `TrainingCost.fits`, which also counts the gradient
+    sets that a member holds.
 
     Args:
-        cost: the cost model whose step is minimised.
+        cost: the cost model.
         stages: exact number of stages; None allows any.
         members_per_stage: exact number of members in each stage; None allows any.
         method: ``dynamic_programming`` takes machines in the order of the topology. ``recursive`` halves machines and
             layers recursively. ``orders`` tries simple layouts, several orders, a beam search and local moves. ``auto``
-            does the same, and also searches all orders exactly if the machines are few enough.
-        finalists: maximum number of layouts: the best of each kind and of each set of machines, then other fast ones.
-        limits: limits that replace the defaults for the number of machines, to measure the effect of limits.
+            adds an exact search of all orders for up to `MOST_MACHINES` usable machines.
+        finalists: maximum number of layouts.
+        limits: limits that replace the defaults for the number of machines, for experiments.
 
     Returns:
-        Layouts, the fastest first; an empty list if nothing fits.
+        Layouts, the fastest first; an empty list if none was found.
     """
     deep = None
     if cost.num_layers > MOST_LAYERS and method != "recursive":
@@ -103,17 +98,17 @@ def all_below(
     members_per_stage: int | None = None,
     budget: float,
 ) -> tuple[list[Layout], int]:
-    """Find for each set of machines the layouts below a ceiling that no other layout of the set dominates.
+    """Find the layouts below a ceiling that no other layout on the same machines dominates.
 
-    A layout dominates another if its step and trip are no longer by the formula, and the first stages of both have the
-    same region, number of members and window of the schedule.
+    `share_compute.planning.search.labels` defines domination. Identical machines are interchangeable: of layouts that
+    differ only in them, one is returned.
 
     Args:
         cost: the cost model.
-        ceiling_s: step time by the formula that layouts must be below.
+        ceiling_s: step time in seconds, by the formula, that layouts must be below.
         stages: exact number of stages; None allows any.
         members_per_stage: exact number of members in each stage; None allows any.
-        budget: maximum number of candidates to examine; beyond it, the largest sets are left out.
+        budget: approximate number of examined candidates after which the search stops.
 
     Returns:
         Layouts, the fastest first, and the number of examined candidates. Returns no layouts for more than
@@ -159,7 +154,7 @@ class _Search:
             self.sizes = list(range(1, widest + 1))
 
     def offer(self, layouts: Iterable[Layout]) -> None:
-        """Add the layouts that may fit into memory and have the requested numbers of stages and members."""
+        """Add the layouts that have the requested numbers, pass `TrainingCost.may_fit` and need no dead link."""
         for layout in layouts:
             if layout in self.known or not self._is_as_requested(layout):
                 continue
@@ -194,7 +189,7 @@ class _Search:
         return suffixes.examined
 
     def auto(self, *, any_order: bool) -> None:
-        """Run all searches that the number of machines allows."""
+        """Run the searches of the method ``auto``, or of ``orders`` if ``any_order`` is false."""
         found = orders(self.cost, self.rates)[: self._limits.orders]
         for order in found[:3]:
             self.offer(simple_layouts(self.cost, order, self.rates))
@@ -218,7 +213,7 @@ class _Search:
             self._vary()
 
     def _beam(self) -> None:
-        """Search all orders of the fastest machines with a beam: only the most promising suffixes are kept."""
+        """Run a beam search over all orders of the fastest machines."""
         chosen = sorted(self.candidates, key=lambda machine: (-self.rates[machine], machine))
         suffixes = Suffixes(self.cost, self.options, self.best_s)
         ids, _ = best_in_any_order(
@@ -232,7 +227,7 @@ class _Search:
         self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
 
     def _starts(self) -> list[Layout]:
-        """Return good layouts with different orders of machines, as starting points of local moves."""
+        """Return the fastest layouts, one for each order of machines, as starting points of the local search."""
         by_order: dict[tuple[int, ...], Layout] = {}
         for layout in sorted(self.known, key=lambda layout: (self.known[layout], layout)):
             by_order.setdefault(layout.machines, layout)
@@ -244,10 +239,9 @@ class _Search:
         return min(self.known, key=lambda layout: (self.known[layout], layout))
 
     def _vary(self) -> None:
-        """Search good layouts of other kinds, for the simulator to choose from.
+        """Search layouts with other numbers of stages, and layouts with one member in each stage.
 
-        The simulator includes waits that the formula omits. These waits differ with the number of stages, and between
-        stages of one and of several members.
+        One of them may be the fastest in the simulation, which includes waits that the formula omits.
         """
         count, used = len(self.best.stages), self.best.machines
         order = (*used, *(machine for machine in self.candidates if machine not in set(used)))[:_VARIED]
@@ -273,7 +267,7 @@ class _Search:
     def results(self, finalists: int) -> list[Found]:
         """Return at most ``finalists`` layouts, the fastest first.
 
-        They are the best layout, the best of each kind and of each set of machines, then other fast ones.
+        Prefer the best layout, then the best of each kind, then the best of each set of machines, then fast ones.
         """
         ranked = sorted(self.known, key=lambda layout: (self.known[layout], layout))
         near = [layout for layout in ranked if self.known[layout] <= _NEAR * self.best_s]

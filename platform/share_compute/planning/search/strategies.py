@@ -1,4 +1,4 @@
-"""Strategies that search for placements with a short predicted step, and nominal speeds if none was measured."""
+"""Partitioning strategies that search for layouts with a short step by the cost formula."""
 
 from __future__ import annotations
 
@@ -35,19 +35,16 @@ _NAMELESS = LayerProfile(
     backward_flops=QuadraticGrowth(linear=2e8),
     boundary_numbers=QuadraticGrowth(linear=4096),
 )
-"""Generic layer without parameters, so that memory does not limit cuts.
-
-`_NAMELESS_LAYERS` such layers have the FLOPs of a 3-billion-parameter model.
-"""
+"""Generic layer; `_NAMELESS_LAYERS` of them have about the FLOPs of a model with 3 billion parameters."""
 
 
 class SearchingStrategy(PartitioningStrategy):
-    """Strategy that searches layouts that fit into memory for the shortest step by the cost formula."""
+    """Base class of strategies that search for the layout with the shortest step by the cost formula."""
 
     method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
-        """Return the best layouts of the search, best by the formula first; an empty list if nothing fits.
+        """Return the best layouts of the search, best by the formula first; an empty list if none was found.
 
         Raises:
             PlanInfeasible: the requested numbers are impossible; see `check_counts`.
@@ -98,23 +95,22 @@ class DynamicProgrammingPartitioning(SearchingStrategy):
 
 
 class RecursivePartitioning(SearchingStrategy):
-    """Halves machines and layers together, recursively."""
+    """Divides machines and layers by recursive bisection."""
 
     method = "recursive"
 
 
 class AutoPartitioning(SearchingStrategy):
-    """Searches all orders and all numbers of stages and members: exactly for few machines, by local search for many.
+    """Searches all orders of few machines exactly, and of many machines heuristically.
 
-    The proposals of the other strategies are candidates, too. The search minimises the step by the formula,
-    which differs from the simulated step. So without these candidates a simpler strategy's plan could be
-    faster in simulation.
+    The layouts of the other built-in strategies are candidates, too, because one of them may have a shorter simulated
+    step.
     """
 
     method = "auto"
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
-        """Return the layouts of the search, followed by further layouts that the other strategies propose.
+        """Return the layouts of the search, followed by further layouts of the other built-in strategies.
 
         Raises:
             PlanInfeasible: the requested numbers are impossible; see `check_counts`.
@@ -132,11 +128,11 @@ class AutoPartitioning(SearchingStrategy):
         return super().place(problem)
 
     def simpler(self, problem: SearchProblem, *, in_order: bool = True) -> list[Candidate]:
-        """Return the layouts that the other strategies propose, each layout once.
+        """Return the layouts of the other built-in strategies that fit and need no dead link, each once.
 
         Args:
             problem: the job on its machines.
-            in_order: whether to include dynamic programming, which takes seconds for many machines.
+            in_order: whether to include dynamic programming, which is slow for many machines.
         """
         layouts = dict.fromkeys(
             layout
@@ -167,7 +163,7 @@ _RIVALS: tuple[PartitioningStrategy, ...] = (
 
 
 def is_measured(machine: Contributor) -> bool:
-    """Return whether the machine has a measured, usable speed."""
+    """Return whether the machine's FLOP/s is known: above 0 and finite."""
     return 0 < machine.flops_per_s() < math.inf
 
 

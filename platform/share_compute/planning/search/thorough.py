@@ -1,16 +1,13 @@
-"""The complete search of `auto` for the layout with the shortest simulated step.
+"""The search of the strategy ``auto`` for the layout with the shortest simulated step.
 
-The step by the formula is close to the simulated step, and usually not longer. Without the longest tail it is
-a lower bound (`Proposal.floor_s`). Still, the layout with the shortest step by the formula may be some
-percent slower than another layout in the simulation. Therefore these layouts are simulated, within the
-budgets, unless the lower bound rules them out:
+The layout with the shortest step by the cost formula may be slower in the simulation than another layout. Therefore
+these layouts are simulated, within budgets, unless their lower bound (`Proposal.floor_s`) rules them out:
 
-1. Proposals of the simpler strategies, at all numbers of microbatches. For more than 64 machines, dynamic programming
-   runs only at the most promising numbers. The choice is never slower than these proposals.
-2. Results of the search, at the most promising numbers of microbatches.
-3. For up to `MOST_MACHINES` machines: the layouts of each set of machines that no other layout of the set dominates and
-   whose step by the formula is below the best simulated step so far.
-4. Layouts near the best ones, repeatedly.
+1. Layouts of the other built-in strategies. For more than `MANY` machines, dynamic programming runs only at some
+   numbers of microbatches.
+2. Results of the search at the most promising numbers of microbatches.
+3. For up to `MOST_MACHINES` machines: layouts whose step by the formula is below the best simulated step (`all_below`).
+4. Layouts near the best ones.
 """
 
 from __future__ import annotations
@@ -33,18 +30,18 @@ from share_compute.planning.search.search import all_below
 from share_compute.planning.search.strategies import AutoPartitioning
 
 _MOST_EXAMINED = 6_000_000
-"""Maximum number of candidates in the search for layouts that the formula does not rule out, over all problems."""
+"""Approximate maximum number of candidates that `_all_that_is_left` examines, over all problems."""
 _CELLS = 1_000_000
-"""Maximum number of cells (2 to 3 s of work) to simulate in each call of `_polish`, and in `_all_that_is_left`."""
+"""Approximate maximum number of cells, 2 to 3 s of work, that a call of `_polish` or `_all_that_is_left` simulates."""
 _PATIENCE = 8
-"""The local search stops after this many consecutive layouts whose neighbours do not improve the best step."""
+"""The local search stops after this many consecutive layouts whose neighbors do not shorten the best step."""
 
 
 def thorough(problems: Sequence[SearchProblem], additions: Additions) -> Choice:
-    """Return the choice among all layouts that `auto` considers; empty if nothing fits.
+    """Return the choice among all layouts that ``auto`` considers; empty if none was found.
 
     Args:
-        problems: the job at each number of microbatches that may be chosen.
+        problems: the job, once for each number of microbatches that may be chosen.
         additions: cache of layouts with one more machine.
 
     Raises:
@@ -95,7 +92,7 @@ def _promising(
 
 
 def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None:
-    """Simulate all layouts that the formula does not rule out, until the budgets are spent.
+    """Simulate the layouts of `all_below` that their lower bound does not rule out, until the budgets are spent.
 
     Numbers of microbatches with the lowest bound come first. Do nothing for more than `MOST_MACHINES` machines.
     """
@@ -122,15 +119,13 @@ def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None
 def _polish(
     problems: Sequence[SearchProblem], choice: Choice, additions: Additions, seen: set[Layout]
 ) -> None:
-    """Simulate layouts near the best ones until the neighbours of `_PATIENCE` layouts in a row bring no faster step.
-
-    Stop earlier after `_CELLS` simulated cells.
+    """Simulate layouts near the best ones, within the limits `_PATIENCE` and `_CELLS`.
 
     Args:
         problems: the job, once for each number of microbatches.
         choice: the choice that new layouts are offered to.
         additions: cache of layouts with one more machine.
-        seen: layouts whose neighbours were tried; this function adds to it.
+        seen: layouts whose neighbors were tried; this function adds to it.
     """
     until, patience = choice.cells + _CELLS, _PATIENCE
     while patience and choice.cells < until:
