@@ -1,4 +1,4 @@
-"""Short messages about wrong fields of a document: a document with a million mistakes yields about fifty messages."""
+"""Short messages about the wrong fields of a document."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from share_compute.errors import UserError
 MOST_NAMED = 50
 """Maximum number of fields that an error names."""
 NOT_JSON = "the body was not read: its header Content-Type is missing, or is not application/json"
-"""Message for a request whose body the server keeps as bytes, because its type is not that of JSON."""
+"""Message for a request whose Content-Type is not that of JSON."""
 _MOST_CHARACTERS = 300
-"""Maximum length of a field's name, and of the problem with it."""
+"""Length in characters to which a field's name, and the problem with it, are cut."""
 Error = TypeVar("Error", bound=Mapping[str, Any])
 """An error as pydantic and FastAPI report it."""
 
@@ -45,9 +45,9 @@ def named(errors: Sequence[Error], name: Callable[[Error], str]) -> list[dict[st
 
 
 def without_consequences(errors: Sequence[Error]) -> list[Error]:
-    """Return pydantic's errors without those that only follow from others.
+    """Return pydantic's errors without errors about short lists that contain a wrong item.
 
-    If an item of a list is wrong, pydantic drops the item and may then report that the list is too short.
+    pydantic drops wrong items, and may then report that the list is too short.
     """
     wrong = {tuple(error["loc"])[:depth] for error in errors for depth in range(len(error["loc"]))}
     return [error for error in errors if error["type"] != "too_short" or tuple(error["loc"]) not in wrong]
@@ -62,7 +62,7 @@ def _path(error: Mapping[str, Any]) -> str:
 
 
 def fields_text(fields: Sequence[dict[str, str]], total: int) -> str:
-    """Return the message about wrong fields; ``total`` is the number of all problems, listed in ``fields`` or not."""
+    """Return the message about wrong fields; ``fields`` lists the first of ``total`` problems."""
     texts = [": ".join(filter(None, (item["field"], item["problem"]))) for item in fields]
     if total > len(fields):
         texts.append(f"and {total - len(fields)} more")

@@ -1,4 +1,4 @@
-"""Safe access to files whose paths users named: a path with a symbolic link in it is refused at the time of use."""
+"""Access to files by paths from users, without following symbolic links."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 def open_unlinked(path: Path) -> BufferedReader:
     """Open a regular file for reading; no component of its path may be a symbolic link.
 
-    A path is checked when a job is submitted, and read much later. Each folder is opened relative to its parent, as
-    openat2(2) does with RESOLVE_NO_SYMLINKS, so there is no moment at which a link could be inserted.
+    Each folder is opened relative to its parent, as openat2(2) does with RESOLVE_NO_SYMLINKS. So no link can be
+    inserted between a check and its use.
 
     Args:
-        path: path without ``..``; a relative one begins at the working folder.
+        path: absolute, or relative to the working folder.
 
     Raises:
         OSError: the file cannot be opened, is not a regular file, or a part of its path is a link.
@@ -37,10 +37,10 @@ def open_unlinked(path: Path) -> BufferedReader:
 
 
 def remove_unlinked(path: Path) -> None:
-    """Remove a file, a link, or a folder with its contents; links are removed, never followed.
+    """Remove a file, a link, or a folder with its contents, without following links.
 
     Args:
-        path: path without ``..``; none of the folders above it may be a link.
+        path: absolute, or relative to the working folder; no folder above it may be a link.
 
     Raises:
         OSError: the path does not exist, cannot be removed, or a folder above it is a link.

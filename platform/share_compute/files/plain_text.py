@@ -12,12 +12,12 @@ _COMMANDS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 def is_plain(text: str) -> bool:
-    """Return whether text can be printed unchanged, in one line."""
+    """Return whether text has no control characters, surrogates or line breaks."""
     return text.isprintable() or not any(map(_commands, text))
 
 
 def plain(text: str, *, but: str = "") -> str:
-    r"""Return text with control characters and line breaks escaped, e.g. ``\x1b``.
+    r"""Return text with control characters, surrogates and line breaks escaped, e.g. ``\x1b``.
 
     Args:
         text: any text.

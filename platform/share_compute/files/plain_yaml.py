@@ -16,13 +16,13 @@ from share_compute.errors import UserError
 from share_compute.quantities import bytes_text
 
 MOST_BYTES = 256 << 10
-"""Maximum size of hand-written YAML in bytes; real job files have less than a tenth of this."""
+"""Default maximum size of YAML text in bytes."""
 
 
 class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
-    """Loader that refuses aliases, tags and duplicate keys. Aliases let a few lines grow to gigabytes.
+    """Loader that refuses aliases, tags and duplicate keys. Nested aliases let a few lines grow to gigabytes.
 
-    libyaml parses the text, ten times as fast as Python. The nodes are composed in Python, where they are checked.
+    libyaml parses the text, for speed. The nodes are composed in Python, where they can be checked.
     """
 
     def __init__(self, text: str) -> None:
@@ -57,7 +57,7 @@ class _PlainDumper(yaml.SafeDumper):
     """Dumper that quotes strings which `_PlainLoader` would read as numbers, such as ``1e-5``."""
 
 
-# YAML 1.1 reads 1e-5 as text because it has no dot. Other formats, and people, read it as a number.
+# YAML 1.1 reads 1e-5 as text because it has no dot. JSON reads it as a number.
 for _form in (_PlainLoader, _PlainDumper):
     _form.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -67,7 +67,7 @@ for _form in (_PlainLoader, _PlainDumper):
 
 
 def write_yaml(data: Any) -> str:
-    """Return YAML text that `read_yaml` reads as the same data."""
+    """Return data as YAML text for `read_yaml`."""
     return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
 
 
@@ -103,7 +103,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def read_json(text: str, what: str) -> Any:
-    """Return the data of JSON text, many times faster than `read_yaml`.
+    """Return the data of JSON text; a duplicate key is an error.
 
     Args:
         text: the JSON text.

@@ -1,4 +1,4 @@
-"""Base of all pydantic models of external data: frozen, and unknown keys are errors that suggest the nearest name."""
+"""Base class of pydantic models of external data: frozen, and unknown keys are errors that suggest a known key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Validatio
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MOST_UNKNOWN = 49
-"""Number of unknown keys that an error names if there are very many; one more message counts the remaining keys."""
+"""Number of unknown keys that an error names if a document has very many keys."""
 _UNKNOWN: LiteralString = "unknown_key"
 _SHOWN_CHARACTERS = 100
 
@@ -22,7 +22,7 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 class StrictModel(BaseModel):
-    """Frozen pydantic model whose unknown keys are errors that suggest the nearest known one."""
+    """Frozen pydantic model whose unknown keys are errors that suggest the nearest known key or list all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -48,7 +48,7 @@ class StrictModel(BaseModel):
     def _refuse_many(cls, data: dict[Any, Any]) -> None:
         """Raise a ValidationError that names the first `MOST_UNKNOWN` unknown keys and counts the remaining ones.
 
-        This avoids building an error for each of a huge number of keys.
+        This avoids one error for each of very many keys.
         """
         known = _names(cls)
         unknown = [str(key) for key in data if key not in known]

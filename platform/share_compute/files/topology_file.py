@@ -1,7 +1,6 @@
-"""Topology files in YAML or JSON: descriptions of machines and links, for which plans can be made without the machines.
+"""Topology files in YAML or JSON: machines and links, for which plans can be made without these machines.
 
-``GET /api/v1/topology`` returns the same document, and ``POST /api/v1/plans`` accepts it. Sizes are bytes, speeds are
-FLOP/s and bytes/s, times are seconds; 16e9 is a number. Ray's node ids are left out, because they do not persist.
+Sizes are in bytes, speeds in FLOP/s, bandwidths in bytes/s and times in seconds.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ VERSION = 1
 """Version of the format; increased when a field changes its meaning or readers must not ignore a new field."""
 KIND = "topology"
 _MOST_YAML_BYTES = 16 << 20
-"""Maximum size of a YAML file in bytes. It is larger than for job files, because programs write topology files with
-thousands of machines. Users read their own files on their own machines, so a large file harms no others."""
+"""Maximum size of a YAML file in bytes: larger than for job files, because programs write files with many machines."""
 _EXAMPLE = "start from examples/topologies/lan.yaml"
 
 
@@ -71,7 +69,7 @@ class DeviceEntry(_Entry):
     memory_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
     """Memory bandwidth of a copy, read plus write; 0 if it was not measured."""
     overhead_s: float = Field(default=0.0, ge=0, le=MOST_OVERHEAD_S)
-    """Time of one small operation of a model, however little it computes; 0 if it was not measured."""
+    """Fixed time of one operation, such as a kernel launch; 0 if it was not measured."""
 
     @field_validator("flops_per_s")
     @classmethod
@@ -102,7 +100,7 @@ class ContributorEntry(_Entry):
     host: PlainText = Field(default="", max_length=255)
     """Label of the computer that it runs on; the CPUs of machines with the same label share its cores."""
     host_threads: int = Field(default=0, ge=0, le=65536)
-    """Number of threads of that computer; 0 if it has enough for all its machines."""
+    """Number of CPU threads of the computer ``host``; 0 if it is unknown, or enough for all its machines."""
     # No min_length: with it, pydantic would report an invalid device as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
     """Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU."""
@@ -281,8 +279,7 @@ def read_topology(text: str) -> Topology:
 def describe_topology(topology: Topology) -> TopologyDocument:
     """Return the document of a topology.
 
-    Devices without a measured float32 speed are left out, since nothing can be predicted for them. Machines without any
-    such speed are left out with their links.
+    Devices without a measured float32 speed are left out. Machines without such a device are left out with their links.
     """
     measured = [machine for machine in topology.contributors if any(map(_is_measured, machine.devices))]
     known = {machine.id for machine in measured} | {HEAD}
@@ -328,7 +325,7 @@ def _is_measured(device: Device) -> bool:
 
 
 def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", "json"] = "yaml") -> str:
-    """Return the text of a topology file. `read_topology` reads JSON much faster than YAML."""
+    """Return the text of a topology file for `read_topology`."""
     document = topology if isinstance(topology, TopologyDocument) else describe_topology(topology)
     data = {"kind": KIND, "version": VERSION, **document.model_dump(mode="json", exclude_defaults=True)}
     if form == "json":
@@ -337,7 +334,7 @@ def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", 
 
 
 def _shown(field: str, data: dict[str, Any]) -> str:
-    """Return the path of a field with the name of its machine, which people find faster than its index."""
+    """Return the path of a field, followed by the name of its machine or the ends of its link if they are known."""
     parts = field.split(".")
     if len(parts) < 2 or parts[0] not in ("contributors", "links"):
         return field

@@ -2015,7 +2015,7 @@ export interface components {
             host: string;
             /**
              * Host Threads
-             * @description Number of threads of that computer; 0 if it has enough for all its machines.
+             * @description Number of CPU threads of the computer ``host``; 0 if it is unknown, or enough for all its machines.
              * @default 0
              */
             host_threads: number;
@@ -2060,7 +2060,7 @@ export interface components {
             host: string;
             /**
              * Host Threads
-             * @description Number of threads of that computer; 0 if it has enough for all its machines.
+             * @description Number of CPU threads of the computer ``host``; 0 if it is unknown, or enough for all its machines.
              * @default 0
              */
             host_threads: number;
@@ -2690,7 +2690,7 @@ export interface components {
             name: string;
             /**
              * Overhead S
-             * @description Time of one small operation of a model, however little it computes; 0 if it was not measured.
+             * @description Fixed time of one operation, such as a kernel launch; 0 if it was not measured.
              * @default 0
              */
             overhead_s: number;
@@ -2732,7 +2732,7 @@ export interface components {
             name: string;
             /**
              * Overhead S
-             * @description Time of one small operation of a model, however little it computes; 0 if it was not measured.
+             * @description Fixed time of one operation, such as a kernel launch; 0 if it was not measured.
              * @default 0
              */
             overhead_s: number;

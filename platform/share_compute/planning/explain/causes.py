@@ -16,7 +16,7 @@ from share_compute.planning.plan import CauseKind
 from share_compute.topology import Contributor
 
 _MOST_OF_A_KIND = 4
-"""Maximum number of machines (the busiest) and of links (the slowest) that are tried as causes."""
+"""Maximum number of machines (the busiest), and of links between stages (the slowest), that are tried as causes."""
 _BOUNDLESS = 1e9
 """Factor that makes a machine so fast that its speed does not affect the step."""
 
@@ -33,15 +33,15 @@ class Cause:
 
 
 def causes(cost: TrainingCost, layout: Layout, step_s: float, *, of: int | None = None) -> list[Cause]:
-    """Try the busiest machines, the slowest links and all gradient sums as causes of a step's duration.
+    """Return possible causes of a step's duration, in descending order of the seconds that each costs.
 
-    Return the causes in descending order of the time that they cost.
+    The busiest machines, the slowest links and all gradient sums are tried.
 
     Args:
-        cost: tables of the job on its machines.
+        cost: cost model of the job on its machines.
         layout: the stages.
-        step_s: simulated time of a step.
-        of: index of a machine; only causes that involve it are tried. None tries causes at any machines.
+        step_s: simulated time of a step in seconds.
+        of: index of a machine of the layout; only causes that involve it are tried. None tries all machines.
     """
     focus = _Focus(cost, layout, of)
     found = [

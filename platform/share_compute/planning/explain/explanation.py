@@ -1,4 +1,4 @@
-"""Explanations of plans: the bottleneck, and for each machine one sentence that its owner understands."""
+"""Explanations of plans: the bottleneck, and one sentence for each machine."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _SIMPLE = {
 }
 _NOTICEABLE = 1.001
 _ALIKE = 1.05
-"""Ratio below which two machines count as equal: a second measurement could reverse their order."""
+"""Ratio of speeds, times or memory up to which two machines count as equal."""
 
 
 class Explanation:
     """Explains one plan.
 
     Args:
-        cost: tables of the job on its machines.
+        cost: cost model of the job on its machines.
         layout: the layout of the plan.
         timeline: one simulated step of the plan; None if no machine's speed was measured.
         requested: (stages, members per stage) that the job requires; a None leaves this number to the planner.
         strategy: name of the strategy.
-        exact: whether the search proved that no layout has a smaller predicted step by the formula.
-        additions: layouts with one more machine, and their step times.
+        exact: whether the search proved that no layout has a shorter step by the cost formula.
+        additions: cache of layouts with one more machine.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Explanation:
     # -- the plan ------------------------------------------------------------------------------------------------
 
     def bottleneck(self) -> Bottleneck:
-        """Return the cause whose removal would shorten the step most."""
+        """Return the cause, of those that `causes` tries, whose removal would shorten the step most."""
         assert self._timeline is not None
         step_s = self._timeline.step_s
         worst = causes(self._cost, self._layout, step_s)[0]
@@ -100,10 +100,7 @@ class Explanation:
         return f"holds {layer_span(stage.start, stage.stop)}: {', '.join(facts)}"
 
     def standing(self, place: int, index: int) -> str:
-        """Return the part of `why_in` that no other field of the plan states.
-
-        It says why this machine was chosen, and which other members compute the stage's other microbatches.
-        """
+        """Return the part of `why_in` on the machine's speed or share, and on the other members of its stage."""
         stage = self._layout.stages[place]
         return ", ".join([self._standing(stage.members[index]), *self._sharing(stage, index)])
 
@@ -133,7 +130,7 @@ class Explanation:
         return f"{speed_text(self._cost, machine)}, {self._ordinal(faster + 1)} fastest here"
 
     def _alone(self, machine: int) -> str:
-        """Return text that compares a plan on one machine with plans on several; "" without a comparison."""
+        """Return the end of a sentence that says why one machine holds all layers; "" if no reason is known."""
         others = [other for other in range(self._cost.num_machines) if other != machine]
         if not others or self._stages is not None:
             return ""
@@ -175,7 +172,7 @@ class Explanation:
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
 
     def _not_tried(self, machine: int) -> str:
-        """Return why a machine has no layers, if no layout with it was tried.
+        """Return why a machine has no layers, if no addition of it was tried.
 
         The text omits the machine's own figures, so that machines with equal reasons can be grouped.
         """
@@ -187,7 +184,7 @@ class Explanation:
         return self._others(machine)
 
     def _others(self, machine: int) -> str:
-        """Return text that says in which figures (speed, memory, links) all machines with work are better."""
+        """Return text that compares a machine's speed, links and memory with the machines of the plan."""
         count = len(self._layout.machines)
         behind = [f"{_machines(count)} make{'s' if count == 1 else ''} the shortest step that was found"]
         if self._is_slower(machine, self._slowest):
@@ -218,7 +215,7 @@ class Explanation:
         return max(map(self._nearest_s, used)) if len(used) > 1 else math.inf
 
     def _nearest_s(self, machine: int) -> float:
-        """Return the transfer time of one microbatch, at the largest cut, to the nearest other machine of the plan."""
+        """Return the shortest transfer time of the largest boundary tensor to another machine of the plan."""
         size = float(self._cost.boundary_bytes.max())
         others = [other for other in self._layout.machines if other != machine]
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)

@@ -23,9 +23,9 @@ from share_compute.planning.search.strategies import AutoPartitioning, Recursive
 from share_compute.quantities import bytes_text, exact_bytes_text, listed
 
 _SMALL = 8
-"""Maximum number of machines for which remedies of a job with strategy `auto` are tried with `auto` itself.
+"""Maximum number of machines for which `_feasible` runs the strategy ``auto``.
 
-With more machines, recursive bisection replaces it. It is faster, and `auto` considers its placements as well.
+With more machines, it runs `RecursivePartitioning` instead, which is faster.
 """
 
 
@@ -36,7 +36,7 @@ def infeasible(
 
     Args:
         strategy: the strategy that found no plan.
-        problem: the problem given to it.
+        problem: the job on its machines.
         tried: a layout of the strategy that does not fit or needs a dead link; None if it proposed none.
     """
     cost = problem.cost

@@ -56,11 +56,11 @@ def largest(topology: Topology) -> int:
 
 
 def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology], bool]) -> list[str]:
-    """Return ways of lending more memory that make the work fit, the fewest bytes first.
+    """Return, as texts, ways of lending more memory that make the work fit, the fewest bytes first.
 
     Args:
         topology: the machines as they are; at least one.
-        whole_bytes: memory that one machine fills if it does all of the work alone.
+        whole_bytes: memory in bytes that one machine fills if it holds all layers.
         fits: predicate that says whether the work fits on given machines.
     """
     ways = []
@@ -80,7 +80,7 @@ def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology
 def more_machines(
     topology: Topology, network: Network, fits: Callable[[Topology, Network], bool]
 ) -> Iterator[str]:
-    """Yield the fewest additional machines that make the work fit, as a sentence; nothing if no tried number does.
+    """Yield, as text, the first number of machines in `_NEWCOMERS` whose addition makes the work fit, if any.
 
     Each additional machine is a copy of the machine that lends most, in the same region.
 

@@ -35,7 +35,7 @@ def objective_s(cost: ServingCost, layout: Layout) -> float:
 
 
 def serving_bound_s(cost: ServingCost) -> float:
-    """Return a lower bound of `objective_s` over all layouts that fit; if it is infinite, no layout fits."""
+    """Return a lower bound in seconds on `objective_s` of any layout that fits."""
     smallest = min(float(cost.needed_bytes[layer, layer + 1]) for layer in range(cost.num_layers))
     able = np.isfinite(cost.prompt_s[:, -1]) & (cost.memory_bytes >= smallest)
     usable = np.flatnonzero(able)
@@ -79,11 +79,10 @@ class _Relaxation:
         return max(round_s, count * work_s / float(speeds[stages - 1]), count * carry_s)
 
     def _work_of(self, batch: int) -> tuple[float, float, Floats]:
-        """Return (token time, engine step time, sums of speeds), with each layer on its fastest machine.
+        """Return (token time, engine step time, cumulative speeds), with each layer on its fastest machine.
 
         A machine's speed is relative: the largest ratio, over all layers, of its speed to that of the layer's
-        fastest machine. The first sum is the speed of the fastest machine, the second that of the fastest
-        two, and so on.
+        fastest machine. Speeds are accumulated from the fastest machine on.
         """
         token_s = np.diff(self._cost.token_s(batch)[self._usable], axis=1)
         step_s = token_s + batch * self._prompt_s / self._cost.workload.new_tokens

@@ -25,9 +25,8 @@ new tokens of a sequence, one prompt must be processed ::
     next token = max(round(b), n * step(p), n * carry(p)) over all stages p
     tokens/s   = c / next token
 
-A machine's memory holds weights, the cache of c sequences of P + N tokens, and the working memory of the
-widest layer on one prompt. Each stage has one machine: for more capacity, whole pipelines are replicated, not
-single stages.
+A machine's memory holds weights, the cache of c sequences of P + N tokens, and the largest working memory that one of
+its layers needs for a prompt.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class ServingCost(CostTables):
         return between
 
     def packed_bytes(self, start: int, stop: int) -> float:
-        """Return the maximum bytes that packed copies of the weights of layers [start, stop) add.
+        """Return the maximum bytes of packed copies of the weights of layers [start, stop).
 
         Packed copies are reordered for matrix products. With int8 weights, only a tied head has one.
         """

@@ -85,7 +85,7 @@ class ServingExplanation:
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
-        """Return speeds and busy time of a stage's machine, compared with splits if it serves alone."""
+        """Return text with the speeds and busy time of a stage's machine; if it serves alone, also the reason."""
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
@@ -129,10 +129,7 @@ class ServingExplanation:
 
     @cached_property
     def _whole_s(self) -> Floats:
-        """Time of each machine for all layers ``[machines]``.
-
-        It is the time of one request alone, or, for throughput, of one engine step of one batch.
-        """
+        """Seconds of all layers on each machine ``[machines]``: for one request, or for one engine step (throughput)."""
         new, prompt_s = self._cost.workload.new_tokens, self._cost.prompt_s[:, -1]
         if self._alone:
             return prompt_s + new * self._cost.token_s(1)[:, -1]
@@ -146,7 +143,7 @@ class ServingExplanation:
 
     @cached_property
     def _slowest_s(self) -> float:
-        """Time that the slowest machine of the placement would need for all layers."""
+        """Seconds that the slowest machine of the placement would need for all layers."""
         return max(float(self._whole_s[machine]) for machine in self._layout.machines)
 
     def _why_out(self, machine: int, *, tried: bool) -> str:
@@ -166,8 +163,8 @@ class ServingExplanation:
     def _with(self, machine: int) -> Iterator[tuple[float, Layout]]:
         """Yield (objective in seconds, placement) for changed placements that fit.
 
-        The machine is added, or replaces another machine. Placements beyond the limit on the first token are
-        left out.
+        The machine is added, or replaces another machine. For throughput, placements beyond the limit on the first
+        token are left out.
         """
         stages = self._layout.stages
         for place, stage in enumerate(stages):

@@ -22,10 +22,7 @@ from share_compute.quantities import bytes_text, exact_bytes_text
 from share_compute.specification.workload import ServingWorkload
 
 _MOST_MACHINES_TRIED = 64
-"""Maximum number of machines with which `_fits` searches: the machines that lend most.
-
-If the model fits on these machines, it also fits when more machines may be used.
-"""
+"""Maximum number of machines with which `_fits` searches: the machines that lend most."""
 
 
 def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
@@ -90,7 +87,7 @@ def _wrong_count(cost: ServingCost, stages: int) -> PlanInfeasible | None:
 
 
 def _remedies(cost: ServingCost, stages: int | None) -> Iterator[str]:
-    """Yield changes that make the model fit: first to the request, then more lent memory, then more machines."""
+    """Yield changes that make the model fit: fewer requirements, then more lent memory, then more machines."""
 
     def fits_with(concurrent: int) -> bool:
         return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)), stages)
@@ -113,7 +110,7 @@ def _remedies(cost: ServingCost, stages: int | None) -> Iterator[str]:
 
 
 def _fits(cost: ServingCost, stages: int | None) -> bool:
-    """Return whether some layout fits and all its links work; latency limits and objective are ignored."""
+    """Return whether a layout that fits was found; latency limits and the objective are ignored."""
     if cost.num_machines > _MOST_MACHINES_TRIED:
         lending = [machine.memory_bytes for machine in cost.topology.contributors]
         order = sorted(range(cost.num_machines), key=lambda machine: (-lending[machine], machine))

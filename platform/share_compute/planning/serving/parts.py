@@ -1,4 +1,4 @@
-"""Splits the time of a request, or of a token among many sequences, by machine and link."""
+"""Splits the time of a request, or of a token, by machine and link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class TimePart:
 def trip_parts(cost: ServingCost, layout: Layout) -> list[TimePart]:
     """Return the parts of the time of a request alone, or, for throughput, of a token's round trip.
 
-    Each machine has one part. Each link has two: its latency, and the transfer of bytes.
+    Each machine has one part. Each link has two: its latency, and the transfer of bytes. The parts of the machines come
+    first, in the order of the stages.
     """
     batch = cost.batches(len(layout.stages))[1]
     if cost.workload.objective == "latency":
@@ -63,7 +64,10 @@ def _trip(
 
 
 def step_parts(cost: ServingCost, layout: Layout) -> list[TimePart]:
-    """Return the busy time of each machine and each link from token to token, with all sequences in flight."""
+    """Return the busy time of each machine and each link from token to token, with all sequences in flight.
+
+    The parts of the machines come first, in the order of the stages.
+    """
     count, batch = cost.batches(len(layout.stages))
     each = batch / cost.workload.new_tokens
     times = cost.token_s(batch) + each * cost.prompt_s

@@ -41,8 +41,7 @@ def plan_serving(
         epoch: epoch that is copied into the plan.
 
     Raises:
-        PlanInfeasible: no placement serves these requests, for lack of memory, links, machines or layers; ``details``
-            says how much is missing and, if known, which changes would make the model fit.
+        PlanInfeasible: no placement was found that fits, or the model cannot be cut into several stages.
     """
     stages = profile.require_stages(stages)
     usable = with_nominal_speeds(topology)

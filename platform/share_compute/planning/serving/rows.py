@@ -2,7 +2,6 @@
 
 A row is a sequence of machines that covers all layers. Each machine takes layers [start, stop) at the cost of its
 stage, and sends its output to the next machine at the cost of the hop. Machines of one region have the same hops.
-Therefore the search in a given order keeps only the best partial row to each region, not to each machine.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class Sums:
 def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> Row | None:
     """Return the row with the smallest sum among all orders of all subsets; None if no sum is finite.
 
-    Dynamic programming over subsets, as for the travelling salesman problem (Held and Karp 1962), takes
-    n * 2^n steps for n machines, once for each region that the first machine may be in. Each step considers
-    all machines before the last one, and all pairs of cuts.
+    This is dynamic programming over subsets, as for the traveling salesman problem (Held and Karp 1962).
 
     Args:
         sums: costs of stages and links.
@@ -58,7 +55,7 @@ def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> 
 
 
 class _Subsets:
-    """Search of rows whose first machine is in a given region, so that the hop back to it has a known cost."""
+    """Search of rows whose first machine is in a given region, so that the way back to it has a known cost."""
 
     def __init__(self, sums: Sums, stages: dict[int, Floats], first_region: int) -> None:
         self._sums, self._first = sums, first_region
@@ -116,8 +113,7 @@ class _Subsets:
 def best_row_in_order(sums: Sums, order: Sequence[int]) -> Row | None:
     """Return the row with the smallest sum whose machines are in the given order; None if no sum is finite.
 
-    Machines may be left out. The cost from the last machine back to the first is ignored. For each machine, all
-    pairs of cuts are considered once.
+    Machines may be left out. The cost from the last machine back to the first is ignored.
     """
     regions, cuts = sums.hop.shape[0], sums.hop.shape[2]
     # [region, cut]: smallest sum of a row that ends in this region at this cut, and the place of its last machine.

@@ -1,15 +1,13 @@
 """The search for the best serving layout: the shortest request, or the most tokens per second within latency limits.
 
-Both objectives reduce to finding the row of machines with the smallest sum of stages and hops. For few machines, all
-orders of all subsets are searched, as shortest paths over (machines used, last machine, layers placed). For many
-machines, some orders are searched, and then all orders of the few most promising machines. Each machine alone is always
-a candidate, unless another number of stages is required.
+Both objectives reduce to finding the row of machines with the smallest sum of costs
+(`share_compute.planning.serving.rows`). For few machines, all orders of all subsets are searched. For many machines,
+some orders are searched, then all orders of the most promising machines.
 
-Throughput is determined by the smallest feasible time between tokens. A time is feasible if in some row each stage,
-each link and the round trip of a token take at most this time. Bisection over times runs the same search for each time.
+For throughput, this search runs inside a bisection over the time between tokens. Each round excludes the stages and
+links that would be busy for longer than that time.
 
-If all machines of a row have the same speed, a request takes equally long wherever the layers are cut. Then the most
-even cut is chosen, so that the busiest machine works as little as possible.
+Of layouts with equally short requests, the one whose busiest machine computes for the shortest time is preferred.
 """
 
 from __future__ import annotations
@@ -32,11 +30,7 @@ _ALL_ORDERS = {"latency": 10, "throughput": 8}
 """Maximum number of machines for which all orders are searched, by objective."""
 _TOLERANCE = 1e-9
 _HALVINGS = 12
-"""Maximum number of bisection steps before the search restarts.
-
-A step tests the mean of the largest infeasible and the shortest feasible time. A restart first tests a time just below
-the shortest feasible one.
-"""
+"""Maximum number of steps of one bisection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +47,13 @@ class FoundServing:
     within_limits: bool
     """Whether the layout keeps the limits on TTFT and TPOT; always true for objective latency."""
     exact: bool
-    """Whether the search proved that no layout is better.
-
-    Never true for throughput with a limit on the first token: layouts beyond the limit may hide better ones.
-    """
+    """Whether the search proved that no layout is better; never true for throughput with a limit on the first token."""
 
 
 def search_serving(cost: ServingCost, *, finalists: int = 8, stages: int | None = None) -> list[FoundServing]:
-    """Return the best layouts found, best first and layouts beyond the limits last; an empty list if none fits.
+    """Return the best layouts found, best first and layouts beyond the limits last.
+
+    The list is empty if no layout was found that fits and needs no dead link.
 
     Args:
         cost: tables of the deployment on its machines.
@@ -134,7 +127,7 @@ def _orders(cost: ServingCost, machines: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[FoundServing]) -> list[int]:
-    """Return the few machines to try in all orders: the machines of the best layouts, then the fastest ones."""
+    """Return the machines to try in all orders: the machines of the best layouts, then the fastest ones."""
     limit = _ALL_ORDERS[cost.workload.objective]
     chosen = dict.fromkeys(machine for one in found for machine in one.layout.machines)
     speed = cost.token_s(1)[:, -1]
@@ -145,7 +138,7 @@ def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[Found
 def _fastest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, stages: int | None = None
 ) -> list[Layout]:
-    """Return a list with the layout that serves a request fastest; an empty list if no layout fits."""
+    """Return a list with the layout that was found to serve a request fastest; an empty list if none was found."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
     latency, rate = cost.network.latency_s, cost.network.bytes_per_s
     size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
@@ -196,9 +189,9 @@ def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
 def _widest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, stages_wanted: int | None = None
 ) -> Iterator[Layout]:
-    """Yield layouts for each number of stages, each with a shorter time between tokens than the one before.
+    """Yield layouts, each with a shorter time between tokens than the one before.
 
-    With a limit on the first token, the layout with the shortest request is yielded last.
+    With a limit on the first token, also yield the layout with the shortest request, last.
     """
     alone = machines if stages_wanted is None else ()
     best_s = min((_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in alone), default=math.inf)
@@ -238,7 +231,7 @@ def _time_kept(cost: ServingCost, layout: Layout) -> float:
 
 
 def _kept(cost: ServingCost, stages: int, aim_s: float) -> Sums:
-    """Return the costs of a token's round trip; infinite for stages and links that need more time than ``aim_s``.
+    """Return the costs of a token's round trip; infinite for stages and links that are busy longer than ``aim_s``.
 
     With a limit on the first token, the time to the first token is added with weight ``aim_s`` / limit.
     """
