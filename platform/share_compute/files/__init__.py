@@ -1,1 +1,1 @@
-"""Access to files: strict pydantic models, restricted YAML, the topology file, safe paths and durable writes."""
+"""Access to files, and checks of data from files and requests."""

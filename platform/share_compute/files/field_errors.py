@@ -12,7 +12,7 @@ from share_compute.errors import UserError
 MOST_NAMED = 50
 """Maximum number of fields that an error names."""
 NOT_JSON = "the body was not read: its header Content-Type is missing, or is not application/json"
-"""Message for a request whose Content-Type is not that of JSON."""
+"""Message for a request whose header Content-Type is missing, or is not that of JSON."""
 _MOST_CHARACTERS = 300
 """Length in characters to which a field's name, and the problem with it, are cut."""
 Error = TypeVar("Error", bound=Mapping[str, Any])
@@ -70,7 +70,7 @@ def fields_text(fields: Sequence[dict[str, str]], total: int) -> str:
 
 
 def field_name(path: Iterable[object]) -> str:
-    """Return the path of a field, written with dots."""
+    """Return the path of a field, written with dots and cut to `_MOST_CHARACTERS` characters."""
     return cut(".".join(str(part) for part in path))
 
 

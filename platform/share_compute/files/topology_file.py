@@ -33,7 +33,7 @@ from share_compute.topology import (
 )
 
 VERSION = 1
-"""Version of the format; increased when a field changes its meaning or readers must not ignore a new field."""
+"""Version of the format. Increase it when a field changes its meaning."""
 KIND = "topology"
 _MOST_YAML_BYTES = 16 << 20
 """Maximum size of a YAML file in bytes: larger than for job files, because programs write files with many machines."""
@@ -247,8 +247,7 @@ def parse_topology(data: Any) -> Topology:
     """Read a topology from plain data.
 
     Raises:
-        UserError: the data is of another kind or version, or has wrong fields; the error names the fields and their
-            machines.
+        UserError: the data is not a topology of the supported version, or has wrong fields.
     """
     check_kind(data)
     try:

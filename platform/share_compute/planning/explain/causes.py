@@ -18,7 +18,7 @@ from share_compute.topology import Contributor
 _MOST_OF_A_KIND = 4
 """Maximum number of machines (the busiest), and of links between stages (the slowest), that are tried as causes."""
 _BOUNDLESS = 1e9
-"""Factor that makes a machine so fast that its speed does not affect the step."""
+"""Factor by which the speed of a machine is multiplied to remove it as a cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def more_machines(
 def most(limit: int, holds: Callable[[int], bool]) -> int:
     """Return the largest number up to ``limit`` for which ``holds`` is true, by bisection; 0 if there is none.
 
-    ``holds`` must be true for all smaller numbers, too.
+    If ``holds`` is true for a number, it must be true for all smaller numbers.
     """
     low, high = 0, limit
     while low < high:

@@ -36,24 +36,22 @@ def best_in_any_order(
     budget: float,
     all_below: bool = False,
 ) -> tuple[list[int], bool]:
-    """Find pipelines of any of these machines, in any order, that are faster than the ceiling.
+    """Find pipelines of any of these machines, in any order, with a step below ``suffixes.ceiling_s``.
 
-    Lower the ceiling to the best, unless ``all_below`` is true.
+    Lower the ceiling to the best step, unless ``all_below`` is true.
 
     Args:
         suffixes: the cost model, its tables and the ceiling.
         machines: usable machines, at most `MOST_IN_BEAM`.
         sizes: numbers of members that a stage may have.
         stages: exact number of stages; None allows any.
-        width: suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None
-            keeps all suffixes that are not dominated.
+        width: suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None sets no limit.
         budget: approximate number of examined candidates after which the search stops.
-        all_below: whether to keep the ceiling, and so to find the undominated pipelines of each set of machines.
+        all_below: whether to keep the ceiling, and so to find all undominated pipelines below it.
 
     Returns:
         Ids of labels of whole pipelines, fastest first, and whether the search was complete. After a complete
-        search, no layout with the requested stages is faster than the best found, or than the ceiling if none
-        was found.
+        search, no such pipeline is faster than the best found, or than the ceiling if none was found.
     """
     sets = _Sets(suffixes, machines)
     options = list(sets.stages(sizes))
@@ -88,7 +86,7 @@ def best_in_any_order(
 
 
 class _Sets:
-    """Sets of machines as bits, with a canonical choice among sets that differ only by identical machines."""
+    """Sets of machines as bit masks."""
 
     def __init__(self, suffixes: Suffixes, machines: Sequence[int]) -> None:
         self._cost = suffixes.cost

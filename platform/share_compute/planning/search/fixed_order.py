@@ -18,7 +18,9 @@ def best_in_order(
     stages: int | None = None,
     width: int | None = None,
 ) -> list[int]:
-    """Find pipelines of machines in this order that are faster than the ceiling, and lower the ceiling to the best.
+    """Find pipelines of machines in this order with a step below ``suffixes.ceiling_s``.
+
+    Lower the ceiling to the best step.
 
     Args:
         suffixes: the cost model, its tables and the ceiling.
@@ -49,7 +51,7 @@ def best_in_order(
     found: list[tuple[float, int]] = []
     widest = max(sizes)
     for place in range(len(order) - 1, -1, -1):
-        # Labels that begin this far behind can follow even the widest stage, so they may replace each other.
+        # Labels that start ``widest`` or more places behind can follow a stage of any size, so they are comparable.
         while recent and recent[0][0] >= place + widest:
             settled = settle(join([settled, recent.pop(0)[1]]))
         # Sorted by descending position: the labels that may follow a stage of a given size form a prefix.

@@ -14,7 +14,7 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.timings import LayerTiming
 
 MOST_LAYERS: Final = 192
-"""Number of layers above which a search works on groups of layers, except with the method ``recursive``.
+"""Number of layers above which `search` works on groups of layers, except with the method ``recursive``.
 
 The tables of a search grow with the square of the number of layers.
 """
@@ -51,7 +51,7 @@ class Grouped:
         return best[1]
 
     def _cut(self, layout: Layout, stops: Sequence[int]) -> tuple[float, Layout | None]:
-        """Return (step in seconds, layout) with these ends of stages; (infinity, None) if the layout is impossible."""
+        """Return (step in seconds, layout) with the given cuts; (infinity, None) if the layout is impossible."""
         stages = []
         for stage, (start, stop) in zip(layout.stages, pairwise((0, *stops)), strict=True):
             shares = self.cost.shares(stage.members, start, stop) if start < stop else None

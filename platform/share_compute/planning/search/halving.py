@@ -74,7 +74,7 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
             cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
-        # Backups are left out. Only splits need them, so one stage would win even if several stages are requested.
+        # Backups are left out. Only splits need them, so one stage could win even if several stages are requested.
         return _Half(
             stages, cost.busy_s(stage) + cost.end_s(stage) if fits else math.inf, cost.first_s(stage)
         )

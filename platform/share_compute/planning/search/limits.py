@@ -16,7 +16,7 @@ class SearchLimits(NamedTuple):
     width: int
     """Beam width in one order of machines: suffixes kept for each first layer and criterion (`Labels.best`)."""
     exact_order: int
-    """An order of machines is searched with a beam if its machines times layers exceed this number."""
+    """Number of machines times number of layers above which an order of machines is searched with a beam."""
     orders: int
     """Maximum number of orders of machines that are searched before the local search."""
     beam: int

@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
     layout: Layout
     exact: bool = False
-    """Whether the strategy proved that no layout with the requested numbers has a shorter step by the cost formula."""
+    """Whether the strategy proved that no layout that meets the request has a shorter step by the cost formula."""
 
 
 class PartitioningStrategy(ABC):
@@ -50,7 +50,7 @@ class PartitioningStrategy(ABC):
         """
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
-        """Return candidate layouts, the most promising first; an empty list if nothing fits.
+        """Return candidate layouts, the most promising first; an empty list if there is none.
 
         The default forms stages of the fastest machines, and passes each stage to `partition` as one contributor. It
         returns one layout, without checking that it fits. If ``problem.stages`` is None, it forms as many stages as
@@ -81,7 +81,7 @@ class PartitioningStrategy(ABC):
 
 
 def _form_stages(problem: SearchProblem) -> list[list[int]]:
-    """Return the indices of each stage's machines: the fastest machines, similar ones in the same stage."""
+    """Return the indices of each stage's machines: the fastest machines, grouped by kind of device and region."""
     cost = problem.cost
     size = problem.members_per_stage or 1
     available, num_layers = cost.num_machines, cost.num_layers

@@ -30,7 +30,7 @@ _VARIED, _VARIED_WIDTH = 16, 8
 """Maximum number of machines, and beam width, in the search for layouts with other numbers of stages."""
 _KEPT_OF_ORDER: Final = 3
 _NEAR: Final = 2.0
-"""Layouts slower than this multiple of the best step are not preferred for being of another kind."""
+"""Maximum step of a layout that is preferred for its kind or machines, as a multiple of the best step."""
 
 
 class Found(NamedTuple):
@@ -100,8 +100,8 @@ def all_below(
 ) -> tuple[list[Layout], int]:
     """Find the layouts below a ceiling that no other layout on the same machines dominates.
 
-    `share_compute.planning.search.labels` defines domination. Identical machines are interchangeable: of layouts that
-    differ only in them, one is returned.
+    `share_compute.planning.search.labels` defines domination. Of layouts that differ only in the choice between
+    identical machines, one is returned.
 
     Args:
         cost: the cost model.

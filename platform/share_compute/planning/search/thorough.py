@@ -94,7 +94,7 @@ def _promising(
 def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None:
     """Simulate the layouts of `all_below` that their lower bound does not rule out, until the budgets are spent.
 
-    Numbers of microbatches with the lowest bound come first. Do nothing for more than `MOST_MACHINES` machines.
+    Problems with the lowest bounds on the step come first. Do nothing for more than `MOST_MACHINES` machines.
     """
     if problems[0].cost.num_machines > MOST_MACHINES:
         return

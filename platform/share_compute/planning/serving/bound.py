@@ -89,7 +89,6 @@ class _Relaxation:
         least_s = step_s.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(step_s > 0, least_s / step_s, 0.0).max(axis=1)
-        # A machine on which all layers take no time does no part of the counted work; its speed counts as 1.
         speeds = np.cumsum(np.sort(np.where(share > 0, share, 1.0))[::-1])
         return float(token_s.min(axis=0).sum()), float(least_s.sum()), speeds
 

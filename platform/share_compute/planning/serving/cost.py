@@ -1,11 +1,12 @@
-"""The cost model of serving: one formula for the time of tokens, and the tables that its search reads.
+"""The cost model of serving: a formula for the time of tokens, and the tables that the search reads.
 
 A request has P prompt tokens and N new tokens. A pipeline has stages p of one machine each. For a request alone ::
 
-    first token (TTFT) = sum of prompt(p) over all stages + sum of hop(P) over the links between neighbours
+    first token (TTFT) = sum of prompt(p) over all stages + sum of hop(P) over the links between neighbors
     next token (TPOT)  = round(1)
 
-    round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + time of token ids back
+    round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbors
+                 + time to send the token ids from the last stage to the first
     hop(t)     = latency + boundary bytes of t tokens / bandwidth
     prompt(p)  = sum over layers of max(FLOPs of P tokens / FLOP/s, weight bytes / memory bandwidth)
                                     + operations * overhead of one operation
@@ -14,8 +15,8 @@ A request has P prompt tokens and N new tokens. A pipeline has stages p of one m
                                     + operations * overhead of one operation
 
 The head computes only the last token of a prompt. The embedding is looked up, so its weights are not read. A token's
-FLOPs are the mean over the N new tokens, and its cache is the mean of the caches before and after them. If prompts were
-timed, the ratio of measured to estimated prompt times corrects both prompt(p) and token(p, b).
+FLOPs are the mean over the N new tokens, and its cache is the mean of the caches before and after them. If layers were
+timed on a prompt, these times correct both prompt(p) and token(p, b).
 
 With all c concurrent sequences in flight, n = min(stages, c) batches of b = ceil(c / n) sequences circulate. For each N
 new tokens of a sequence, one prompt must be processed ::

@@ -28,7 +28,7 @@ class ServingExplanation:
     """Explains one placement.
 
     Args:
-        cost: tables of the deployment on its machines.
+        cost: cost model of the deployment on its machines.
         layout: the placement.
         exact: whether the search proved that no placement is better.
         measured: whether the speed of any machine was measured; if not, all speeds are assumed.
@@ -85,7 +85,7 @@ class ServingExplanation:
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
-        """Return text with the speeds and busy time of a stage's machine; if it serves alone, also the reason."""
+        """Return text about the speeds, the busy time and the choice of a stage's machine."""
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
@@ -129,7 +129,7 @@ class ServingExplanation:
 
     @cached_property
     def _whole_s(self) -> Floats:
-        """Seconds of all layers on each machine ``[machines]``: for one request, or for one engine step (throughput)."""
+        """Seconds of all layers on each machine ``[machines]``: in one request, or in one engine step (throughput)."""
         new, prompt_s = self._cost.workload.new_tokens, self._cost.prompt_s[:, -1]
         if self._alone:
             return prompt_s + new * self._cost.token_s(1)[:, -1]

@@ -41,7 +41,7 @@ def plan_serving(
         epoch: epoch that is copied into the plan.
 
     Raises:
-        PlanInfeasible: no placement was found that fits, or the model cannot be cut into several stages.
+        PlanInfeasible: no placement was found, or several stages are requested and the model cannot be cut.
     """
     stages = profile.require_stages(stages)
     usable = with_nominal_speeds(topology)

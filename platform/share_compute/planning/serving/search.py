@@ -4,8 +4,8 @@ Both objectives reduce to finding the row of machines with the smallest sum of c
 (`share_compute.planning.serving.rows`). For few machines, all orders of all subsets are searched. For many machines,
 some orders are searched, then all orders of the most promising machines.
 
-For throughput, this search runs inside a bisection over the time between tokens. Each round excludes the stages and
-links that would be busy for longer than that time.
+For throughput, this search runs inside a bisection over the time between tokens. Each step of the bisection
+excludes the stages and links that would be busy for longer than that time.
 
 Of layouts with equally short requests, the one whose busiest machine computes for the shortest time is preferred.
 """
@@ -56,7 +56,7 @@ def search_serving(cost: ServingCost, *, finalists: int = 8, stages: int | None 
     The list is empty if no layout was found that fits and needs no dead link.
 
     Args:
-        cost: tables of the deployment on its machines.
+        cost: cost model of the deployment on its machines.
         finalists: maximum number of layouts.
         stages: exact number of stages, one machine each; None allows any.
     """
@@ -138,7 +138,7 @@ def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[Found
 def _fastest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, stages: int | None = None
 ) -> list[Layout]:
-    """Return a list with the layout that was found to serve a request fastest; an empty list if none was found."""
+    """Return the layout with the shortest request that was found, in a list; an empty list if none was found."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
     latency, rate = cost.network.latency_s, cost.network.bytes_per_s
     size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
