@@ -216,6 +216,8 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
         backward_flops=QuadraticGrowth(counts.backward_flops),
         forward_operations=counts.forward_operations,
         backward_operations=counts.backward_operations,
+        forward_traffic=QuadraticGrowth(counts.forward_traffic),
+        backward_traffic=QuadraticGrowth(counts.backward_traffic),
         activation_bytes=QuadraticGrowth(kept_bytes),
         boundary_numbers=QuadraticGrowth(counts.output.numel()),
     )

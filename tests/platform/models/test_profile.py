@@ -82,6 +82,16 @@ def test_counts_equal_what_real_stages_take(config: dict[str, Any], start: int, 
     assert kept == pytest.approx(real.kept_bytes, rel=0.05)
 
 
+def test_traffic_is_counted_for_kernels_without_products() -> None:
+    layer, numbers = profile_of(LLAMA).layers[0], 64 * 4
+    assert layer.forward_traffic.quadratic == 0
+    # Two norms read and write each row several times, and two residual sums read two rows and write one each.
+    assert layer.forward_traffic.linear > (2 * 4 + 2 * 3) * numbers
+    assert layer.backward_traffic.linear > layer.forward_traffic.linear
+    # Weights are read by products, and the sums of their gradients depend on no token.
+    assert layer.forward_traffic.constant + layer.backward_traffic.constant < 4 * layer.parameters
+
+
 def test_a_matrix_product_takes_two_operations_for_each_parameter_and_token() -> None:
     profile = profile_of(LLAMA)
     norms = 2 * 64

@@ -35,6 +35,7 @@ from share_compute.models.profiles.profiling import (
     empty_tensors,
     fake_mode,
     fit,
+    parabola,
 )
 from share_compute.models.profiles.shape_estimate import ShapeEstimate
 from share_compute.models.stage import summed_cross_entropy
@@ -259,6 +260,8 @@ def _growths(lengths: _Lengths, counts: Sequence[Count]) -> _Found:
         "backward_flops": fit(lengths, [each.backward_flops for each in counts]),
         "forward_operations": max(each.forward_operations for each in counts),
         "backward_operations": max(each.backward_operations for each in counts),
+        "forward_traffic": parabola(lengths, [each.forward_traffic for each in counts]),
+        "backward_traffic": parabola(lengths, [each.backward_traffic for each in counts]),
         "activation_bytes": fit(lengths, [each.kept_bytes for each in counts]),
         "boundary_numbers": fit(lengths, [each.output.numel() for each in counts]),
     }

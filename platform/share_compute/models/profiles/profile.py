@@ -45,6 +45,11 @@ class LayerProfile(StrictModel):
     """Number of kernel calls in a forward pass, independent of the input size. View operations are not counted."""
     backward_operations: int = 0
     """Kernel calls in a backward pass, counted as in ``forward_operations``."""
+    forward_traffic: QuadraticGrowth = NOTHING
+    """Bytes that kernels without products, such as norms, read and write in one sample's forward pass, in float32."""
+    backward_traffic: QuadraticGrowth = NOTHING
+    """Bytes that kernels without products read and write in one sample's backward pass, in float32; the sums of the
+    parameters' gradients do not count."""
     activation_bytes: QuadraticGrowth = NOTHING
     """Bytes that one sample's forward keeps for its backward, in float32.
 
@@ -90,7 +95,12 @@ def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerP
         entering = piece.boundary_numbers if place == first - 1 else NOTHING
         kept = QuadraticGrowth(*(FLOAT_BYTES * number for number in entering))
         found[place] = piece.model_copy(
-            update={"backward_flops": NOTHING, "backward_operations": 0, "activation_bytes": kept}
+            update={
+                "backward_flops": NOTHING,
+                "backward_operations": 0,
+                "backward_traffic": NOTHING,
+                "activation_bytes": kept,
+            }
         )
     return tuple(found)
 

@@ -7,7 +7,7 @@ has to estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from share_compute.models.profiles.profile import QuadraticGrowth
 
@@ -49,6 +49,9 @@ class Count:
     forward_operations: int
     """Kernel calls, without views."""
     backward_operations: int
+    forward_traffic: int
+    """Bytes that kernels without products, such as norms, read and write."""
+    backward_traffic: int
     kept_bytes: int
     """Memory kept between the passes: tensors saved by autograd and the output; no inputs, parameters or buffers."""
     saved: Mapping[StorageWeakRef, torch.UntypedStorage]
@@ -97,10 +100,11 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
     saving = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
     with torch.enable_grad(), flop_counter() as forward, OperationCounter() as forward_operations, saving:
         output = run()
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # as in training, where gradients are accumulated
+    gradients = [torch.zeros_like(parameter) for parameter in module.parameters()]
+    for parameter, total in zip(module.parameters(), gradients, strict=True):
+        parameter.grad = total  # as in training, where gradients are accumulated
     gradient = torch.ones_like(output)
-    with flop_counter() as backward, OperationCounter() as backward_operations:
+    with flop_counter() as backward, OperationCounter(gradients) as backward_operations:
         if output.requires_grad:
             output.backward(gradient)  # type: ignore[no-untyped-call]
     for tensor in (*module.parameters(), *module.buffers()):
@@ -115,6 +119,8 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
         backward_flops=backward.get_total_flops(),
         forward_operations=forward_operations.count,
         backward_operations=backward_operations.count,
+        forward_traffic=forward_operations.traffic,
+        backward_traffic=backward_operations.traffic,
         kept_bytes=kept_bytes,
         saved=saved,
         output=output,
@@ -122,20 +128,34 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Mode that counts kernel calls, except for views of a tensor."""
+    """Mode that counts kernel calls, except for views of a tensor, and the memory traffic of kernels without products.
 
-    def __init__(self) -> None:
+    Args:
+        gradients: gradients of parameters. Kernels that add to them do not count as traffic, because their cost does
+            not depend on the number of tokens.
+    """
+
+    def __init__(self, gradients: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
+        self.traffic = 0
+        """Bytes that kernels without products read and write."""
+        self._gradients = frozenset(map(storage_of, gradients))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation, and count it."""
         del types
+        result = func(*args, **(kwargs or {}))
         # Operations in ``prim`` are not kernels: fake tensors use them to look up their device.
-        self.count += not func.is_view and func.namespace != "prim"
-        return func(*args, **(kwargs or {}))
+        if not func.is_view and func.namespace != "prim":
+            self.count += 1
+            if func.overloadpacket not in _WITHOUT_TRAFFIC:
+                tensors = [one for one in tree_iter((args, kwargs, result)) if isinstance(one, Tensor)]
+                if self._gradients.isdisjoint(map(storage_of, tensors)):
+                    self.traffic += sum(one.numel() * one.itemsize for one in tensors)
+        return result
 
 
 def storage_of(tensor: Tensor) -> StorageWeakRef:
@@ -149,15 +169,20 @@ def fit(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
     Raises:
         NotQuadratic: a further point is more than 1 % off the parabola.
     """
-    (a, b, c), (at_a, at_b, at_c) = lengths[:3], values[:3]
-    rise = Fraction(at_b - at_a, b - a)
-    quadratic = (Fraction(at_c - at_b, c - b) - rise) / (c - a)
-    linear = rise - quadratic * (a + b)
-    growth = QuadraticGrowth(float(at_a - linear * a - quadratic * a * a), float(linear), float(quadratic))
+    growth = parabola(lengths, values)
     for length, value in zip(lengths[3:], values[3:], strict=True):
         if abs(growth.at(length) - value) > _TOLERANCE * max(abs(value), 1):
             raise NotQuadratic(f"{value} at {length} tokens, not {growth.at(length):.0f} as {growth} says")
     return growth
+
+
+def parabola(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
+    """Return the parabola through the first three points (length, value)."""
+    (a, b, c), (at_a, at_b, at_c) = lengths[:3], values[:3]
+    rise = Fraction(at_b - at_a, b - a)
+    quadratic = (Fraction(at_c - at_b, c - b) - rise) / (c - a)
+    linear = rise - quadratic * (a + b)
+    return QuadraticGrowth(float(at_a - linear * a - quadratic * a * a), float(linear), float(quadratic))
 
 
 def flop_counter() -> FlopCounterMode:
@@ -192,6 +217,16 @@ def _attention_backward_flops(
     return flops
 
 
+_WITHOUT_TRAFFIC = frozenset(
+    {
+        *flop_registry,
+        torch.ops.aten.embedding,
+        torch.ops.aten.embedding_dense_backward,
+        torch.ops.aten._unsafe_view,  # noqa: SLF001 - operators have such names
+    }
+)
+"""Operations that do not count as traffic: matrix products, whose time follows from their FLOPs, look-ups, which read
+few rows of their table, and a view that torch does not call a view."""
 _FORMULAS = {
     torch.ops.aten._grouped_mm: _grouped_flops,  # noqa: SLF001 - operators have such names
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001

@@ -111,7 +111,10 @@ class TrainingCost(TrainingMemory):
         passes = BYTES[self.workload.dtype] * (1 if way == "forward" else 2)
         weights = [float(piece.parameters * passes) for piece in pieces]
         operations = [float(getattr(piece, f"{way}_operations")) for piece in pieces]
-        return self.estimated_s(np.array(flops), np.array(weights), np.array(operations))
+        number = BYTES[self.workload.dtype] / FLOAT_BYTES
+        traffic = [getattr(piece, f"{way}_traffic").at(tokens) * size * number for piece in pieces]
+        estimated = self.estimated_s(np.array(flops), np.array(weights), np.array(operations))
+        return estimated + np.array(traffic) / self.memory_bytes_per_s[:, None]
 
     # -- the formula ---------------------------------------------------------------------------------------------
 

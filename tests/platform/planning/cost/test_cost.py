@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.platform.planning.instances import instance, sparing, with_backups, with_overhead
 from tests.platform.protocol.schedules import peak_in_flight
 
+from share_compute.models.profiles.profile import QuadraticGrowth
 from share_compute.planning.cost.cost import STEP_OPERATIONS, TrainingCost, fill_shares, most_carried
 from share_compute.planning.cost.layout import Layout, StageLayout, solo
 from share_compute.planning.cost.memory import after_a_loss, gradient_sets
@@ -242,6 +243,18 @@ def test_what_has_no_speed_takes_for_ever_and_is_never_nan() -> None:
             assert not math.isnan(cell)
             assert math.isinf(cell) == (cost.topology.contributors[machine].flops_per_s() == 0)
         assert not np.isnan(cost.update_s_per_parameter).any()
+
+
+def test_memory_traffic_takes_time_where_the_bandwidth_is_known() -> None:
+    plain = replace(instance(1, machines=2, layers=4, microbatches=4), timings={})
+    moved = QuadraticGrowth(3e6, 5e3)
+    layers = tuple(layer.model_copy(update={"forward_traffic": moved}) for layer in plain.profile.layers)
+    costly = replace(plain, profile=plain.profile.model_copy(update={"layers": layers}))
+    size, tokens = plain.workload.microbatch_size, plain.workload.sequence_length
+    for machine, bytes_per_s in enumerate(plain.memory_bytes_per_s):
+        extra_s = 4 * size * moved.at(tokens) / bytes_per_s
+        assert (extra_s > 0) == np.isfinite(bytes_per_s)
+        assert costly.cell_s(machine, 0, 4) == pytest.approx(plain.cell_s(machine, 0, 4) + extra_s)
 
 
 def test_operations_take_their_time_however_small_they_are() -> None:
