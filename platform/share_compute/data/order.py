@@ -1,4 +1,4 @@
-"""Selects the samples of each training step by a pure function of seed, data size, batch size and step."""
+"""Selects the samples of each training step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
     """Return the permutation of ``range(size)`` that ``key`` determines, as a read-only array of shape ``[size]``."""
-    # NumPy promises the same raw Philox bits in all its versions; for Generator.permutation it does not.
+    # NumPy keeps the raw bits of Philox the same in all versions, but not Generator.permutation (NEP 19).
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     order = np.argsort(bits, kind="stable").astype(np.int64, copy=False)
     order.flags.writeable = False
     return order
 
 
-# A batch usually spans at most a few passes, so only the permutations of the latest passes are cached.
+# Consecutive steps use the same pass or the next one, so few permutations are cached.
 _pass_order = lru_cache(maxsize=4)(keyed_permutation)
 
 
@@ -26,9 +26,8 @@ _pass_order = lru_cache(maxsize=4)(keyed_permutation)
 class StepOrder:
     """The order in which training visits its samples.
 
-    A pass visits every sample exactly once (other libraries call it an epoch). Passes follow each other without end.
-    A batch may span two passes, or more if it is larger than the data, so no sample is dropped. The samples of a step
-    do not depend on state of earlier steps, so a resumed job continues exactly where it stopped.
+    A pass visits every sample exactly once (other libraries call it an epoch). A batch may span several passes, so no
+    sample is dropped. The samples of a step depend only on these fields and the number of the step.
 
     Raises:
         ValueError: ``size`` or ``batch_size`` is less than 1, or ``seed`` is negative.
@@ -63,7 +62,7 @@ class StepOrder:
         return chosen
 
     def position(self, step: int) -> tuple[int, int]:
-        """Return the pass that a step starts in, counted from 0, and the number of earlier samples in that pass.
+        """Return the pass in which a step starts, counted from 0, and the step's first position in that pass.
 
         Raises:
             ValueError: ``step`` is less than 1; steps are counted from 1.

@@ -1,8 +1,7 @@
-"""Reads Parquet files with bounded memory, however much a small file expands when it is decoded.
+"""Reads Parquet files in batches of limited size.
 
-With dictionary and run-length encoding a file of 500 bytes can expand to gigabytes: one long text that a million rows
-share, or a row that is a list of a billion nulls. So text columns are read in dictionary encoding, and batches are cut
-by their decoded size. A row group whose metadata declares too many values is refused before it is read.
+Parquet encodes repeated values compactly, so a small file can decode to gigabytes. Therefore text columns are read in
+dictionary encoding, and batches are cut by their decoded size.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from share_compute.files.plain_files import open_unlinked
 from share_compute.quantities import bytes_text
 
 MOST_BATCH_BYTES = 32 << 20
-"""Largest decoded size of a batch of several rows, in bytes."""
+"""Maximum decoded size of a batch of several rows, in bytes."""
 MOST_ROW_BYTES = 64 << 20
 _MOST_ROWS = 1_000
 _MOST_VALUES = 1 << 25
-"""Maximum number of values of one column in one row group. Published files have at most a tenth of this."""
+"""Maximum number of values of one column in one row group."""
 _VALUE_BYTES = 8
 
 
@@ -33,10 +32,10 @@ def record_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator
 
     Args:
         file: the file.
-        columns: columns that are read; default: all.
+        columns: names of the columns to read; None for all.
 
     Raises:
-        UserError: a row, or a row group, is too large.
+        UserError: a row is too large, or a row group has too many values in one column.
         OSError: the file cannot be read.
         ValueError: the file is not a .parquet file.
     """
@@ -66,7 +65,7 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 
 def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
-    """Return the number of rows to read at a time, computed from the metadata of the row groups.
+    """Return the number of rows to read at a time, from the sizes that the file declares.
 
     Raises:
         UserError: a row group has too many values in one column.
@@ -110,7 +109,7 @@ def _cut(file: Path, batch: Any) -> Iterator[Any]:
 
 
 def _size(array: Any) -> int:
-    """Return the size in bytes that an array has when its dictionary encoding is decoded."""
+    """Estimate the size in bytes that an array has when it is decoded."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         if not _is_text(kind.value_type):
@@ -132,7 +131,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _written_out(batch: Any, schema: Any) -> Any:
-    """Decode the dictionaries of a batch; its columns get the types that the file declares."""
+    """Convert the columns of a batch to the types that the file declares."""
     columns = [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)

@@ -1,7 +1,4 @@
-"""Makes the `Samples` of a job: loads digits, or reads, tokenizes and splits text.
-
-A resumed job reuses its token file.
-"""
+"""Makes the `Samples` of a job: loads digits, or reads, tokenizes and splits text."""
 
 from __future__ import annotations
 
@@ -67,9 +64,9 @@ class PreparedData:
     samples: Samples
     counts: Counts
     tokenizer_folder: Path | None = None
-    """Copy of the tokenizer that made the tokens; loads with ``AutoTokenizer``. None if the data is not text."""
+    """Folder with the tokenizer that made the tokens; None if the data is not text."""
     vocab_size: int | None = None
-    """One more than the tokenizer's largest id, at most the model's vocabulary size; None if the data is not text."""
+    """One more than the tokenizer's largest id; None if the data is not text."""
     notes: tuple[str, ...] = ()
     """Remarks for the submitter, e.g. that a split is empty."""
 
@@ -77,9 +74,8 @@ class PreparedData:
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
     """Load the data of a job, tokenize it if it is text, and split the samples.
 
-    Text is tokenized into one file in ``folder``, which is reused as long as the contents of the data files, the
-    text column and the tokenizer stay the same. The splits are contiguous regions of this file, each a whole number of
-    samples, in the order train, validation, test. Fractions are rounded down.
+    Text is tokenized into one file in ``folder``. A later call with the same data and tokenizer reuses this file.
+    The splits of text are contiguous, in the order train, validation, test.
 
     Args:
         spec: the job.
@@ -87,8 +83,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
         progress: callback that takes the current activity and the share of it that is done, 0 to 1.
 
     Raises:
-        UserError: a file cannot be read or lacks the text column, the tokenizer does not fit the model, or there is
-            less text than one sample needs.
+        UserError: the data or the tokenizer cannot be used, or there is less text than one sample needs.
         Unavailable: a file in ``folder`` cannot be written, for example because the disk is full.
     """
     if spec.data.files is None:

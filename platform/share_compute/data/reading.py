@@ -1,7 +1,4 @@
-"""Reads text piece by piece from .txt, .jsonl and .parquet files; a whole corpus is never in memory.
-
-Failures to read a file are translated to `UserError`.
-"""
+"""Reads text piece by piece from .txt, .jsonl and .parquet files."""
 
 from __future__ import annotations
 
@@ -18,12 +15,11 @@ from share_compute.files.strict import nearest
 from share_compute.quantities import bytes_text
 
 PIECE_CHARACTERS = 1 << 16
-"""Largest length of a piece in characters. Longer text is cut at a line break or a space where there is one."""
+"""Maximum length of a piece in characters. Longer text is cut, where possible at a line break or a space."""
 _ROWS = 1_000
 _MOST_LINE_BYTES = 64 << 20
 _MOST_TEXT_LINE_BYTES = 512 << 20
-"""Maximum bytes of a line of a .txt file. It is high because text8 and other compression corpora are a single line of
-100 MB or more."""
+"""Maximum length of a line of a .txt file, in bytes. The text8 corpus, for example, is one line of 100 MB."""
 _SCANNED_BYTES = 4 << 20
 
 
@@ -57,7 +53,7 @@ def check_files(files: Sequence[Path]) -> None:
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """Return a SHA-256 over the contents of the files, in their order, as hexadecimal.
+    """Return a hexadecimal SHA-256 digest that depends on the contents of the files and on their order.
 
     Raises:
         UserError: a file cannot be read.
@@ -83,8 +79,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
         scratch: folder for temporary files of ``datasets``.
 
     Raises:
-        UserError: a file cannot be read, does not match its suffix, is not UTF-8, has a line or row that is
-            too long, or has no such column of text; the error names the file.
+        UserError: a file cannot be read, is malformed or too large in a part, or lacks the column of text.
     """
     expected = [_text_bytes(file) for file in files]
     total, before = sum(expected), 0
@@ -102,7 +97,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
 
 
 def _text_bytes(file: Path) -> int:
-    """Return the estimated size of a file's text in bytes; for a .parquet file, its uncompressed size as declared."""
+    """Estimate the size of a file's text in bytes."""
     try:
         if file.suffix != ".parquet":
             return file.stat().st_size
@@ -145,11 +140,7 @@ def _read_column(file: Path, column: str) -> Iterator[list[str]]:
 
 
 def _require_short_lines(file: Path) -> None:
-    """Refuse a file with a line that is too long to hold in memory, since files are read line by line.
-
-    Raises:
-        UserError: a line is too long, or the file cannot be read.
-    """
+    """Raise UserError if a line is too long to be held in memory, or if the file cannot be read."""
     most = _MOST_LINE_BYTES if file.suffix == ".jsonl" else _MOST_TEXT_LINE_BYTES
     since_break = 0
     try:
@@ -173,7 +164,7 @@ def _load(
     import datasets  # noqa: PLC0415 - heavy
 
     try:
-        # load_dataset is not used, because it reports each use to a server, even for local files.
+        # load_dataset is not used, because it counts its uses on a server of Hugging Face.
         read = getattr(datasets.IterableDataset, f"from_{kind}")
         with open_unlinked(file) as opened:
             # `datasets` opens the file by name. The name under /dev/fd always means the file that is open here.
@@ -241,7 +232,7 @@ def _cut(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         limit = start + PIECE_CHARACTERS
-        # Cut after a line break or before a space, since tokens include the space before a word.
+        # Cut before a space, since many tokenizers join it to the next word.
         stop = text.rfind("\n", start, limit) + 1
         if stop <= start:
             stop = text.rfind(" ", start + 1, limit)

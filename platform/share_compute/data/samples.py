@@ -17,14 +17,11 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 Array: TypeAlias = NDArray[Any]
 
 _DIGITS_KEY = 0x64696769
-"""Part of the key of the permutation that orders the digits before they are split.
-
-With it, the permutation differs from those that `share_compute.data.order.StepOrder` uses in training.
-"""
+"""Part of the key of the digits' permutation, to distinguish it from the permutations of `StepOrder`."""
 
 
 class Samples(Protocol):
-    """A data set of equal-sized samples, divided into splits; a job always gets the same samples."""
+    """A data set of equal-sized samples, divided into splits."""
 
     def size(self, split: Split) -> int:
         """Return the number of samples in a split."""
@@ -32,7 +29,7 @@ class Samples(Protocol):
     def take(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> tuple[Array, Array]:
         """Return inputs and targets of the samples at ``indices`` of a split, in the order of ``indices``.
 
-        Text: inputs and targets int64 ``[n, seq]``, the targets being the inputs shifted by one.
+        Text: inputs and targets int64 ``[n, seq]``, the targets being the inputs shifted by one token.
         Digits: inputs float32 ``[n, 64]`` in 0..1, targets int64 ``[n]``.
 
         Raises:
@@ -55,12 +52,12 @@ class SplitSizes:
         return cls(total - validation - test, validation, test)
 
     def range_of(self, split: Split) -> range:
-        """Return a split's indices in the array of all samples: train, then validation, then test."""
+        """Return a split's indices among all samples, which are in the order train, validation, test."""
         starts = {"train": 0, "validation": self.train, "test": self.train + self.validation}
         return range(starts[split], starts[split] + getattr(self, split))
 
     def locate(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Convert indices in a split to indices in the array of all samples, as in `range_of`.
+        """Convert indices in a split to indices among all samples.
 
         Raises:
             IndexError: an index is not in the split.
@@ -78,13 +75,12 @@ class SplitSizes:
 class TextSamples:
     """Chunks of ``sequence_length + 1`` tokens of one long array of tokens.
 
-    Neighbouring chunks share one token: the last target of a chunk is the first input of the next. So every
-    token is predicted once, except the first one and a remainder at the end. The splits are contiguous
-    regions, in the order train, validation, test.
+    Adjacent chunks share one token: the last target of a chunk is the first input of the next chunk. The splits are
+    contiguous, in the order train, validation, test.
     """
 
     tokens: NDArray[Any]
-    """All tokens, shape ``[tokens]``, any unsigned dtype. A memory map, so only requested tokens are read."""
+    """All tokens, shape ``[tokens]``, of an unsigned integer dtype; may be a memory map."""
     sequence_length: int
     sizes: SplitSizes
 

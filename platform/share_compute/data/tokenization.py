@@ -16,16 +16,13 @@ from share_compute.specification import TrainJob
 
 DEFAULT_VOCAB_SIZE = 4096
 MIN_VOCAB_SIZE = 257
-"""Minimum vocabulary size: a token for each byte, and one for the end of a document."""
+"""Minimum vocabulary size of a trained tokenizer: a token for each byte, and one for the end of a document."""
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARN_CHARACTERS = 1 << 28
-"""Number of characters at the start of the data that a tokenizer is trained on, rounded up to whole pieces.
-
-The limit bounds memory.
-"""
+"""Maximum number of characters that a tokenizer is trained on, rounded up to whole pieces of text."""
 _MOST_SETTINGS_BYTES = 4 << 20
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""Names of tokenizer files: a folder with none of these files has no tokenizer."""
+"""A folder with none of these files has no tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +35,9 @@ class TokenizerSource:
     """Requested vocabulary size of a tokenizer that is trained; None for a folder."""
 
     def digest(self) -> str:
-        """Return a SHA-256, as hexadecimal, over this source and some files in its folder.
+        """Return a hexadecimal SHA-256 digest of this source.
 
-        These are all files with the suffix .json, .txt, .model or .jinja, which may define a tokenizer.
+        It covers the files in ``path`` with a suffix of .json, .txt, .model or .jinja.
         """
         digest = hashlib.sha256(f"{self.kind} {self.vocab_size}".encode())
         for file in sorted(self.path.iterdir()) if self.path else ():
@@ -57,7 +54,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return whether the tokenizer in a folder has a chat template; False if its settings cannot be read."""
+    """Return whether a folder has a chat template that can be read for its tokenizer."""
     if (folder / "chat_template.jinja").is_file():
         return True
     file = folder / "tokenizer_config.json"
@@ -81,8 +78,8 @@ def find_source(spec: TrainJob) -> TokenizerSource:
     - a tokenizer trained to the size of the model's vocabulary, or to `DEFAULT_VOCAB_SIZE`.
 
     Raises:
-        UserError: the folder that the job names has no tokenizer, the model's configuration cannot be read,
-            or the size is too small for all bytes or too large for the model.
+        UserError: the named folder has no tokenizer, the model's configuration cannot be used, or the size is
+            less than `MIN_VOCAB_SIZE` or more than the model's vocabulary size.
     """
     limit = model_vocab_size(spec.model)
     if spec.tokenizer.path is not None:
@@ -105,12 +102,12 @@ def find_source(spec: TrainJob) -> TokenizerSource:
 
 
 def expected_vocab_size(spec: TrainJob) -> int | None:
-    """Return the vocabulary size that a job will have, without reading its data; None if its data is not text.
+    """Return the vocabulary size of a job, without reading its data; None if the job declares the model's layers.
 
-    For a tokenizer that is to be trained this is the requested size. A small corpus may give a smaller one.
+    A tokenizer trained on a small corpus may turn out smaller.
 
     Raises:
-        UserError: the model's configuration or the tokenizer cannot be read, or as in `find_source`.
+        UserError: the model's configuration or the tokenizer cannot be used.
     """
     if spec.model.layers is not None:
         return None
@@ -132,7 +129,7 @@ def check_fits(vocab_size: int, limit: int | None) -> None:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load a Hugging Face tokenizer from a folder, never from the network, never with code from the folder.
+    """Load a Hugging Face tokenizer from a folder, without network access and without code from the folder.
 
     Raises:
         UserError: the tokenizer cannot be loaded.

@@ -22,9 +22,10 @@ _BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """Metadata of a token file. The record is written last, so a record on disk means that the file is complete."""
+    """Metadata of a token file, written after the file is complete."""
 
     fingerprint: str
+    """Digest of the data and the tokenizer that the tokens were made from."""
     dtype: str
     num_tokens: int
     documents: int
@@ -40,7 +41,7 @@ def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
         record = TokenRecord(**{**raw, "notes": tuple(raw["notes"])})
         size_bytes = (folder / TOKENS).stat().st_size
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # Absent, damaged or of another version: the token file is made again.
+        return None
     whole = size_bytes == record.num_tokens * np.dtype(record.dtype).itemsize
     return record if whole and record.fingerprint == fingerprint else None
 
@@ -63,7 +64,7 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
 
     Args:
         folder: existing folder.
-        pieces: pieces of text in order; iterated once, and tokenized about a million characters at a time.
+        pieces: pieces of text in order; iterated once.
         tokenizer: tokenizer of ``transformers``; without an eos token nothing separates documents.
         dtype: dtype that `token_dtype` chose.
 
@@ -71,7 +72,7 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
         The number of tokens and the number of documents.
 
     Raises:
-        Unavailable: the disk refuses the write; the incomplete file is removed.
+        Unavailable: the file cannot be written; the incomplete file is removed.
     """
     part = folder / f"{TOKENS}.part"
     ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -106,7 +107,7 @@ def open_tokens(folder: Path, record: TokenRecord) -> NDArray[Any]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Translate OSError in the block, for example from a full disk, to `Unavailable`; ``folder`` is for the message."""
+    """Translate an OSError in the ``with`` block, for example from a full disk, to `Unavailable`."""
     try:
         yield
     except OSError as failure:
