@@ -1,4 +1,4 @@
-"""Decide when a job without ``checkpoint_every`` writes its next checkpoint: by time, at a bounded cost."""
+"""Decides when the next timed checkpoint of a job is due."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 _MOST_PAUSED = 0.05
 """Maximum fraction of the time for which training may be paused for checkpoints."""
 _MOST_WRITING = 0.25
-"""Maximum fraction of the time in which members may send a checkpoint while training continues."""
+"""Maximum fraction of the time during which a checkpoint may be in progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPace:
-    """Time of the next checkpoint, from start and cost of the last one. Times are of one monotonic clock, in seconds.
+    """Determines when the next checkpoint is due, from the start and the cost of the last one.
+
+    All points in time are seconds of one monotonic clock.
 
     Args:
-        every_s: shortest time between the starts of two checkpoints; expensive checkpoints are further apart.
+        every_s: minimum time between the starts of two checkpoints.
         begun_s: start of the last checkpoint, or of training.
         paused_s: time for which training paused for the last checkpoint.
         writing_s: time from the start of the last checkpoint until it was complete or given up.
@@ -36,13 +38,13 @@ class CheckpointPace:
         return now_s - self.begun_s >= self.period_s
 
     def began(self, now_s: float) -> CheckpointPace:
-        """Return the pace after a checkpoint began, for any reason."""
+        """Return the pace after a checkpoint began at ``now_s``."""
         return replace(self, begun_s=now_s)
 
     def paused(self, seconds: float) -> CheckpointPace:
-        """Return the pace after training paused for the last checkpoint."""
+        """Return the pace after training paused for the last checkpoint for this many seconds."""
         return replace(self, paused_s=seconds)
 
     def written(self, now_s: float) -> CheckpointPace:
-        """Return the pace after the last checkpoint became complete, or was given up."""
+        """Return the pace after the last checkpoint was completed or given up at ``now_s``."""
         return replace(self, writing_s=now_s - self.begun_s)

@@ -11,13 +11,13 @@ from share_compute.specification import EarlyStoppingSpec
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """Early-stopping state after the validations so far. A resumed job computes it again from recorded losses.
+    """Early-stopping state after the validations so far.
 
     Args:
         spec: settings of the job.
         best_loss: loss of the last validation that counted as an improvement; infinite before the first.
-        best_step: step of the validation with that loss.
-        worse: number of validations after ``best_step``; none of them counted as an improvement.
+        best_step: step of the validation with ``best_loss``; 0 before the first.
+        worse: number of validations after ``best_step``.
     """
 
     spec: EarlyStoppingSpec
@@ -40,7 +40,7 @@ class EarlyStopping:
 
     @property
     def stops(self) -> bool:
-        """Whether the job is to be stopped."""
+        """Whether at least ``patience`` validations in a row brought no improvement."""
         return self.worse >= self.spec.patience
 
     @property

@@ -1,7 +1,6 @@
 """Finds the module with the first output or gradient that is not finite.
 
-The search runs only when a job fails because numbers of a step are not finite, since each check synchronizes
-the device.
+The search is slow, because each check waits for the device.
 """
 
 from __future__ import annotations
@@ -48,21 +47,19 @@ def find_nonfinite(
     entering: Tensor,
     gradient: Tensor | Callable[[Tensor], Tensor],
 ) -> NonFiniteValue | None:
-    """Run one microbatch through a stage again, and return the first value that is not finite.
+    """Run one microbatch through a stage again, and return the first value that is not finite; None if there is none.
 
-    The outputs of layers and leaf modules are checked, then the gradients of these outputs and of parameters. Return
-    None if all are finite. If the input is not finite, an earlier stage has the cause: return None. If ``gradient`` is
-    a tensor that is not finite, gradients are not checked, since a later stage has the cause.
+    If ``entering`` is not finite, an earlier stage has the cause, so the result is None. If ``gradient`` is a tensor
+    that is not finite, a later stage has the cause, so only the forward is checked.
 
-    Accumulated gradients (``parameter.grad``) stay as they are. Call `Stage.prepare_cell` first, so that dropout drops
-    the same values.
+    ``parameter.grad`` is not changed. Call `Stage.prepare_cell` first, so that dropout drops the same values.
 
     Args:
         stage: stage with the weights of the step.
         place: index of the stage; copied into the result.
         microbatch: id of the microbatch; copied into the result.
-        entering: input of the first module.
-        gradient: gradient of the stage's output; for the last stage, a function from its logits to the loss.
+        entering: input of the stage.
+        gradient: gradient of the stage's output; for the last stage, a function from its output to the loss.
     """
     if not is_finite(entering):
         return None
@@ -94,9 +91,9 @@ def find_nonfinite(
 
 
 def first_of(findings: Iterable[NonFiniteValue | None]) -> NonFiniteValue | None:
-    """Return the finding that was computed first, among those of all stages; None if there is none.
+    """Return the finding that comes first in the order of computation; None if there is none.
 
-    The forward pass precedes the backward pass, which goes from the last stage to the first.
+    The forward pass goes from the first stage to the last, then the backward pass from the last to the first.
     """
     known = [finding for finding in findings if finding is not None]
     return min(

@@ -1,10 +1,4 @@
-"""Gradients of a shard in flat buckets, added up microbatch by microbatch in the order of the job's summation tree.
-
-For the microbatches that it computed, a member holds the sums of the largest complete subtrees, each in one set of
-buffers. Autograd accumulates in place wherever the tree allows it. Elsewhere a microbatch gets a set of its own, which
-is added to its sibling in the tree when the sibling is complete. Buckets may be reduced one by one while the last
-backward still runs.
-"""
+"""Accumulates the gradients of microbatches in flat buckets, in the order of a `SummationTree`."""
 
 from __future__ import annotations
 
@@ -21,22 +15,15 @@ from share_compute.specification import GradientFusionSpec
 from share_compute.specification.workload import GRADIENT_BUCKET_BYTES
 
 _AUTO_BUCKETS = 8
-"""Number of buckets with which most of the reduction overlaps with the backward pass."""
+"""Number of buckets that the automatic bucket size aims at, so that their reduction overlaps with the backward."""
 _AUTO_BYTES = 64 * 2**20
 _WORD_BYTES = 4
 _ROW = 4096
-"""Number of elements in a row. Squares are summed in float32 in each row, and the sums of rows in float64.
-
-The relative error is about 1e-8.
-"""
+"""Number of elements in a row. The norm of a row is computed in float32, and the sum over rows in float64."""
 
 
 class _Buffers:
-    """Buffers for one gradient of all parameters.
-
-    Args:
-        layout: parameters of each bucket.
-    """
+    """Flat buffers for one gradient of all parameters, one buffer for each bucket."""
 
     def __init__(self, layout: Sequence[Sequence[nn.Parameter]]) -> None:
         self.buckets: list[Tensor] = []
@@ -50,18 +37,18 @@ class _Buffers:
 
 
 class GradientBuckets:
-    """Makes every ``parameter.grad`` a view into flat buckets, with as many sets of buckets as the tree needs.
+    """Accumulates the gradients of microbatches in flat buckets. Each ``parameter.grad`` is a view of a bucket.
 
     For each microbatch, call `begin`, run the backward, and call `finish`. To reduce buckets during the last
     backward, call `watch` before it. Sum the `parts` of each bucket over the members of the stage into its
     `result`, then call `settle`.
 
-    Buckets follow the reverse order of the parameters, which is about the order in which a backward finishes them.
+    Parameters are put into buckets in reverse order, because a backward usually reaches the last ones first.
 
     Args:
         parameters: parameters by stored name; frozen ones have no gradient.
         tree: order in which the job adds gradients.
-        fusion: settings that determine the buckets; default: automatic.
+        fusion: settings that determine the buckets; None for automatic sizes.
     """
 
     def __init__(
@@ -76,7 +63,7 @@ class GradientBuckets:
         self._layout = list(_cut(list(reversed(trained)), fusion or GradientFusionSpec()))
         self._held: dict[Node, _Buffers] = {}
         self._additions: list[tuple[_Buffers, _Buffers]] = []
-        """Pairs (target, source): after the current backward the source is added to the target, bucket by bucket."""
+        """Pairs (target, source): each source is still to be added to its target."""
         self._result: _Buffers | None = None
         """Buffers for the stage's sum if this member holds no gradients."""
         self._free: list[_Buffers] = []
@@ -121,7 +108,7 @@ class GradientBuckets:
     def begin(self, microbatch: int) -> None:
         """Prepare the buffers to which the next backward adds the gradient of this microbatch.
 
-        If that backward fails, the held sums are lost: call `reset`.
+        If that backward fails, call `reset`, since the held sums may be incomplete.
 
         Raises:
             ValueError: a held sum already contains the microbatch.
@@ -148,9 +135,8 @@ class GradientBuckets:
     def watch(self, on_bucket: Callable[[int], None]) -> None:
         """Register ``on_bucket(bucket)``, which is called for each bucket in order once its `parts` are complete.
 
-        Call this method before the last backward, or before `finish` if no backward is left. The order of buckets is
-        fixed, since members that reduce in different orders would sum different buckets. `finish` calls ``on_bucket``
-        for buckets that the backward did not complete, and unregisters it.
+        Call this method before the last backward, or before `finish` if no backward is left. The order is fixed, so
+        that all members reduce the buckets in the same order.
         """
         self._missing = [len(group) for group in self._layout]
         self._next = 0
@@ -172,7 +158,10 @@ class GradientBuckets:
             self._on_bucket(number)
 
     def finish(self) -> None:
-        """Carry out the additions that are still pending after a backward, and unregister the callback of `watch`."""
+        """Complete the pending additions after a backward.
+
+        Call the callback of `watch` for the remaining buckets, then unregister it.
+        """
         if self._on_bucket is None:
             self._next = 0
         while self._next < len(self):
@@ -200,9 +189,9 @@ class GradientBuckets:
         return self._result.buckets[bucket]
 
     def settle(self) -> None:
-        """Mark the `result` buffers as the complete sum, after they were written, and release all other buffers.
+        """Make each ``parameter.grad`` a view of the `result` buffers, and release all other buffers.
 
-        Each ``parameter.grad`` becomes a view of a `result` buffer.
+        Call it when the `result` buffers hold the sum over all microbatches.
         """
         if self._held:
             result = self._held.pop(min(self._held))
@@ -214,7 +203,7 @@ class GradientBuckets:
         _point(result)
 
     def reset(self) -> None:
-        """Drop all sums, after the step was applied or discarded. Keep as many free buffers as the step needed."""
+        """Drop all sums, after the step was applied or discarded. Keep buffers for the next step."""
         self._free += [buffers for _, buffers in self._additions]
         self._free += self._held.values()
         if self._result is not None:
@@ -241,9 +230,6 @@ class GradientBuckets:
     def squared_norms(self) -> dict[str, float]:
         """Return the sum of squares of each parameter's gradient, by stored name.
 
-        Each value depends only on the gradient of its parameter. Therefore sums over all parameters, in the order of
-        their names, do not depend on the plan.
-
         Raises:
             ValueError: the sum is not complete.
         """
@@ -269,8 +255,7 @@ class GradientBuckets:
     def digest(self) -> str:
         """Return a fast hash (XXH3, 128 bits) of the complete sum's bits, to compare the members of a stage.
 
-        If the gradient is on another device than the CPU, the sum of each bucket's words is hashed instead. Copying the
-        whole gradient to the CPU would take longer than the step.
+        On a device other than the CPU, only the sum of each bucket's words is hashed, to avoid copying all gradients.
 
         Raises:
             ValueError: the sum is not complete.
@@ -306,7 +291,7 @@ def _point(buffers: _Buffers) -> None:
 
 
 def _squared_sum(flat: Tensor) -> Tensor:
-    """Return the sum of squares as one float64."""
+    """Return the sum of squares as a scalar tensor in float64."""
     whole = flat.numel() // _ROW * _ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=torch.float32).double()
     rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float32).double()

@@ -1,9 +1,4 @@
-"""Loss scaling, which keeps float16 gradients from underflowing, and the factor that clips a gradient or skips a step.
-
-The scale depends on the committed steps and nothing else. Every member changes it by the same rule when it applies a
-step. A member that joins later, or continues from a checkpoint, receives the current scale. In float16, a step whose
-gradient is not finite is committed as a step that changes nothing.
-"""
+"""Dynamic loss scaling for float16, and the factor that clips the gradient of a step or skips the step."""
 
 from __future__ import annotations
 
@@ -18,19 +13,19 @@ SKIPPED = 0.0
 """Update factor of a skipped step: weights and optimizer stay as they are."""
 _FIRST = 2.0**16
 _GROWTH_STEPS = 2000
-"""Steps in a row without a skipped one after which the scale is doubled, as in torch's GradScaler."""
+"""Number of consecutive steps without a skip after which the scale is doubled, as in ``torch.amp.GradScaler``."""
 _LEAST = 2.0**-14
-"""Smallest scale. If gradients are not finite with it, then the cause is not the scale."""
+"""Smallest scale. Gradients that are not finite even with this scale are an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Loss scale before a step."""
+    """Loss scale of one step."""
 
     factor: float = 1.0
     """Factor by which the loss is multiplied: a power of two, so that scaling does not round."""
     clean_steps: int = 0
-    """Steps in a row that were not skipped."""
+    """Number of consecutive steps without a skip since the scale last changed."""
     is_dynamic: bool = False
     """Whether `after` adapts the scale; False unless layers compute in float16."""
 
@@ -38,11 +33,11 @@ class LossScale:
         """Return the loss scale after a committed step.
 
         Args:
-            update_factor: factor with which the step was committed, see `update_factor`.
+            update_factor: `SKIPPED` if the step was skipped; any other value if it was not.
             step: number of the step.
 
         Raises:
-            UserError: the gradients are not finite even with the smallest scale.
+            UserError: the step was skipped although it had the smallest scale.
         """
         if not self.is_dynamic:
             return self
@@ -60,11 +55,10 @@ class LossScale:
 
 
 class NotFinite(UserError):
-    """Error: a loss or a gradient is not finite, and the loss scale is not the cause. The step was not applied."""
+    """Raised when a loss or a gradient is not finite."""
 
     witnesses: str = ""
-    """Text for the end of the message: the machines whose numbers are not finite, or that no other machine
-    could check the numbers."""
+    """Text for the end of the message, about the machines that found the numbers."""
 
 
 def not_finite(what: str, step: int) -> NotFinite:
@@ -91,7 +85,7 @@ def update_factor(norm: float, limit: float | None, precision: Precision, step: 
         step: number of the step.
 
     Raises:
-        NotFinite: the gradient is not finite, and the loss is not scaled, since the precision is not float16.
+        NotFinite: the gradient is not finite, and the precision is not float16.
     """
     if math.isfinite(norm):
         return 1.0 if limit is None else clip_factor(norm, limit)

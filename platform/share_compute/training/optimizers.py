@@ -65,10 +65,10 @@ def undecayed_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
-    """Return the learning rate as a function of the step, counted from 1. A resumed job needs no state for it.
+    """Return the learning rate as a function of the step, counted from 1.
 
     Raises:
-        UserError: the schedule's options do not fit together.
+        UserError: ``transformers`` does not accept the options of the schedule.
     """
     from transformers import get_scheduler  # noqa: PLC0415 - slow to import, and only trainers need it
 

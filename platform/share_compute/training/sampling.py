@@ -1,4 +1,4 @@
-"""Text generation while a model is trained: greedy decoding, without a KV cache."""
+"""Text generation by greedy decoding, without a KV cache."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def continue_greedily(
 ) -> list[int]:
     """Return the ids that greedy decoding adds to a prompt, up to the first of ``ends``, which is left out.
 
-    Among equally likely tokens the one with the lowest id is chosen, so that all processes with equal logits generate
-    the same text.
+    Of equally likely tokens, the one with the lowest id is chosen.
 
     Args:
         forward: function from ids ``[1, seq]`` to the logits of the last position ``[vocabulary]``; in `eval` mode.
