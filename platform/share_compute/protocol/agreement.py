@@ -1,4 +1,4 @@
-"""Finds the members of a stage whose reduced gradient deviates, by comparing digests of the gradients."""
+"""Finds members with a wrong gradient by comparing the digests of a stage's members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Agreement:
 
     Args:
         deviating: members whose gradient is wrong.
-        disputed: all members that gave a digest, if digests do not show which gradient is wrong; else empty.
+        disputed: all members that gave a digest, if it is unknown which gradient is wrong; else empty.
     """
 
     deviating: frozenset[Worker] = frozenset()
@@ -23,19 +23,11 @@ class Agreement:
 
 
 def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agreement:
-    """Return the members of a stage whose gradient is wrong or disputed, by the digests of their gradients.
+    """Return the members of a stage whose gradient is wrong or disputed.
 
-    A digest that more than half of the members have outvotes all other digests. Without such a majority, the step is
-    computed again, and each member's new digest is compared with its first one. The same inputs give the same bits, so
-    a member whose digest changed is wrong. If all members changed their digests and agree now, no member is excluded.
-
-    The first digest of a member that was lost still counts, so the loss of one member does not decide the
-    dispute.
-
-    A member that is not in ``before`` joined later, and received its weights from a disputed member. Its
-    digest can belong to a majority only while all members in ``before`` are present, and only if the digest
-    is also in ``before``: any other digest may be due to the received weights. If such a member is present
-    and no new digest is in ``before``, all digests stay disputed.
+    Members outside a majority are wrong. Without a majority, the gradients are disputed, and the caller has the step
+    computed again. A member whose digest then differs from its first digest is wrong too, unless no member would
+    remain. Comments in the function explain the rules for members that are lost or join later.
 
     Args:
         digests: digest of the reduced gradient, by member of the stage.
@@ -43,12 +35,14 @@ def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agre
     """
     everybody = frozenset(digests.keys() | before.keys())
     gone, late = before.keys() - digests.keys(), digests.keys() - before.keys() if before else set()
+    # The first digest of a lost member still counts. Otherwise the loss of a member could decide a dispute.
     voices = {
         **before,
         **{worker: digest for worker, digest in digests.items() if not (gone and worker in late)},
     }
     (common, votes), *_ = Counter(voices.values()).most_common(1)
     changed = {worker for worker in before.keys() & digests.keys() if before[worker] != digests[worker]}
+    # Members that joined later received weights from a disputed member, which may be wrong.
     if late and not set(digests.values()) & set(before.values()):
         return Agreement(disputed=everybody)
     if 2 * votes > len(voices) and (not late or common in before.values()):

@@ -1,6 +1,6 @@
-"""Derive from a membership the cells (a microbatch's forward or backward in a stage) that each member has to run.
+"""Derives from a `Membership` the cells that each member runs, and the tensors that these cells need and send.
 
-The functions return the order of a member's cells, and the tensor that each cell needs and sends.
+A cell is the forward or the backward of one microbatch in one stage.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from share_compute.protocol.schedule import Action, in_order, round_the_blocks, 
 
 
 def remaining(membership: Membership, step: int, worker: Worker) -> list[Action]:
-    """Return the actions that one member still has to run in a step, in the order that all members follow."""
+    """Return the actions that one member still has to run in a step, in 1F1B order."""
     stage = membership.stage_of(worker)
     widest = max(range(len(membership.stages)), key=lambda place: len(membership.stages[place]))
     owned = [
@@ -55,10 +55,9 @@ def needed(membership: Membership, step: int, stage: int, action: Action) -> Ten
 def delivery(
     membership: Membership, step: int, stage: int, action: Action
 ) -> tuple[TensorLabel, Worker] | None:
-    """Return (label, receiver) of a cell's output; None if the cell's member need not send it.
+    """Return (label, receiver) of a cell's output.
 
-    This is the case if no cell of a neighbouring stage needs the output, or if a kept copy of it is in
-    `Membership.resends`.
+    Return None if no other cell needs the output, or if a kept copy is sent instead (`Membership.resends`).
     """
     tasks = membership.tasks_of(step)
     if action.kind == "F":

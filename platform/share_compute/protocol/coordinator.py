@@ -1,12 +1,12 @@
 """The coordinator's side of the step protocol: a state machine that commits steps and begins epochs.
 
-`CoordinatorMachine.handle` takes one event and returns effects. The step log is written before any member is notified:
-an epoch is recorded before members are halted for it, and a step before they apply it. So a coordinator that takes over
-after a crash reads the step log, starts a later epoch, and continues with the open step.
+`CoordinatorMachine.handle` takes one event and returns effects. An epoch is recorded in the step log before members are
+halted for it, and a step before members apply it.
 
-In a phase that waits for members, the coordinator has sent one message (`Halt`, `Form`, `Commit` or `Proceed`) to all
-of them. After some ticks without a new answer from any member, it repeats the message to the members that have not
-answered.
+- Member: a process of the job on one machine.
+- Epoch: a period in which the members and their layers stay the same. It is not a pass over the data.
+- Open step: the first step that is not committed.
+- Generation: a number that grows each time that the open step is restarted because its numbers are in doubt.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from share_compute.protocol.messages import (
 class Assemble:
     """Begin an epoch with these members, for example at the start, or when a member joins or leaves.
 
-    A member that wants to leave is included: it reports its results, and the plan then excludes it.
+    Include members that are to leave, since other members may need their results.
     """
 
     workers: frozenset[Worker]
     waits: bool = False
-    """Whether a step in progress is committed before the epoch begins, so that no part of it is computed twice."""
+    """Whether a step in progress is committed before the epoch begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,46 +63,39 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The step log has durably stored a `WriteStepLog`. The fields hold the current state of the step log."""
+    """The answer to `WriteStepLog`: it is stored, and the step log now has this state."""
 
     epoch: int
     committed: int
-    """Last committed step. A previous coordinator may have committed it after this coordinator read the step
-    log."""
+    """Last committed step, possibly committed by an earlier coordinator."""
     scale: float = 1.0
-    """Gradient factor of the last committed step."""
+    """Factor by which the gradient of the last committed step is multiplied."""
     generation: int = 0
     """Generation of the last committed step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The step log refused a `WriteStepLog`, since another coordinator has begun a later epoch.
-
-    This coordinator ends.
-    """
+    """The step log refused a `WriteStepLog`, because another coordinator has replaced this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipPlanned:
-    """The answer to `PlanMembership`: the next epoch's membership. Its members have their shards' weights."""
+    """The answer to `PlanMembership`: the next epoch's membership. Its members have loaded their weights."""
 
     form: Form
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipInfeasible:
-    """The answer to `PlanMembership` if the reporting members cannot hold the whole model.
-
-    They stay halted until `Assemble`.
-    """
+    """The answer to `PlanMembership` if the reporting members cannot hold the whole model."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A unit of time has passed. The coordinator counts ticks to repeat its message and to detect a stuck epoch."""
+    """A unit of time has passed."""
 
 
 Order = Assemble | Lost | Continue | Recorded | Superseded | MembershipPlanned | MembershipInfeasible | Tick
@@ -115,8 +108,8 @@ Event = Order | ToCoordinator
 class WriteStepLog:
     """Record in one transaction that the epoch has begun (``step`` is None), or that ``step`` is committed.
 
-    A new epoch must be later than the epoch in the step log. A step must belong to the epoch in the step log,
-    and follow the last committed step. Otherwise the answer is `Superseded`.
+    A new epoch must be later than the epoch in the step log. A step must belong to the epoch in the step log, and
+    follow the last committed step. Otherwise the answer is `Superseded`, and nothing is recorded.
     """
 
     epoch: int
@@ -130,19 +123,16 @@ class WriteStepLog:
 class PlanMembership:
     """Find a membership for the members in ``reports``, and send them the weights that they lack.
 
-    The answer is `MembershipPlanned` or `MembershipInfeasible`. A `WriteStepLog` of a later epoch cancels the request:
-    the coordinator no longer waits for the answer.
+    The answer is `MembershipPlanned` or `MembershipInfeasible`. An answer after a later epoch has begun is ignored.
     """
 
     epoch: int
     committed: int
     scale: float
-    """Gradient factor of the last committed step. A backup needs it to apply the logged gradient of this
-    step."""
+    """Factor by which the gradient of step ``committed`` is multiplied."""
     reports: Mapping[Worker, Report]
     without: frozenset[Worker] = frozenset()
-    """Members in ``reports`` that must be left out of the membership. Other members may load weights from
-    them."""
+    """Members in ``reports`` that must be left out of the membership. Members may still load weights from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,35 +153,32 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A machine computed numbers that are not finite. The next epoch excludes it; another machine runs its cells."""
+    """A member's numbers are not finite. The step is restarted without this member, to find the cause."""
 
     worker: Worker
     step: int
     what: str
     accuser: Worker | None = None
-    """Member whose claim is the only evidence of the defect, as in `Blame`."""
+    """Member whose claim is the only evidence; None if there is other evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A machine computed wrong numbers, or rejected a tensor of a machine that has no part in the epoch.
-
-    The quarantine depends on ``is_grave`` and on the accusers of this and earlier offences, see `quarantines`.
-    """
+    """A member computed or sent wrong numbers, or rejected a tensor of a process that is not in the epoch."""
 
     worker: Worker
     step: int
     what: str
     """The offence, as text for people."""
     is_grave: bool = False
-    """Whether this one offence quarantines the machine, since its numbers were finite and yet wrong."""
+    """Whether this offence alone puts the member's machine in quarantine. If not, see `quarantines`."""
     accuser: Worker | None = None
-    """Member whose claim is the only evidence; None if the coordinator, or the machine itself, found the defect."""
+    """Member whose claim is the only evidence of the offence; None if there is other evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expel:
-    """Exclude a member and end its process. Nothing that the member holds counts any more."""
+    """Exclude a member and end its process."""
 
     worker: Worker
     why: str = ""
@@ -200,7 +187,7 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """Compute the whole open step again, because some of its numbers may be wrong."""
+    """Compute the open step again, because some of its numbers may be wrong."""
 
     step: int
     workers: frozenset[Worker] = frozenset()
@@ -209,18 +196,18 @@ class StartOver:
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """The open step's numbers are not finite, and no machine is to blame. The job cannot go on."""
+    """The open step's numbers are not finite, and no machine is known to be the cause. The job cannot continue."""
 
     step: int
     by: frozenset[Worker] = frozenset()
-    """Machines whose results are not finite; empty if only the loss or the gradient norm of the step is not finite."""
+    """Members whose results are not finite; empty if only the loss or the gradient norm of the step is not finite."""
     is_alone: bool = False
-    """Whether there was no other machine to compute the cell as a check."""
+    """Whether no other member could compute the numbers again as a check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disputed:
-    """Members hold different gradients even after they computed them again. The job cannot go on."""
+    """Members hold different gradients even after they computed them again. The job cannot continue."""
 
     step: int
     workers: frozenset[Worker]
@@ -228,7 +215,7 @@ class Disputed:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """All members have applied the last requested step and pause. Repeated if an epoch begins during the pause."""
+    """All members pause after the last requested step. Repeated if an epoch begins during the pause."""
 
     step: int
 
@@ -269,11 +256,10 @@ class CoordinatorMachine:
     Args:
         epoch: last epoch in the step log.
         committed: last committed step.
-        decide: function from the `Prepared` of all members to the gradient factor; it returns None if their numbers
-            are not finite.
-        patience: maximum number of ticks without a new answer from any member, while the coordinator waits
-            for members. After more ticks, the epoch counts as stuck, and the next epoch begins. A coordinator
-            that another one has replaced then ends, since the step log refuses its epoch.
+        decide: function from the `Prepared` of all members to the factor by which the gradient is multiplied; it
+            returns None if their numbers are not finite.
+        patience: maximum number of ticks without a new answer, while the coordinator waits for members. After more
+            ticks, the next epoch begins.
     """
 
     def __init__(
@@ -294,7 +280,7 @@ class CoordinatorMachine:
         self.patience = patience
         self._phase: Phase = "idle"
         self._next: set[Worker] | None = None
-        """Members of the next epoch while it waits for the open step; None if no epoch waits."""
+        """Members of an epoch that was requested and has not begun; None if there is none."""
         self._message: ToMember | None = None
         """Last message that was sent to all members."""
         self._answered: set[Worker] = set()
@@ -304,9 +290,9 @@ class CoordinatorMachine:
         self._membership: Membership | None = None
         """Membership in the last `Form` that was sent."""
         self._doubts = Doubts()
-        """Open questions about the numbers of the open step."""
+        """Doubts about the numbers of the open step."""
         self.accusations = Accusations()
-        """Accusations of members against others, in all steps."""
+        """Accusations of members against other members, in all steps."""
 
     @property
     def phase(self) -> Phase:
@@ -315,10 +301,7 @@ class CoordinatorMachine:
 
     @property
     def quiet_ticks(self) -> int:
-        """Ticks since the last message to all members was sent, or since another member first answered it.
-
-        Repeated messages and repeated answers do not reset the count.
-        """
+        """Number of ticks without a new answer, while the coordinator waits for members."""
         return self._quiet_ticks
 
     @property
@@ -482,16 +465,16 @@ class CoordinatorMachine:
                 return []
 
     def _rest(self) -> list[Effect]:
-        """Enter the pause after all members have paused; if the next step was requested meanwhile, start it instead."""
+        """Pause, or begin the next step if it was requested meanwhile. All members have paused."""
         if self.until <= self.committed:
             self._phase = "paused"
             return [Pause(self.committed)]
         return self._broadcast(Proceed(self.epoch, self.committed + 1), "stepping")
 
     def _plan(self) -> PlanMembership:
-        """Update the generation of the open step from the reports, and return the request for the next membership.
+        """Update the generation from the reports, and return the request for the next membership.
 
-        Reports of another generation keep only ``applied``, since their results no longer count.
+        Reports of another generation keep only ``applied``, since their results do not count.
         """
         reports = {worker: self._reports[worker] for worker in sorted(self.workers)}
         open_step = self.committed + 1
@@ -514,7 +497,7 @@ class CoordinatorMachine:
     # -- unusable numbers --------------------------------------------------------------------------------------------
 
     def _on_rejected(self, rejected: Rejected) -> list[Effect]:  # noqa: PLR0911 - a return for each verdict
-        """Exclude a rejected tensor's source or its accuser, restart the step, or report that the model diverged."""
+        """Exclude the source or the accuser of a tensor, restart the step, or report that the job diverged."""
         source, accuser, step = rejected.source, rejected.worker, self.committed + 1
         assert self._membership is not None
         if source not in self._membership.everybody:
@@ -549,7 +532,7 @@ class CoordinatorMachine:
         return effects + self._change()
 
     def _judge(self) -> list[Effect]:
-        """Record the step, for which all members are prepared, unless gradients are wrong, disputed or not finite."""
+        """Record the step, unless gradients are wrong, disputed or not finite."""
         assert self._membership is not None
         step = self.committed + 1
         deviating, disputed = self._doubts.deviating(self._membership, self._prepared)
@@ -594,6 +577,6 @@ class CoordinatorMachine:
         self._quiet_ticks += 1
         if self._quiet_ticks > self.patience:
             return self._change()
-        # Repeat at ticks 2, 4, 8, ...: the first tick may directly follow the message, and a step takes time.
+        # Repeat the message at ticks 2, 4, 8, ... The first tick may directly follow the message.
         is_due = self._quiet_ticks > 1 and self._quiet_ticks.bit_count() == 1
         return self._send_to(self.workers - self._answered) if is_due else []

@@ -1,4 +1,4 @@
-"""The coordinator's records of doubtful numbers: suspect and disputed digests of a step, and accusations."""
+"""The coordinator's records of numbers that may be wrong, and the rules for excluding a member because of them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
 
 UNBELIEVED = "it rejected a tensor of another member again, and its word alone is taken once"
-"""Reason that is reported when a member is excluded because it accused another member a second time."""
+"""Reason that is reported when a member is excluded for its second accusation."""
 
 
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
     """Return whether an offence that is not grave (see `Blame.is_grave`) puts its machine in quarantine.
 
-    The machine must have an earlier offence that a member other than ``accuser`` claimed, or that did not depend on a
-    claim.
+    It does if the machine has an earlier offence with another accuser than ``accuser``, or without an accuser.
 
     Args:
-        accuser: member whose claim is the only evidence of the offence; None if the coordinator, or the machine itself,
-            found the offence.
-        earlier: accuser of each earlier offence of the machine, or None as above.
+        accuser: member whose claim is the only evidence of the offence; None if there is other evidence.
+        earlier: accuser of each earlier offence of the machine; None as above.
     """
     return any(one is None or one != accuser for one in earlier)
 
 
 class Accusations:
-    """Decides which member is excluded when one member accuses another and nothing else proves the accusation.
+    """Decides which member is excluded when one member accuses another without other evidence.
 
-    Each member is believed once. When it accuses another member again, the accuser itself is excluded. So a
-    lying member can have only one other member excluded.
+    Each member is believed once, so a faulty member can have only one other member excluded.
     """
 
     def __init__(self) -> None:
@@ -51,24 +48,18 @@ class Accusations:
 
 @dataclass
 class Doubts:
-    """Doubts about the numbers of one step, until the step is committed.
-
-    A restarted step has a later generation. Results of an earlier generation do not count.
-
-    Spot checks of single members can be added here: another machine would compute randomly chosen cells again, and
-    `deviating` would compare the two digests of each cell.
-    """
+    """Doubts about the numbers of one step, until the step is committed."""
 
     generation: int = 0
+    """Number that grows with each restart of the step. Results of an earlier generation do not count."""
     suspect: Worker | None = None
-    """Machine that computed numbers that are not finite. Another machine recomputes its cells. If the step is then
-    committed, the suspect is at fault. If the other machine's numbers are not finite either, the model diverges."""
+    """Member whose numbers were not finite. The step is restarted without it."""
     what: str = ""
     """Defect in the suspect's numbers, as text for people."""
     accuser: Worker | None = None
     """Member that reported the suspect; None if the suspect reported itself."""
     answers: dict[tuple[Worker, tuple[int, int]], str] = field(default_factory=dict)
-    """First digests of members that disagreed without a majority, by member and shard."""
+    """First digests of members that disagreed without a majority, by member and its layers [start, stop)."""
 
     def take_answers(
         self, membership: Membership, prepared: Mapping[Worker, Prepared], workers: Collection[Worker]

@@ -1,7 +1,4 @@
-"""Fault injection: scripts that make processes fail at given points of the protocol, in given steps and members.
-
-The same script drives simulated and real processes.
-"""
+"""Fault injection: scripts that make processes fail at given points of the protocol, in given steps and members."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class FailureKind(Enum):
     stop = "stop"
     """The process stalls for a while, with its sockets open. Then it continues as if nothing had happened."""
     partition = "partition"
-    """The process and the failure's ``peers`` cannot reach each other for a while."""
+    """The process and the failure's ``peers`` cannot reach each other for a while. See `InjectedFailure`."""
     delay = "delay"
     """The message that is sent at the point arrives later."""
     duplicate = "duplicate"
@@ -52,7 +49,7 @@ class FailureKind(Enum):
 
     @property
     def is_of_message(self) -> bool:
-        """Whether the failure happens to one message, not to a process."""
+        """Whether the failure affects one message that is sent at the point."""
         of_process = FailureKind.kill, FailureKind.stop, FailureKind.partition, FailureKind.accuse
         return self not in (*of_process, *_MADE)
 
@@ -60,7 +57,7 @@ class FailureKind(Enum):
     def is_wrong_number(self) -> bool:
         """Whether a member makes or sends a tensor or digest of wrong shape, dtype, size or value.
 
-        False for `corrupt`, which damages a message on its way.
+        False for `corrupt`, which damages a message in transit.
         """
         return self in _MISFITS or self in _MADE
 
@@ -154,7 +151,7 @@ class FailureScript:
         return tuple(self._waiting)
 
     def passes(self, point: Point, worker: Worker | None, step: int) -> list[InjectedFailure]:
-        """Count that a process passes a point; remove the failures that are now due, and return them.
+        """Record that a process passes a point, and return the failures that are now due.
 
         Args:
             point: point that is passed.

@@ -1,12 +1,11 @@
 """A member's side of the step protocol: a state machine that turns events into effects.
 
 `MemberMachine.handle` takes one event (a message, or the result of an effect) and returns effects. A driver carries
-the effects out: the actor with torch and sockets, the simulator with symbols. Each `Compute`, `Reduce` and `Apply` is
-answered by an event, and only one of these effects runs at a time. Messages of another epoch, except a later `Halt`,
-and duplicate tensors change nothing.
+out the effects. It answers each `Compute`, `Reduce` and `Apply` by an event. Only one of these effects runs at a time.
+If a reduction cannot complete, for example because a member was lost, the driver must answer `ReduceFailed`.
 
-A reduction must not wait forever for a missing member of the stage. The driver answers `ReduceFailed` when a peer is
-lost, when the deadline of the reduction has passed, or when this member was halted.
+A cell is the forward or the backward of one microbatch in one stage. The open step is the first step that is not
+committed. A backup and a catch-up replica are members that hold a copy of this member's state.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class _Step:
     arrived: set[TensorLabel] = field(default_factory=set)
     is_reduced: bool = False
     is_complete: bool = False
-    """Whether the member holds all gradients for the update, including the other stage's sum of a tied parameter."""
+    """Whether the member holds all gradients for the update."""
 
 
 class MemberMachine:
@@ -77,7 +76,7 @@ class MemberMachine:
 
     Args:
         worker: name of the member.
-        applied: last step whose update the weights contain; -1 for a new member, which has no weights.
+        applied: last step whose update the weights contain; -1 for a member without weights.
     """
 
     def __init__(self, worker: Worker, applied: int) -> None:
@@ -88,9 +87,9 @@ class MemberMachine:
         """Membership of the current epoch; None while the member is halted."""
         self._step = _Step(applied + 1)
         self._rejected: dict[TensorLabel, Rejected] = {}
-        """Tensors of this epoch that the member could not use. They are reported again until another epoch begins."""
+        """Rejections of tensors in this epoch, which are repeated until another epoch begins."""
         self._early: list[TensorLabel] = []
-        """Tensors that arrived before this member began their epoch or step."""
+        """Tensors that arrived before this member began the epoch or the step that they belong to."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
         """Positions in `Membership.copy_holders` of the members that acknowledged the gradient of the open step."""
@@ -101,7 +100,7 @@ class MemberMachine:
 
     @property
     def generation(self) -> int:
-        """Generation of the open step."""
+        """Generation of the open step, as in `Form`."""
         return self._step.generation
 
     @property
@@ -132,11 +131,7 @@ class MemberMachine:
     def _on_message(  # noqa: PLR0911 - a return for each event
         self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | RetransmissionTimeout
     ) -> list[Effect]:
-        """Process an event that needs a membership.
-
-        A halted member only stores early tensors and misfits of its epoch. It reports the misfits when it
-        begins the epoch.
-        """
+        """Process an event that needs a membership. A halted member only stores tensors and rejections of its epoch."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.membership is None:
             self._early.append(event.label)
         if isinstance(event, Misfit) and event.epoch == self.epoch and self.membership is None:
@@ -176,7 +171,7 @@ class MemberMachine:
     def _settle(self) -> list[Effect]:
         """Apply the open step if it is committed and complete; otherwise report to the coordinator.
 
-        Do nothing while an effect is running. The end of each effect, also of `Apply`, calls this again.
+        Do nothing while an effect is running. The end of the effect calls this method again.
         """
         halt = self._halt
         assert halt is not None
@@ -227,7 +222,7 @@ class MemberMachine:
         if is_stale or not form.keeps_step or self.worker in form.membership.forgets:
             effects.append(Discard())
             self._step = _Step(form.membership.step, form.generation)
-        # Only the gradient sum of a tied parameter is kept from earlier epochs; other needed tensors are sent again.
+        # The gradient sum of a tied parameter is kept from earlier epochs. Other tensors are sent again if needed.
         self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
         self._take_early()
         for resend in form.membership.resends:
@@ -273,7 +268,7 @@ class MemberMachine:
         return self._tie() if self._phase == "tying" else self._next()
 
     def _reject(self, source: Worker, label: TensorLabel, what: str, *, is_certain: bool) -> list[Effect]:
-        """Report an unusable tensor to the coordinator, and keep the report to repeat it until another epoch begins."""
+        """Report an unusable tensor to the coordinator, and keep the report to repeat it."""
         rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
         self._rejected[label] = rejected
         return [SendToCoordinator(rejected)]
@@ -307,10 +302,7 @@ class MemberMachine:
         return self._deliver(computed.action) + self._next()
 
     def _on_unusable(self, action: Action) -> list[Effect]:
-        """Discard all results of the open step, since a result that is not finite may already be in sums.
-
-        A member that is not halted also rejects the result.
-        """
+        """Discard all results of the open step. Reject the one that is not finite, unless the member is halted."""
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
         if self.membership is None:
             return [Discard(), *self._settle()]
@@ -391,7 +383,7 @@ class MemberMachine:
         return [Send(*sent)] if sent else []
 
     def _finish(self) -> list[Effect]:
-        """Sum the gradients over the stage; copy the sum if some members have it, and skip this if all have it."""
+        """Reduce the gradients over the stage, unless all its members already have the sum."""
         membership, number = self.membership, self._step.number
         assert membership is not None
         holders = membership.reduced.get(self._stage, ()) if number == membership.step else ()
@@ -401,7 +393,7 @@ class MemberMachine:
         return self._start(Reduce(number, holders[0] if holders else None))
 
     def _tie(self, *, sends: bool = False) -> list[Effect]:
-        """Exchange the gradient sums of a parameter that the first and the last stage share, if there is one."""
+        """Exchange the gradient sum of a parameter that the first and the last stage share, if there is one."""
         membership, number = self.membership, self._step.number
         assert membership is not None
         stage, last = self._stage, len(membership.stages) - 1

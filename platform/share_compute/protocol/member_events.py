@@ -1,4 +1,9 @@
-"""Events and effects of a member's state machine, apart from messages."""
+"""Events and effects of a member's state machine, apart from messages.
+
+The driver of the state machine carries out effects, and passes events to it. A cell is the forward or the backward of
+one microbatch in one stage. The open step is the first step that is not committed. A backup and a catch-up replica are
+members that hold a copy of another member's state.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from share_compute.protocol.schedule import Action
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A tensor arrived from another member, and is kept for the cell or the update that needs it."""
+    """A tensor arrived from another member."""
 
     epoch: int
     label: TensorLabel
@@ -21,10 +26,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A tensor that arrived intact is not finite, or has a shape or dtype that the model does not produce.
-
-    The driver has dropped it.
-    """
+    """A tensor arrived that is unexpected, has a wrong shape or dtype, or is not finite. The driver has dropped it."""
 
     epoch: int
     source: Worker
@@ -37,7 +39,7 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A tensor for this member was lost or damaged on its way. It is sent again only in another epoch."""
+    """A tensor for this member was lost or damaged in transit."""
 
     epoch: int
 
@@ -69,8 +71,7 @@ class ReduceFailed:
     """The reduction ended without a result."""
 
     is_spoilt: bool = True
-    """Whether the sums of this member's own microbatches are unusable. False if no data had been exchanged
-    yet."""
+    """Whether the sums of this member's own microbatches are unusable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +123,19 @@ class Compute:
     step: int
     action: Action
     adds: bool
-    """Whether the backward of the microbatch adds to the gradient."""
+    """Whether the microbatch's backward adds to the gradient of the step."""
     has_backward: bool
-    """Whether the backward of the microbatch is run, too. If not, the forward keeps nothing for a backward."""
+    """Whether this member also runs the backward of the microbatch."""
     is_last: bool
-    """Whether this is the member's last cell of the step, and a backward that adds to the gradient. The
-    driver may then begin to reduce gradients while the cell runs."""
+    """Whether this is the member's last cell of the step, and a backward that adds to the gradient. The driver may
+    then reduce gradients while the cell runs."""
     is_checked: bool = False
     """Whether to check that the result is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a tensor to another member; the sender keeps it until `Apply` or `Discard`."""
+    """Send a tensor to another member, and keep it until `Apply` or `Discard`."""
 
     label: TensorLabel
     target: Worker
@@ -142,7 +143,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum the gradients of the stage's members, or copy the sum from ``source`` if a member already has it."""
+    """Sum the gradients of the stage's members, or copy the sum from ``source`` if that is not None."""
 
     step: int
     source: Worker | None = None

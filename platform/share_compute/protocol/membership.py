@@ -1,6 +1,7 @@
-"""Membership of an epoch: its members, and the cells of its first step, some of which may already be done.
+"""Membership of an epoch: the members of each stage, and the cells that each member must run.
 
-An epoch is a period in which the members of a job and their shards stay the same, not a pass over the data.
+An epoch is a period in which the members of a job and their layers stay the same, not a pass over the data. A cell is
+the forward or the backward of one microbatch in one stage. The open step is the first step that is not committed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Worker = str
-"""Name of a member: the id of the contributor that it runs on."""
+"""Name of a member: the id of the machine that it runs on."""
 
 
 class Task(NamedTuple):
@@ -27,7 +28,7 @@ class Task(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """A tensor that its sender kept, and that a member of a neighbouring stage needs again."""
+    """A tensor that the holder kept, and that a member of an adjacent stage needs again."""
 
     holder: Worker
     cargo: Literal["activation", "gradient"]
@@ -52,14 +53,14 @@ class Membership:
         owners: member that computes each microbatch in each stage, ``[stages][microbatches]``, in all steps of the
             epoch after the open one.
         step: the open step, with which the epoch begins.
-        tasks: cells of the open step that members must still run, ``[stages][microbatches]``.
+        tasks: cells of the open step, ``[stages][microbatches]``; some may already be done.
         resends: kept tensors that the cells of the open step need.
-        forgets: members that drop their work on the open step, because another member of the stage has added
-            gradients of some of the same microbatches.
-        reduced: members that hold the reduced gradient of the open step, by stage. The other members of the stage copy
-            it from the first of these members.
-        backups: backup member by primary, for the primaries that have one.
-        followers: catch-up replicas of each member. They copy its state until a plan assigns them some of its layers.
+        forgets: members that must discard their results of the open step, since their gradient sums overlap with
+            those of other members.
+        reduced: members that hold the reduced gradient of the open step, by stage. Other members of the stage copy it
+            from the first one.
+        backups: backup of each member that has one. A backup holds a copy of the member's state.
+        followers: catch-up replicas of each member. They copy its state before they take over some of its layers.
         is_tied: whether the first and the last stage share a parameter.
     """
 
@@ -78,12 +79,12 @@ class Membership:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All members of stages, in the order of the stages."""
+        """All members that are in a stage, in the order of the stages."""
         return tuple(worker for stage in self.stages for worker in stage)
 
     @property
     def everybody(self) -> tuple[Worker, ...]:
-        """All members of stages, then the catch-up replicas that are in no stage."""
+        """All members that are in a stage, then the catch-up replicas that are in no stage."""
         members = self.workers
         comers = {follower for followers in self.followers.values() for follower in followers}
         return members + tuple(sorted(comers - set(members)))
@@ -111,7 +112,7 @@ class Membership:
 
     @cached_property
     def _fresh(self) -> Tasks:
-        """Tasks of every step of the epoch but the open one; cached, since they are read often."""
+        """Tasks of the later steps of the epoch."""
         return fresh(self.owners)
 
 

@@ -1,10 +1,10 @@
-"""Messages between the coordinator and the members. The receiver drops messages of other epochs.
+"""Messages between the coordinator and the members.
 
-Only a `Halt` of a later epoch is not dropped. The open step is the first step that is not committed.
+The receiver drops messages of other epochs, except a `Halt` of a later epoch. The coordinator repeats a message to
+members that have not answered it.
 
-The coordinator repeats a message to members that have not answered it, and a member then answers again.
-`Rejected` is the only message that the member's state machine repeats without being asked. In a step without
-failures and pauses, a member sends the coordinator only `Prepared`, and receives only `Commit`.
+The open step is the first step that is not committed. A backup and a catch-up replica are members that hold a copy of
+another member's state.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from typing import Literal, NamedTuple
 from share_compute.protocol.membership import Membership, Worker
 
 Cargo = Literal["activation", "gradient", "tied", "log"]
-"""Kind of tensor sent between members: an activation or a gradient over a stage boundary, the gradient sum of a
-parameter that two stages share (tied), or a reduced gradient for a backup or catch-up replica (log)."""
+"""Kind of a tensor that one member sends to another.
+
+- activation, gradient: output of a forward or a backward, for the adjacent stage.
+- tied: gradient sum of a parameter that the first and the last stage share.
+- log: reduced gradient for a backup or a catch-up replica.
+"""
 
 
 class TensorLabel(NamedTuple):
-    """Name of a tensor that one member sends to another. A tensor that is sent again keeps its name and values."""
+    """Name of a tensor that one member sends to another."""
 
     step: int
     cargo: Cargo
@@ -32,12 +36,12 @@ class TensorLabel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Coordinator to member: stop the work of older epochs, and answer with a `Report`."""
+    """Coordinator to member: stop the work of earlier epochs, and answer with a `Report`."""
 
     epoch: int
     committed: int
-    """Last committed step. A member that has not applied this step, but holds its complete gradient, applies
-    it before it reports."""
+    """Last committed step. A member that has not applied this step, but holds its complete gradient, applies it
+    before it answers."""
     scale: float = 1.0
     """Gradient factor of the last committed step, as in `Commit`."""
     generation: int = 0
@@ -55,7 +59,7 @@ class Report:
     step: int = 0
     """Open step that the following fields describe."""
     summed: frozenset[int] = frozenset()
-    """Microbatches whose gradients the member holds, added in the order of the `SummationTree`."""
+    """Microbatches whose gradients are in the sums that the member holds."""
     forwarded: frozenset[int] = frozenset()
     """Microbatches that the member has run forward and can run backward."""
     activations: frozenset[int] = frozenset()
@@ -65,7 +69,7 @@ class Report:
     is_reduced: bool = False
     """Whether the member holds the gradient of its shard, summed over all microbatches."""
     generation: int = 0
-    """Generation of the open step, as in `Form`. Results of an earlier generation do not count."""
+    """Generation of the step that the report describes, as in `Form`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,12 @@ class Form:
 
     membership: Membership
     keeps_step: bool = True
-    """Whether results of the open step that members hold still count. False after shards have changed."""
+    """Whether results of the open step that members hold still count."""
     pauses: bool = False
     """Whether the open step waits for `Proceed`."""
     generation: int = 0
-    """Number of restarts of the open step because its numbers were in doubt. Members discard results of an earlier
-    generation. In a restarted step, members check that each cell's result is finite."""
+    """Number that grows each time that the open step is restarted because its numbers are in doubt. Members discard
+    results of an earlier generation."""
 
     @property
     def epoch(self) -> int:
@@ -103,13 +107,11 @@ class Prepared:
     worker: Worker
     step: int
     squared_norms: Mapping[str, float] = field(default_factory=dict)
-    """Squared norm of each parameter's gradient, without the loss scale, by stored name. The norm does not
-    depend on the split into stages."""
+    """Squared norm of each parameter's gradient, by the parameter's name. The loss scale is divided out."""
     losses: Mapping[int, float] = field(default_factory=dict)
     """Loss of each microbatch, summed over its targets; empty except at members of the last stage."""
     digest: str = ""
-    """Digest of the reduced gradient; empty if it will not be compared. The digests of all members of a stage
-    must be equal."""
+    """Digest of the reduced gradient, to compare the members of a stage; empty if it is not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,36 +127,30 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Member to coordinator: a tensor is not finite, or has a shape or dtype that the model does not produce.
+    """Member to coordinator: a tensor is unexpected, has a wrong shape or dtype, or is not finite.
 
-    The member does not use the tensor. If the tensor is the result of the member's own cell, ``source`` is
-    the member itself.
+    The member does not use the tensor.
     """
 
     epoch: int
     worker: Worker
     source: Worker
-    """Member that computed the tensor."""
+    """Member that computed or sent the tensor; may be the reporting member."""
     label: TensorLabel
     what: str
     """Defect of the tensor, as text for people."""
     is_certain: bool = True
-    """Whether only a broken machine can produce such a tensor.
-
-    False for a tensor that is not finite, because a diverging model produces such tensors on any machine. Another
-    machine then recomputes the cell before the source is blamed.
-    """
+    """Whether the tensor proves a fault. False for a tensor that is not finite, because the model may diverge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Coordinator to member: the step log has the step, so apply its update."""
+    """Coordinator to member: the step is committed, so apply its update."""
 
     epoch: int
     step: int
     scale: float = 1.0
-    """Factor by which the gradient is multiplied before the update: below 1 to clip it; 0 if the step must
-    change no weights."""
+    """Factor by which the gradient is multiplied before the update; 0 if the step must change no weights."""
     pauses: bool = False
     """Whether the next step waits for `Proceed`."""
 
@@ -169,10 +165,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Member to coordinator: the weights contain the update of the step, and the member pauses.
-
-    A member that does not pause sends no message about its update: its `Prepared` for the next step implies it.
-    """
+    """Member to coordinator: the weights contain the update of the step, and the member pauses."""
 
     epoch: int
     worker: Worker

@@ -1,4 +1,4 @@
-"""The named points of the step protocol at which failures are injected, in simulated and in real processes."""
+"""The named points of the step protocol at which failures can be injected."""
 
 from __future__ import annotations
 
@@ -25,88 +25,85 @@ from share_compute.protocol.messages import (
 class Point(StrEnum):
     """A point of the protocol that a member or the coordinator passes.
 
-    Points whose name ends in ``sending`` are passed once for each message, before it is sent. If the process is killed
-    there, no process receives the message.
+    A point that ends in ``sending`` is passed before a message or tensor is sent. A point that ends in ``received`` is
+    passed before the message or tensor is used.
     """
 
     halt_received = "member halt received"
-    """A member was notified of a new epoch, and has not halted yet."""
+    """A member receives `Halt`."""
     report_sending = "member report sending"
-    """A member has halted; the coordinator does not know the member's results."""
+    """A member has halted, and is about to send its `Report`."""
     weights_loaded = "member weights loaded"
-    """Weights were loaded into a member; it has not begun an epoch with them."""
+    """Weights were loaded into a member, which does not use them yet."""
     form_received = "member form received"
-    """A member received the membership, and has not begun the epoch."""
+    """A member receives `Form`."""
     formed_sending = "member formed sending"
-    """A member has begun the epoch; the coordinator does not know it."""
+    """A member has begun the epoch, and is about to send `Formed`."""
     cell_starting = "member cell starting"
-    """A member has the inputs of a cell, and begins the cell."""
+    """A member is about to run a cell, the forward or the backward of a microbatch."""
     cell_done = "member cell done"
-    """A cell is done: only this member has its result."""
+    """A member has run a cell."""
     tensor_sending = "member tensor sending"
-    """An activation, a gradient or the gradient sum of a tied parameter is to be sent to another member."""
+    """A member is about to send an activation, a gradient, or the gradient sum of a parameter of two stages."""
     tensor_received = "member tensor received"
-    """A tensor arrived, and is not processed yet."""
+    """A tensor arrived, and the member has not used it yet."""
     reduce_starting = "member reduce starting"
-    """A member has run its cells, and is about to carry out `Reduce`."""
+    """A member is about to carry out `Reduce`."""
     reduce_done = "member reduce done"
-    """A member has the reduced gradient; its peers may not."""
+    """A member has the reduced gradient."""
     reduce_failed = "member reduce failed"
-    """A reduction ended without a result.
-
-    The member has lost its own sums, unless it held the result before or had exchanged no data yet.
-    """
+    """A reduction ended without a result."""
     broken_sending = "member broken sending"
-    """The coordinator does not know that a reduction failed, or that a tensor was lost or rejected."""
+    """A member is about to send `Broken` or `Rejected`."""
     log_sending = "member log sending"
-    """A member has the reduced gradient; its backup or catch-up replica does not."""
+    """A member is about to send its reduced gradient to a backup or a catch-up replica."""
     log_received = "member log received"
-    """The backup or catch-up replica has the reduced gradient; the sender has no acknowledgement yet."""
+    """A backup or a catch-up replica has received a reduced gradient, and has not acknowledged it."""
     prepared_sending = "member prepared sending"
-    """A member is prepared; the coordinator does not know it."""
+    """A member is about to send `Prepared`."""
     commit_received = "member commit received"
-    """A member was notified that the step is recorded, and has not applied it."""
+    """A member receives `Commit`."""
     apply_starting = "member apply starting"
     """A member is about to change its weights."""
     apply_done = "member apply done"
-    """The weights are changed; no other process knows it."""
+    """A member has changed its weights."""
     applied_sending = "member applied sending"
-    """A member pauses; the coordinator does not know it."""
+    """A member pauses, and is about to send `Applied`."""
     proceed_received = "member proceed received"
-    """A member was notified that the pause is over."""
+    """A member receives `Proceed`."""
 
     epoch_recording = "coordinator epoch recording"
     """The coordinator is about to record a new epoch."""
     epoch_recorded = "coordinator epoch recorded"
     """The step log has the new epoch; no member was notified."""
     halt_sending = "coordinator halt sending"
-    """Some members may have been notified to halt; the next one has not."""
+    """The coordinator is about to send `Halt` to one member."""
     report_received = "coordinator report received"
-    """A member's report arrived."""
+    """The coordinator receives a `Report`."""
     planning = "coordinator planning"
-    """All reports have arrived; no plan is made yet."""
+    """The coordinator is about to plan the membership."""
     planned = "coordinator planned"
-    """The membership is planned, and members have loaded missing weights; no member has received `Form`."""
+    """The planning has ended; no member has received `Form`."""
     form_sending = "coordinator form sending"
-    """Some members may have received the membership; the next one has not."""
+    """The coordinator is about to send `Form` to one member."""
     formed_received = "coordinator formed received"
-    """The coordinator was notified that a member has begun the epoch."""
+    """The coordinator receives `Formed`."""
     prepared_received = "coordinator prepared received"
-    """The coordinator was notified that a member is prepared; when all members are, it records the step."""
+    """The coordinator receives `Prepared`."""
     broken_received = "coordinator broken received"
-    """A member reported that its reduction failed, or that a tensor was lost or rejected."""
+    """The coordinator receives `Broken` or `Rejected`."""
     step_recording = "coordinator step recording"
     """All members are prepared; the step is not recorded."""
     step_recorded = "coordinator step recorded"
     """The step is recorded, so it is committed; no member was notified."""
     commit_sending = "coordinator commit sending"
-    """Some members may have been notified of the commit; the next one has not."""
+    """The coordinator is about to send `Commit` to one member."""
     applied_received = "coordinator applied received"
-    """The coordinator was notified that a member pauses."""
+    """The coordinator receives `Applied`."""
     pausing = "coordinator pausing"
-    """All members pause; no other component was notified."""
+    """All members pause."""
     proceed_sending = "coordinator proceed sending"
-    """Some members may have been notified that the pause is over; the next one has not."""
+    """The coordinator is about to send `Proceed` to one member."""
 
     @property
     def role(self) -> Literal["member", "coordinator"]:
@@ -131,7 +128,7 @@ SENDING: Mapping[type[ToCoordinator | ToMember], Point] = {
     Rejected: Point.broken_sending,
     Applied: Point.applied_sending,
 }
-"""Fault-injection point that a process reaches before it sends a message, by message type."""
+"""Point that the sender of a message passes, by message type."""
 
 RECEIVED: Mapping[type[ToCoordinator | ToMember], Point] = {
     Halt: Point.halt_received,

@@ -1,4 +1,7 @@
-"""Remaining work of an open step when an epoch begins: cells whose results no remaining member holds."""
+"""Determines which work of a step remains after members were lost or added.
+
+A cell is the forward or the backward of one microbatch in one stage.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from share_compute.protocol.messages import Report
 
 @dataclass(frozen=True, slots=True)
 class StepRecovery:
-    """Remaining work of an open step. The fields are those of `Membership`."""
+    """Remaining work of a step. The fields are those of `Membership`."""
 
     tasks: Tasks
     resends: tuple[Resend, ...]
@@ -29,18 +32,14 @@ def recover(
 ) -> StepRecovery:
     """Return the remaining cells of a step, the kept tensors that they need, and the results that already count.
 
-    Gradients that a remaining member holds stay valid, since the weights have not changed. For the other
-    gradients, members of the same stage run the cells again. A cell needs a tensor from a neighbouring stage.
-    If a remaining member of that stage keeps the tensor, it is sent again. Otherwise a member of that stage
-    computes the tensor again. A backward adds to the gradient only if no remaining member of its stage holds
-    the microbatch's gradient.
+    A result that a remaining member holds stays valid, since the weights have not changed. Every other result that is
+    still needed is computed again.
 
     Args:
         stages: remaining members of each stage; no stage is empty.
-        owners: member that computes each microbatch in later steps, ``[stages][microbatches]``. Remaining
-            cells are given to members in proportion to their numbers of microbatches.
+        owners: member that computes each microbatch in later steps, ``[stages][microbatches]``.
         reports: reports by member, without members that received another shard after their report.
-        step: the open step; reports of another step are ignored.
+        step: the step; reports of another step are ignored.
     """
     held = _Held(stages, reports, step)
     adds = [
@@ -55,7 +54,7 @@ def recover(
 
 
 class _Held:
-    """Lookup of the step's results that the remaining members hold."""
+    """Results of the step that the remaining members hold."""
 
     def __init__(
         self, stages: Sequence[Sequence[Worker]], reports: Mapping[Worker, Report], step: int
@@ -72,7 +71,7 @@ class _Held:
             self._reports.append([report for report in row if report.worker not in self.forgets])
 
     def _count_once(self, row: Sequence[Report]) -> None:
-        """Count each microbatch once: if two members overlap, the one with fewer microbatches must forget its sums.
+        """Count each microbatch once: a member whose sums overlap with counted ones must forget its sums.
 
         After missing an epoch, a member may hold gradients that other members recomputed.
         """
@@ -96,8 +95,7 @@ class _Held:
 def _backwards(held: _Held, adds: Sequence[Sequence[bool]]) -> list[list[bool]]:
     """Return whether each backward must run, ``[stages][microbatches]``.
 
-    A backward that must run may require a backward of the next stage, so stages are visited from the first to
-    the last.
+    A backward may need a backward of the next stage, so stages are visited from the first to the last.
     """
     backwards = [list(row) for row in adds]
     for place in range(1, len(adds)):
@@ -115,8 +113,7 @@ def _tasks(
 ) -> Tasks:
     """Return the tasks: the given backwards, and the forwards that are still needed.
 
-    A forward that must run may require a forward of the previous stage, so stages are visited from the last
-    to the first.
+    A forward may need a forward of the previous stage, so stages are visited from the last to the first.
     """
     last = len(owners) - 1
     tasks: list[tuple[Task, ...]] = []
@@ -147,7 +144,7 @@ def _tasks(
 
 
 def _resends(held: _Held, tasks: Tasks) -> Iterator[Resend]:
-    """Yield the kept tensors that remaining cells need from another member."""
+    """Yield the kept tensors that remaining cells need from an adjacent stage."""
     for place, row in enumerate(tasks):
         for microbatch, task in enumerate(row):
             if task.forward and place > 0:

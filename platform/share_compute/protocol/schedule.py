@@ -1,12 +1,10 @@
-"""The order of the cells of each member: a 1F1B schedule for stages of any size, without deadlock.
+"""The order in which each member runs forwards and backwards: a 1F1B schedule for stages with several members.
 
 All members take the microbatches in one global order. The rank of a microbatch is its position in this order. A member
-of stage ``p`` runs the backward of the microbatch of rank ``r`` once it has run its forwards up to rank
-``r + window(p)``. Windows shrink towards the last stage. So before its backwards of rank ``r`` or higher, a member has
-run each of its forwards that later stages need for their backwards of rank ``r``. Waits therefore form no cycle.
+of stage ``p`` runs the backward of rank ``r`` after all its forwards up to rank ``r + windows[p]``. Windows decrease
+toward the last stage, so that members do not wait for each other in a cycle.
 
-With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al. 2021),
-in which the window is the number of stages after the member's own.
+With one member in each stage, this is the one-forward-one-backward schedule of PipeDream-Flush (Narayanan et al. 2021).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One cell to compute, written ``2F`` for the forward and ``2B`` for the backward of microbatch 2."""
+    """The forward (``2F``) or the backward (``2B``) of one microbatch, here of microbatch 2."""
 
     kind: Literal["F", "B"]
     microbatch: int
@@ -41,15 +39,15 @@ def blocks(shares: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def global_order(shares: Sequence[int]) -> list[int]:
-    """Return microbatch ids in the order in which all stages take them: round robin over the widest stage's blocks.
+    """Return microbatch ids in the global order: round robin over the blocks of the widest stage.
 
-    A block of twice the size is visited twice as often, at even intervals.
+    A block of twice the size is visited twice as often. ``shares`` is the number of microbatches of each member.
     """
     return round_the_blocks(blocks(shares))
 
 
 def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
-    """Return microbatch ids in the order of `global_order`, from the ids of each member of the widest stage."""
+    """Return microbatch ids in the global order, from the ids of each member of the widest stage."""
     turns = [
         ((2 * place + 1) / (2 * len(block)), member, microbatch)
         for member, block in enumerate(owned)
@@ -85,7 +83,7 @@ def in_order(order: Sequence[int], window: int, microbatches: Iterable[int]) -> 
     """Return the forward and backward actions of one member's microbatches, in 1F1B order.
 
     Args:
-        order: all microbatch ids in the order in which all stages take them.
+        order: all microbatch ids in the global order.
         window: window of the member's stage, see `windows`.
         microbatches: ids of the member's microbatches.
     """

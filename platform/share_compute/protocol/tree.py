@@ -1,13 +1,8 @@
 """The order in which the gradients of a step are added: one expression over microbatch ids, fixed for a whole job.
 
 Floating-point sums depend on their order, so the order must not depend on which member computed a microbatch.
-The ids are cut into consecutive runs. Inside a run, gradients are added one after the other. The runs are
-added in a balanced binary tree. A member holds the largest complete subexpressions over the ids that it
-computed, each in one buffer.
-
-The runs are the shares of the widest stage of the job's first plan. In that stage each member holds a single
-buffer, as autograd alone would. Other stages and later plans give the same bits, but their members may need
-more buffers.
+The ids are cut into consecutive runs. Inside a run, gradients are added one after the other. The sums of the runs are
+added in a balanced binary tree.
 """
 
 from __future__ import annotations
@@ -79,11 +74,7 @@ class SummationTree:
         return self._parents.get(node)
 
     def grows(self, microbatch: int) -> Node | None:
-        """Return the left sibling of a microbatch, a sum to which it is added in place; None if it has no left sibling.
-
-        Inside a run the left sibling is the sum of all earlier ids of the run. The first id of a run has
-        none, unless it is the only id of the run: then the left sibling may be the sum of earlier runs.
-        """
+        """Return the left sibling of a microbatch, to which its gradient is added; None if it has no left sibling."""
         single = Node(microbatch, microbatch + 1)
         parent = self.parent(single)
         if parent is None:
@@ -92,7 +83,7 @@ class SummationTree:
         return left if right == single else None
 
     def merges(self, held: Collection[Node], new: Node) -> Iterator[tuple[Node, Node, Node]]:
-        """Yield (left, right, sum) for each addition that is possible once ``new`` is held, too; innermost first."""
+        """Yield (left, right, sum) for each addition that ``new`` makes possible, in order of execution."""
         nodes = set(held) | {new}
         while (parent := self.parent(new)) is not None:
             left, right = self._children[parent]
@@ -104,7 +95,7 @@ class SummationTree:
             new = parent
 
     def cover(self, ids: Iterable[int]) -> tuple[Node, ...]:
-        """Return the largest nodes that contain only these microbatches, in order; a member has one buffer for each."""
+        """Return the largest nodes that contain only these microbatches, in order."""
         held = set(ids)
         return tuple(self._cover(self.root, held))
 
