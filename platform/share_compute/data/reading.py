@@ -118,8 +118,7 @@ def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
         return
     _require_short_lines(file)
     lines = _load("text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig")
-    # .jsonl files are loaded as lines, because the JSON builder of `datasets` infers all columns from the first rows
-    # and fails on later rows that differ.
+    # .jsonl files are loaded as lines, because the JSON builder of `datasets` may fail if rows have different columns.
     yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
 
 

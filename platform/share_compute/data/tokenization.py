@@ -102,9 +102,9 @@ def find_source(spec: TrainJob) -> TokenizerSource:
 
 
 def expected_vocab_size(spec: TrainJob) -> int | None:
-    """Return the vocabulary size of a job, without reading its data; None if the job declares the model's layers.
+    """Return the vocabulary size that a job is to have; None if the job declares the model's layers.
 
-    A tokenizer trained on a small corpus may turn out smaller.
+    The job's data is not read. A tokenizer that is trained on little text may have fewer tokens.
 
     Raises:
         UserError: the model's configuration or the tokenizer cannot be used.

@@ -44,7 +44,7 @@ class Assemble:
 
     workers: frozenset[Worker]
     waits: bool = False
-    """Whether a step in progress is committed before the epoch begins."""
+    """Whether the epoch waits until a step in progress is committed or cannot be completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class CoordinatorMachine:
         self.until = committed
         """Step after which members pause."""
         self.workers: set[Worker] = set()
-        """Members of the epoch that are not lost."""
+        """Members of the epoch that are not lost or excluded."""
         self._scale = 1.0
         self._decide = decide
         self.patience = patience

@@ -67,7 +67,7 @@ class Report:
     gradients: frozenset[int] = frozenset()
     """Microbatches whose input gradient the member keeps for the previous stage."""
     is_reduced: bool = False
-    """Whether the member holds the gradient of its shard, summed over all microbatches."""
+    """Whether the member holds the gradient of its layers, summed over all microbatches."""
     generation: int = 0
     """Generation of the step that the report describes, as in `Form`."""
 
@@ -101,7 +101,7 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Member to coordinator: the member and all holders of a copy of its shard have the step's reduced gradient."""
+    """Member to coordinator: the member and all holders of a copy of its state have the step's reduced gradient."""
 
     epoch: int
     worker: Worker

@@ -133,7 +133,7 @@ def _tasks(
             worker = owner
             if ready is not None:
                 worker = ready
-            elif forward:  # choose the smallest load relative to the share, since shares reflect speed
+            elif forward:  # choose the smallest load relative to the share
                 worker = min(shares, key=lambda each: ((load[each] + 1) / shares[each], each))
             if forward or backward:
                 load[worker] += 1

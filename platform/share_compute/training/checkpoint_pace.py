@@ -42,7 +42,7 @@ class CheckpointPace:
         return replace(self, begun_s=now_s)
 
     def paused(self, seconds: float) -> CheckpointPace:
-        """Return the pace after training paused for the last checkpoint for this many seconds."""
+        """Return the pace after the last checkpoint paused training for this many seconds."""
         return replace(self, paused_s=seconds)
 
     def written(self, now_s: float) -> CheckpointPace:
