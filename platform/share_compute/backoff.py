@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 _MOST_DOUBLINGS = 30
-"""Maximum exponent; without it, ``2.0**failures`` would raise OverflowError for 1024 failures or more."""
+"""Maximum exponent; ``2.0**failures`` raises OverflowError for 1024 failures or more."""
 
 
 def backoff_s(first_s: float, failures: int, longest_s: float = math.inf) -> float:
@@ -15,7 +15,7 @@ def backoff_s(first_s: float, failures: int, longest_s: float = math.inf) -> flo
 
     Args:
         first_s: the first delay, in seconds.
-        failures: number of consecutive failures before the latest one; 0 after the first failure.
+        failures: number of times to double the delay; 0 after the first failure.
         longest_s: the longest delay, in seconds.
     """
     return min(first_s * 2.0 ** min(failures, _MOST_DOUBLINGS), longest_s)

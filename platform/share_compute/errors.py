@@ -1,41 +1,37 @@
 """Errors that share-compute raises on purpose.
 
-    ShareComputeError
-    ├── UserError              correct the request: it cannot be fulfilled as it is
-    │   ├── ClockSkew          the clocks of two machines differ too much
-    │   ├── TooLong            the text is longer than the model's window or the KV capacity of its machines
-    │   ├── TooLarge           the upload or body takes more space than the server allows for it
-    │   ├── NotFound           the named object does not exist, or not any more
-    │   ├── Conflict           the named object exists, but its state forbids the request
-    │   │   ├── InviteUsed     the invite has no use left
-    │   │   └── VersionMismatch   two machines run versions that do not work together
-    │   └── NotAuthorized      the key, invite or code does not allow the request
-    │       ├── InviteUnknown  no invite has this code
-    │       ├── InviteExpired  the invite has expired
-    │       ├── InviteRevoked  the invite was revoked
-    │       ├── MissingScope   the key is valid, but lacks a scope, which the error names
-    │       ├── NotOwner       the object belongs to another key
-    │       ├── OtherSite      a page of another site made a browser send the request with its session cookie
-    │       ├── InsecureTransport   a secret would travel over plain HTTP between machines
-    │       ├── WrongFingerprint    the server's key does not have the expected fingerprint
-    │       └── UntrustedCertificate   this machine does not trust the server's certificate
-    ├── PlanInfeasible         there is no plan for a job or deployment; the error may have the missing bytes
-    │   └── OutOfMemory        a member of a job ran out of memory; the error has the bytes that its process had taken
-    ├── NoCopy                 a machine cannot keep a backup of another machine's shard; training goes on without it
-    ├── ContributorLost        a machine died or is unresponsive; retry or resume
-    ├── StaleEpoch             a message or an operation that a later one or a later epoch supersedes; drop it
-    ├── VerificationFailed     a result or stored data is missing, incomplete or wrong
-    │   └── WrongTensor        a machine sent a tensor that the model cannot produce; one machine is excluded
-    └── Unavailable            a needed service does not answer (control plane, head, disk); try again
-        ├── Busy               a queue is full; try again after the seconds that the error has
-        │   └── TooManyAttempts   too many wrong keys or invites came from this address
-        ├── Fenced             another server took over the database; this server stops
-        ├── ShardStoreLost     the actor that serves samples and weights died; members continue with a new actor
-        └── LinkLost           the server's host was cut off from the machines of a job; the members continue later
-
-Callers react to all errors of one class in the same way. Each error has one sentence about what happened. It also has
-a hint that the reader can act on, the job, the step and the machine, where they are known. Errors of Ray, sockets and
-torch are translated to these classes.
+ShareComputeError
+├── UserError
+│   ├── ClockSkew
+│   ├── TooLong
+│   ├── TooLarge
+│   ├── NotFound
+│   ├── Conflict
+│   │   ├── InviteUsed
+│   │   └── VersionMismatch
+│   └── NotAuthorized
+│       ├── InviteUnknown
+│       ├── InviteExpired
+│       ├── InviteRevoked
+│       ├── MissingScope
+│       ├── NotOwner
+│       ├── OtherSite
+│       ├── InsecureTransport
+│       ├── WrongFingerprint
+│       └── UntrustedCertificate
+├── PlanInfeasible
+│   └── OutOfMemory
+├── NoCopy
+├── ContributorLost
+├── StaleEpoch
+├── VerificationFailed
+│   └── WrongTensor
+└── Unavailable
+    ├── Busy
+    │   └── TooManyAttempts
+    ├── Fenced
+    ├── ShardStoreLost
+    └── LinkLost
 """
 
 from __future__ import annotations
@@ -48,8 +44,8 @@ class ShareComputeError(Exception):
     """Base of all errors raised on purpose.
 
     Args:
-        message: one sentence about what happened; it needs no trailing full stop.
-        hint: hint that the reader can act on.
+        message: one sentence about what happened.
+        hint: an action that the reader can take.
         job: id of the job concerned.
         step: training step at which it happened.
         machine: name of the contributor concerned.
@@ -57,11 +53,11 @@ class ShareComputeError(Exception):
     """
 
     code: ClassVar[str] = "internal"
-    """Stable machine-readable name; the last part of ``type`` in the HTTP problem document (RFC 9457)."""
+    """Stable machine-readable name of the class."""
     status: ClassVar[int] = 500
     """HTTP status of the response."""
     exit_code: ClassVar[int] = 1
-    """Exit status of the command line."""
+    """Exit status of a command that fails with this error."""
 
     def __init__(
         self,
@@ -126,7 +122,7 @@ class Conflict(UserError):
 
 
 class NotAuthorized(UserError):
-    """There is no key, or the key does not allow the request."""
+    """The caller is not allowed to make the request."""
 
     code = "not-authorized"
     status = 401
@@ -134,27 +130,27 @@ class NotAuthorized(UserError):
 
 
 class ClockSkew(UserError):
-    """The clocks of two machines differ by more than certificates, leases and logs tolerate."""
+    """The clocks of two machines differ too much."""
 
     code = "clock-skew"
 
 
 class TooLong(UserError):
-    """The text is longer than the model's context window, or than the KV capacity of its machines."""
+    """The text is too long for the model or for its machines."""
 
     code = "too-long"
     status = 400
 
 
 class TooLarge(UserError):
-    """The upload or body takes more space than the server allows; ``details`` has the size and the limit in bytes."""
+    """An upload, a request body or a call is larger than allowed."""
 
     code = "too-large"
     status = 413
 
 
 class VersionMismatch(Conflict):
-    """Two machines run versions that do not work together; ``details`` has both versions."""
+    """Two machines run versions that do not work together."""
 
     code = "version-mismatch"
 
@@ -166,7 +162,7 @@ class InviteUnknown(NotAuthorized):
 
 
 class InviteUsed(Conflict):
-    """All uses of the invite are taken by machines that joined with it."""
+    """The invite has no use left."""
 
     code = "invite-used"
     exit_code = 5
@@ -187,21 +183,21 @@ class InviteRevoked(NotAuthorized):
 
 
 class MissingScope(NotAuthorized):
-    """The key is valid, but lacks a scope; ``details`` has the required scope and the scopes of the key."""
+    """The key is valid, but lacks a required scope."""
 
     code = "missing-scope"
     status = 403
 
 
 class NotOwner(NotAuthorized):
-    """The object to change belongs to another key."""
+    """The object belongs to another key."""
 
     code = "not-owner"
     status = 403
 
 
 class OtherSite(NotAuthorized):
-    """A page of another site, or of unknown origin, made a browser send a request with its session cookie (CSRF)."""
+    """A request with a session cookie may come from a page of another site (CSRF)."""
 
     code = "other-site"
     status = 403
@@ -215,19 +211,19 @@ class InsecureTransport(NotAuthorized):
 
 
 class WrongFingerprint(NotAuthorized):
-    """A server's key does not have the expected fingerprint; ``details`` has the expected and the actual one."""
+    """The server's key does not have the expected fingerprint."""
 
     code = "wrong-fingerprint"
 
 
 class UntrustedCertificate(NotAuthorized):
-    """A server's certificate is expired, names another host, or is signed by no authority that this machine trusts."""
+    """The server's certificate could not be verified."""
 
     code = "untrusted-certificate"
 
 
 class PlanInfeasible(ShareComputeError):
-    """There is no plan for the job or deployment on these machines.
+    """There is no plan for the job or deployment.
 
     ``details`` has ``missing_bytes`` if it was computed.
     """
@@ -238,7 +234,7 @@ class PlanInfeasible(ShareComputeError):
 
 
 class OutOfMemory(PlanInfeasible):
-    """A member of a job ran out of memory; ``details`` has the memory that its process had taken (``taken_bytes``)."""
+    """A member ran out of memory; ``details`` has ``taken_bytes``."""
 
     code = "out-of-memory"
 
@@ -252,13 +248,13 @@ class OutOfMemory(PlanInfeasible):
 
 
 class NoCopy(ShareComputeError):
-    """A machine cannot keep a backup of another machine's shard; training continues without this backup."""
+    """A machine cannot keep a backup of another machine's shard."""
 
     code = "no-copy"
 
     @property
     def lacks_space(self) -> bool:
-        """Return whether the machine lacks memory or disk space for the backup; another machine may have enough."""
+        """Return whether the machine lacks memory or disk space for the backup."""
         return bool(self.details.get("lacks_space"))
 
     @property
@@ -273,7 +269,7 @@ class NoCopy(ShareComputeError):
 
 
 class ContributorLost(ShareComputeError):
-    """A machine died or is unresponsive; the job can be resumed."""
+    """A machine failed or became unavailable; the operation can be retried."""
 
     code = "contributor-lost"
     status = 503
@@ -281,10 +277,7 @@ class ContributorLost(ShareComputeError):
 
 
 class StaleEpoch(ShareComputeError):
-    """A message or an operation is superseded, and is dropped.
-
-    For example, it belongs to an earlier epoch of a job or deployment, or another coordinator has taken over the job.
-    """
+    """A message or an operation is superseded, for example because it belongs to an earlier epoch."""
 
     code = "stale-epoch"
     status = 409
@@ -298,10 +291,7 @@ class VerificationFailed(ShareComputeError):
 
 
 class WrongTensor(VerificationFailed):
-    """A machine sent a tensor that the model cannot produce.
-
-    A training job then excludes either the sender or the machine that reported the tensor.
-    """
+    """A machine sent a tensor that does not fit the model."""
 
     code = "wrong-tensor"
 
@@ -348,50 +338,44 @@ class Unavailable(ShareComputeError):
 
 
 class Busy(Unavailable):
-    """A queue, e.g. a deployment's, is full; ``details`` has the seconds to wait before a retry (``retry_after_s``)."""
+    """The server has too many requests; ``details`` has ``retry_after_s``."""
 
     code = "busy"
     status = 429
 
     @property
     def retry_after_s(self) -> int:
-        """Return the seconds after which to try again."""
+        """Return the number of seconds to wait before a retry."""
         return int(self.details["retry_after_s"])
 
 
 class Fenced(Unavailable):
-    """Another server took over the database; this server writes nothing more, and stops."""
+    """This server may not write to the database, for example because another server took it over."""
 
     code = "fenced"
     exit_code = 4
 
 
 class TooManyAttempts(Busy):
-    """An address sent too many wrong keys or invites; ``details`` says after how many seconds it may try again."""
+    """An address sent too many wrong keys or invites."""
 
     code = "too-many-attempts"
 
 
 class ShardStoreLost(Unavailable):
-    """The actor that serves samples and weights died; the job's members continue with a new actor."""
+    """The actor that serves samples and weights died."""
 
     code = "shard-store-lost"
 
 
 class LinkLost(Unavailable):
-    """Members did not reconnect after the coordinator's host had lost its network.
-
-    The members still run; the job's next attempt continues with them.
-    """
+    """Members did not reconnect after the coordinator's host had lost its network."""
 
     code = "link-lost"
 
 
 def as_ours(failure: Exception) -> ShareComputeError:
-    """Return a `ShareComputeError` unchanged; wrap any other exception in one, so that users get a message and a hint.
-
-    Exceptions of other classes were not raised on purpose: they are defects, or come from a user's code.
-    """
+    """Return a `ShareComputeError` unchanged; wrap any other exception in one."""
     if isinstance(failure, ShareComputeError):
         return failure
     return ShareComputeError(

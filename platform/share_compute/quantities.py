@@ -21,7 +21,7 @@ def exact_bytes_text(size_bytes: float) -> str:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """Return ``3.0 MB/s`` for 3,000,000: rates use powers of ten."""
+    """Return ``3.0 MB/s`` for 3,000,000."""
     return _scaled(bytes_per_s, 1000, _DECIMAL) + "B/s"
 
 
@@ -31,7 +31,7 @@ def flops_text(flops_per_s: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return ``1.31 s``, ``12.4 ms``, ``3.2 min``, ``5.0 h``, ``12.1 days`` or ``3.4 years``."""
+    """Return a duration in a unit that fits it, such as ``12.4 ms``, ``1.31 s`` or ``3.2 min``."""
     for unit_s, unit, least in _LONG:
         if seconds >= least * unit_s:
             return f"{seconds / unit_s:,.1f} {unit}"

@@ -12,17 +12,17 @@ class Scope(StrEnum):
     chat = "chat"
     """Use served models through the OpenAI API."""
     read = "read"
-    """Read jobs, machines, plans, deployments, events and metrics."""
+    """Read the state of jobs, machines and deployments."""
     submit = "submit"
-    """Upload files; submit, cancel, resume and delete own jobs and deployments. Includes ``read`` and ``chat``."""
+    """Upload files, and manage own jobs and deployments. Includes ``read`` and ``chat``."""
     contribute = "contribute"
-    """Make the requests of one machine's agent. Only the key that a machine gets when it joins has this scope."""
+    """Make the requests of one machine's agent."""
     admin = "admin"
     """Manage invites, keys, machines, and the jobs and deployments of all keys. Includes ``submit``."""
 
 
 GRANTABLE = (Scope.chat, Scope.read, Scope.submit, Scope.admin)
-"""Scopes that an API key can be given; ``contribute`` is for the keys of machines only."""
+"""Scopes that a request for a new key can name."""
 
 _INCLUDED: dict[Scope, frozenset[Scope]] = {
     Scope.submit: frozenset({Scope.chat, Scope.read}),

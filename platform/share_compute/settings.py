@@ -29,8 +29,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8700, ge=0, le=65535)
     """Port of the control plane; 0 picks a free one."""
     advertise_address: str | None = None
-    """IP address at which contributors reach this machine. Default: ``host``; if that is 0.0.0.0 or ::, this machine's
-    address on the default route, or else any of its addresses."""
+    """IP address at which contributors reach this machine. Default: ``host``, or a detected address if ``host`` is
+    0.0.0.0 or ::."""
     public_url: str | None = None
     """URL at which other machines and browsers reach the control plane, if it is behind a reverse proxy."""
     tls: Literal["self-signed"] | None = None
@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     ray_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Ray head; 0 picks a free one."""
     port_range: str = Field(default="24000-25999", pattern=r"^\d{1,5}-\d{1,5}$")
-    """TCP ports of the Ray head and its processes. Open them in the firewall, beside ``port`` and ``ray_port``."""
+    """TCP ports of the Ray head's processes. Open them in the firewall, as well as ``port`` and ``ray_port``."""
     head_user: str | None = None
     """User that runs the Ray head if the server runs as root; default: the user ``share-compute`` if it exists, else
     the user ``nobody``."""
@@ -55,50 +55,46 @@ class Settings(BaseSettings):
     allow_failures: bool = False
     """Whether admins may inject faults into members of running jobs (`share-compute chaos`)."""
     data_roots: Annotated[tuple[Path, ...], NoDecode] = ()
-    """Folders on the server below which jobs may name files, as JSON or separated as in PATH; default: none, so that
-    data comes from uploads only. If the server listens on loopback only, the default of `share-compute up` is its
-    working folder, unless this folder contains the data folder."""
+    """Folders on the server below which jobs may name files, as JSON or separated as in PATH. Default: none;
+    `share-compute up` may add its working folder if the server listens on loopback only."""
     upload_limit_bytes: int = Field(default=64 << 30, ge=1)
     """Maximum bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
     """Maximum bytes of all uploads together; they stay in the data folder until they are removed."""
     keep_jobs_days: float | None = Field(default=None, ge=0)
-    """Days for which a finished job is kept with all its data; default of all ``keep`` settings: for ever."""
+    """Days after the end of a job until it may be deleted with all its data; default: never."""
     keep_artifacts_days: float | None = Field(default=None, ge=0)
-    """Days after the end of a job for which its artifacts are kept."""
+    """Days after the end of a job until its artifacts may be deleted; default: never."""
     keep_checkpoints_days: float | None = Field(default=None, ge=0)
-    """Days after the end of a job for which its checkpoints are kept."""
+    """Days after the end of a job until its checkpoints may be deleted; default: never."""
     keep_metrics_days: float | None = Field(default=None, ge=0)
-    """Days after the end of a job for which the metrics of its steps are kept."""
+    """Days after the end of a job until the metrics of its steps may be deleted; default: never."""
     keep_events_days: float | None = Field(default=None, ge=0)
-    """Days for which events are kept. Events of unfinished jobs and live deployments are kept longer. So is each
-    machine's last event that changed its work."""
+    """Days until an event may be deleted; default: never."""
     prune_every_s: float = Field(default=3600.0, gt=0)
     """Seconds between two removals of data that is older than the ``keep`` settings allow."""
     invite_life_s: float = Field(default=3600.0, gt=0)
-    """Seconds for which the invite that `up` prints can be used."""
+    """Lifetime in seconds of the invite that `share-compute up` prints."""
     session_days: float = Field(default=7.0, gt=0)
-    """Days after which a browser that does not use the dashboard is signed out."""
+    """Lifetime of a dashboard session since its start or last renewal, in days."""
     lost_after_s: float = Field(default=8.0, ge=4)
-    """Seconds without a heartbeat (one every 2 s) after which a machine counts as lost if its Ray node does not answer
-    either."""
+    """Seconds without a heartbeat after which a machine counts as lost if its Ray node does not answer either."""
     alert_wait_s: float = Field(default=600.0, gt=0)
     """Seconds that a job or a deployment waits before an alert reports it."""
     replica_drain_s: float = Field(default=120.0, ge=0)
-    """Seconds for which a replica that is no longer needed may finish its requests; other replicas finish the rest."""
+    """Seconds for which a replica that is being stopped may finish its requests."""
     shutdown_grace_s: int = Field(default=3, ge=0)
     """Seconds that open requests get to finish when the server stops."""
     max_connections: int = Field(default=4096, ge=16)
-    """Maximum number of concurrent connections to the control plane; the limit of open files may lower it."""
+    """Maximum number of concurrent connections to the control plane; a low limit of open files lowers it."""
     half_open_per_address: int = Field(default=32, ge=1)
-    """Maximum connections of one address that have not sent a complete request head; a further one closes the oldest.
-    Trusted proxies may have more."""
+    """Maximum connections of one client address whose request head is incomplete; trusted proxies may have more."""
     request_head_s: float = Field(default=10.0, gt=0)
     """Time limit for the TLS handshake and the head of a request, in seconds."""
     stall_s: float = Field(default=60.0, gt=0)
-    """Seconds for which a request body or a response may be slower than ``least_bytes_per_s`` before it is cut off."""
+    """Seconds over which the mean rate of a request body or a response is measured; see ``least_bytes_per_s``."""
     least_bytes_per_s: int = Field(default=256, ge=1)
-    """Minimum rate of request bodies and responses, in bytes/s; see ``stall_s``."""
+    """Mean rate in bytes/s below which a request body or a response is cut off."""
     keep_alive_s: int = Field(default=30, ge=1)
     """Seconds for which an idle connection stays open for the next request."""
     proxy_addresses: str = ""
@@ -160,11 +156,11 @@ class ClientSettings(BaseSettings):
     )
 
     url: str | None = None
-    """URL of the control plane; default: the server running on this machine from the same data folder."""
+    """URL of the control plane; default: the server on this machine that uses the same data folder."""
     api_key: str | None = None
     """API key; default: the key that the server on this machine wrote into its data folder."""
     fingerprint: str | None = None
-    """Fingerprint that the control plane's key must have. Default: that of the server on this machine; for any other
-    server, certificate authorities are trusted instead."""
+    """Fingerprint that the control plane's key must have. Default: that of the server on this machine; none for other
+    servers."""
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
     """Data folder of a server on this machine."""

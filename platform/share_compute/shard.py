@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The layers [start, stop) of a model that has ``num_layers`` of them."""
+    """The layers [start, stop) of a model with ``num_layers`` layers."""
 
     model_id: str
     start: int
@@ -16,12 +16,12 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Whether the shard includes the embedding."""
+        """Whether the shard begins with the model's first layer."""
         return self.start == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether the shard includes the final norm and the head."""
+        """Whether the shard ends with the model's last layer."""
         return self.stop == self.num_layers
 
     def __len__(self) -> int:

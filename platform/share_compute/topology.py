@@ -11,14 +11,14 @@ from typing import Literal, Self
 DeviceKind = Literal["cpu", "cuda"]
 
 BASE_DTYPE = "float32"
-"""Name of the default dtype. Plans use its measured speed for dtypes whose speed was not measured."""
+"""Name of the default dtype."""
 DTYPES = (BASE_DTYPE, "bfloat16", "float16")
 """Names of the dtypes whose speed a probe measures."""
 HEAD = "head"
 """Id of the Ray head in links; no contributor has this id."""
 MOST_LATENCY_S = 60.0
 MOST_PER_S = 1e18
-"""Maximum plausible rate in bytes/s or FLOP/s. No machine and no link is faster, so a larger value is an error."""
+"""Maximum plausible rate, in bytes/s or FLOP/s."""
 MOST_BYTES = 2**60
 """Maximum plausible memory of one device, in bytes."""
 MOST_OVERHEAD_S = 0.1
@@ -74,17 +74,15 @@ class Contributor:
     name: str
     devices: tuple[Device, ...]
     cpu_threads: int = 1
-    """CPU threads that it computes with: the lent ones, or fewer if several contributors share the computer's
-    cores."""
+    """Number of CPU threads that it computes with."""
     node_id: str = ""
     """Id of its Ray node, in hexadecimal."""
     address: str = ""
-    """IP address, or another label, at which other machines reach this machine."""
+    """Address at which other machines reach this machine."""
     host: str = ""
     """Label of the computer. Contributors with the same label share its cores; empty if its cores are not shared."""
     host_threads: int = 0
-    """Number of CPU threads of the computer ``host``; 0 if it is unknown, or enough for all its
-    contributors."""
+    """Number of CPU threads of the computer ``host``; 0 if unknown."""
 
     @property
     def device(self) -> Device:
@@ -124,7 +122,7 @@ class Topology:
 
     contributors: tuple[Contributor, ...]
     links: tuple[Link, ...] = ()
-    """Measured links; only a sample of all pairs of machines is measured."""
+    """Measured links; pairs of machines that were not measured have none."""
 
     def __getitem__(self, contributor_id: str) -> Contributor:
         """Return the contributor with this id, or raise KeyError."""
@@ -148,8 +146,8 @@ class Topology:
 def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
     """Yield (field, problem) for each impossible value of a device or a link.
 
-    Values must be finite, not negative, and at most what any machine can have. Memory and FLOP/s must be more than 0.
-    A link of 0 bytes/s is possible: it carries no data. A link from a machine to itself is not.
+    Values must be finite, not negative, and at most a plausible maximum. Memory and FLOP/s must be more than 0. A link
+    must not lead back to its source.
     """
     if isinstance(measured, Link):
         yield from _absurd("latency_s", measured.latency_s, MOST_LATENCY_S, may_be_zero=True)

@@ -26,10 +26,12 @@ _SAVED_PREFIX = "base_model.model."
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
-    """Add adapters to the matrices of a sketched model that ``lora`` targets; freeze all other parameters.
+    """Add adapters to matrices in the layers of a model, and freeze all other parameters.
 
-    `share_compute.models.huggingface.decoder.sketch` makes sketched models. Only matrices in layers get
-    adapters; without targets, all of them do. The adapters are on the meta device.
+    Args:
+        model: whole model made by `share_compute.models.huggingface.decoder.sketch`.
+        lora: adapters of the job; without targets, all matrices in layers get adapters.
+        places: naming scheme of the model's parameters.
 
     Raises:
         UserError: a name in ``lora.targets`` matches no matrix in the layers.
@@ -41,7 +43,7 @@ def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
 
 @torch.no_grad()
 def initialize_adapters(module: nn.Module, seed: int) -> None:
-    """Initialize adapters as ``peft`` does: A with random numbers seeded by (seed, name), and B with zeros."""
+    """Initialize adapters: A with random numbers seeded by (seed, name), and B with zeros."""
     for name, layer in _adapted(module):
         torch.manual_seed(derive_seed(seed, f"{name}.lora_A"))
         nn.init.kaiming_uniform_(layer.lora_A[ADAPTER].weight, a=5**0.5)
@@ -81,7 +83,7 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
     """
     chosen = _chosen(model, lora, places)
     ends = lora.targets or _ends(chosen)
-    # Short names suffice unless they match a matrix outside the layers, too.
+    # Short names are used unless they match a matrix outside the layers.
     exact = [name for name, _ in _matrices(model) if _is_meant(name, ends)] == chosen
     config = _peft_config(lora, ends if exact else chosen)
     config.base_model_name_or_path = base
@@ -101,7 +103,7 @@ def _peft_config(lora: LoraSpec, targets: Sequence[str]) -> LoraConfig:
 
 
 def _chosen(model: nn.Module, lora: LoraSpec, places: Places) -> list[str]:
-    """Return the full names of the matrices that get an adapter; matrices outside of layers get none."""
+    """Return the full names of the matrices that get an adapter."""
     inside = [name for name, _ in _matrices(model) if 0 <= places.of(name) < places.num_layers]
     if lora.targets is None:
         return inside

@@ -1,4 +1,4 @@
-"""Blueprints: descriptions from which any stage of a model is built; without weights, so they fit in a message."""
+"""Blueprints: descriptions of models without weights, from which stages are built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Blueprint(StrictModel):
     """Hugging Face configuration, with ``model_type``; None for a list of layers."""
     layers: tuple[LayerSpec, ...] = ()
     precision: Precision = "float32"
-    """Type in which layers compute."""
+    """Dtype in which layers compute."""
     activation_checkpointing: bool = False
     """Whether only a layer's inputs are kept for its backward pass, which then computes the layer again."""
     freeze: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ def blueprint_of(
 
     Raises:
         UserError: the model's configuration cannot be read or has an invalid ``vocab_size``, or its context window is
-            shorter than the job's samples.
+            shorter than ``training.sequence_length``.
     """
     model, training = spec.model, spec.training
     if model.layers is not None:

@@ -31,7 +31,7 @@ class Expected:
     is_finite: bool = True
 
     def misfit(self, tensor: Tensor) -> str | None:
-        """Return why a tensor's shape or dtype is wrong, as text for people; None if both are right."""
+        """Return why a tensor's shape or dtype is wrong, as text for users; None if shape and dtype are right."""
         if self.shape is not None and tuple(tensor.shape) != self.shape:
             return f"its shape is {list(tensor.shape)} in place of {list(self.shape)}"
         if tensor.dtype not in self.dtypes:
@@ -52,7 +52,7 @@ class Expected:
 
 
 def numbers_in(precision: Precision) -> frozenset[torch.dtype]:
-    """Return the dtypes that are allowed for outputs of layers computing in ``precision``: this dtype and float32."""
+    """Return the dtypes allowed for outputs of layers that compute in ``precision``: that dtype and float32."""
     return frozenset({torch.float32, getattr(torch, precision)})
 
 
@@ -101,8 +101,7 @@ class Boundaries:
             blueprint: blueprint of the whole model.
             batch: number of samples in a microbatch.
             length: tokens of a sample.
-            gradients_are_finite: whether a received activation or gradient that is not finite is a fault. It is not a
-                fault in float16, since the loss scale adapts to it.
+            gradients_are_finite: whether all numbers of received activations and gradients must be finite.
         """
         shard, dtypes = stage.shard, numbers_in(blueprint.precision)
         shape: Callable[[int], Shape | None] = lambda layer: boundary_shape(blueprint, layer, batch, length)  # noqa: E731
@@ -110,7 +109,7 @@ class Boundaries:
         entering = None if shard.is_first else Expected(shape(shard.start), dtypes, gradients_are_finite)
         returned = None
         if not shard.is_last:
-            # If nothing up to this stage is trained, the next stage sends a placeholder instead of a gradient.
+            # If nothing up to this stage is trained, the next stage sends a tensor of shape (1,) instead of a gradient.
             returned = Expected(shape(shard.stop) if trains else (1,), dtypes, gradients_are_finite)
         return cls(entering, returned)
 

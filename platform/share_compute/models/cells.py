@@ -1,7 +1,7 @@
-"""Seed a layer's random numbers by cell, and recompute the layer in the backward pass if requested.
+"""Seeded dropout and activation checkpointing of layers.
 
-The random numbers of a layer (dropout) depend only on (seed, step, microbatch, layer). So a layer that is recomputed in
-the backward pass, after other layers have drawn numbers, draws the same ones again, and no generator state is kept.
+The random numbers of a layer depend only on (seed, step, microbatch, layer). So a layer that is recomputed in the
+backward pass draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 Cell: TypeAlias = tuple[int, ...]
-"""Key of a cell: (seed, step, microbatch)."""
+"""Key that seeds the dropout of a microbatch: (seed, step, microbatch)."""
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed, computed as a hash of ``parts``."""
+    """Return a 63-bit hash of ``parts``, for use as a seed."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
@@ -28,14 +28,14 @@ def derive_seed(*parts: int | str) -> int:
 def run_by_cell(
     layer: nn.Module, place: int, cell: Callable[[], Cell], *, draws: bool, recomputes: bool
 ) -> None:
-    """Wrap a layer's forward, so that its random numbers depend on the cell and it can be recomputed.
+    """Replace a layer's ``forward`` by one that seeds random numbers and can be recomputed.
 
     Args:
         layer: layer of the stage.
         place: index of the layer in the whole model.
-        cell: function that returns the key of the cell that is being computed.
+        cell: function that returns the key of the microbatch that is being computed.
         draws: whether the layer draws random numbers.
-        recomputes: whether the backward pass recomputes the layer from its inputs, so that only these are kept.
+        recomputes: whether the backward pass recomputes the layer from its inputs.
     """
     if not draws and not recomputes:
         return

@@ -1,6 +1,6 @@
 """The Hugging Face configuration of a job's model, from the job or from the model's folder.
 
-This module does not import torch, since the control plane uses it, too.
+This module does not import torch.
 """
 
 from __future__ import annotations

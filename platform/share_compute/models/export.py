@@ -1,4 +1,4 @@
-"""Export of a checkpoint as a plain model folder, equal to the result of the job if it had ended at this checkpoint."""
+"""Export of a checkpoint as a model folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _OF_A_WHOLE_MODEL = (_CONFIG, "generation_config.json")
 
 
 def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
-    """Write a checkpoint as a plain folder, without the optimizer's state; return the folder's size in bytes.
+    """Write a checkpoint as a folder without the optimizer's state; return the folder's size in bytes.
 
-    Files that stay unchanged are hard links where the file system supports them, so they take no extra disk
-    space while the checkpoint is kept. These are all files if the job trains no adapters. Adapters are
-    written alone, or merged into the weights if the job sets ``training.lora.merge``.
+    Adapters are written alone, or merged into the weights if the job sets ``training.lora.merge``. Unchanged files are
+    hard links where the file system supports them.
 
     Args:
         checkpoint: finished folder of the checkpoint.
@@ -92,7 +91,7 @@ def _adapters(folder: WeightFolder) -> dict[str, Tensor]:
 
 
 def _merged(folder: WeightFolder, lora: LoraSpec) -> Iterator[dict[str, Tensor]]:
-    """Yield the model's own weights with the adapters merged into them, one mapping per file of the checkpoint."""
+    """Yield the model's weights with the adapters merged into them, in one mapping for each file of the checkpoint."""
     for names in folder.groups():
         own = [name for name in names if not is_adapter(name)]
         if own:

@@ -34,7 +34,7 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
 
 
 def dissect(blueprint: Blueprint) -> ModelProfile:
-    """Return the cost profile of a model, counted or estimated without allocating memory for its large weights.
+    """Return the cost profile of a model, without allocating memory for its large weights.
 
     Profiles are kept on disk; see `cached_profile`.
 

@@ -72,7 +72,7 @@ def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places)
 
 
 def freeze(parameters: Iterable[Named], patterns: Sequence[str], places: Places) -> None:
-    """Turn off gradients of frozen parameters.
+    """Turn off the gradients of frozen parameters.
 
     Args:
         parameters: parameters with their stored names.
@@ -87,11 +87,11 @@ def freeze(parameters: Iterable[Named], patterns: Sequence[str], places: Places)
 
 
 def trains_before(parameters: Iterable[Named], layer: int, places: Places) -> bool:
-    """Return whether a parameter before a layer is trained, so that the backward pass must go on past this layer.
+    """Return whether a parameter before a layer is trained.
 
     Args:
         parameters: parameters of the whole model, with their stored names.
-        layer: first layer of a shard.
+        layer: index of the layer.
         places: naming scheme of the model's parameters.
     """
     return any(parameter.requires_grad and places.of(name) < layer for name, parameter in parameters)

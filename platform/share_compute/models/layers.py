@@ -38,7 +38,7 @@ from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
 _FEATURES = 64
-"""Number of features of a sample (8 x 8 pixels) in ``digits``, the only data set for declared layers."""
+"""Number of features of a sample in the data set ``digits`` (8 x 8 pixels)."""
 _DENSE_BACKWARD_OPERATIONS = 5
 """Kernel calls in a linear layer's backward: two matrix products, the bias sum and two gradient accumulations."""
 
@@ -69,7 +69,7 @@ def _make(index: int, spec: LayerSpec) -> nn.Module:
 
 
 class _Layers(nn.Module):
-    """Module of layers [start, stop). Parameter names contain the index in the whole model: ``layers.3.weight``."""
+    """Layers [start, stop) of a model. Parameter names contain the index in the whole model: ``layers.3.weight``."""
 
     def __init__(self, specs: Sequence[LayerSpec], start: int, stop: int) -> None:
         super().__init__()
@@ -147,9 +147,8 @@ def _whole(blueprint: Blueprint) -> _Layers:
 def profile_layers(blueprint: Blueprint) -> ModelProfile:
     """Compute the cost profile of a declared model, layer by layer.
 
-    Samples are feature vectors, not sequences, so no cost depends on a sequence length. If the cost of a layer cannot
-    be counted, because the layer does not fit its input, the costs of all layers are estimated from their parameters.
-    Training then reports the error.
+    Samples are feature vectors, so no cost depends on a sequence length. If a layer does not fit its input, the costs
+    of all layers are estimated from their parameters.
 
     Raises:
         UserError: a layer has wrong options, a frozen parameter does not exist, or all parameters are frozen.
@@ -172,7 +171,7 @@ def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...
             for module in modules:
                 hidden = module(hidden)
         except (RuntimeError, ValueError, IndexError):
-            return None  # training reports the error
+            return None
     return tuple(hidden.shape)
 
 
@@ -192,7 +191,7 @@ def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerPro
         logits = hidden.detach().requires_grad_()
         targets = torch.empty(logits.shape[:-1], dtype=torch.int64)
         loss = count(partial(summed_cross_entropy, logits, targets), logits, nn.Identity())
-    # Memory for a layer's output counts only if autograd saves the output in this layer or a later one.
+    # The output of a layer takes memory between the passes only if autograd saves it in this layer or a later one.
     kept = dict.fromkeys(range(-1, len(modules)), 0)
     for storage, memory in {
         key: value for each in (*counts, loss) for key, value in each.saved.items()
@@ -226,8 +225,7 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
 def _estimated(module: nn.Module) -> LayerProfile:
     """Estimate the cost profile of a layer as if it were dense.
 
-    For each sample, the forward pass does one multiply and one add per parameter, and the backward pass twice
-    as many.
+    The forward pass takes 2 FLOPs per parameter and sample, and the backward pass takes 4.
     """
     parameters = parameters_of(module)
     width = max((parameter.shape[0] for parameter in module.parameters()), default=_FEATURES)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return whether all numbers of a tensor are finite, in one pass if their sum is finite."""
+    """Return whether all numbers of a tensor are finite."""
     if not values.is_floating_point():
         return True
-    # A sum of finite numbers is finite unless it overflows. Each number is checked only if the sum is not finite.
+    # A finite sum proves that all numbers are finite. A sum that is not finite may be an overflow.
     return bool(torch.isfinite(values.sum(dtype=torch.float32))) or bool(torch.isfinite(values).all())

@@ -13,8 +13,8 @@ from share_compute.specification import Precision
 def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which matrices are multiplied in ``precision``; weights keep their own type.
 
-    Each use of a weight casts it again. With autocast's cache, the gradients of a weight that two layers share would be
-    summed in low precision inside a shard, but in float32 between two shards.
+    Autocast's cache is off. With the cache, the gradients of a weight that two layers share would be summed in low
+    precision.
     """
     if precision == "float32":
         return nullcontext()

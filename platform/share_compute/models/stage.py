@@ -31,11 +31,11 @@ class Stage(ABC):
     """
 
     module: nn.Module
-    """The torch module. Its tensors have their stored names, except in adapted and tied modules; see `stored_name`."""
+    """The torch module; `stored_name` maps the names of its tensors to stored names."""
     tied: Mapping[str, str]
     """Stored name by name of each tied parameter: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
     trains_before: bool
-    """Whether an earlier stage trains parameters, and so needs the gradient of this stage's inputs."""
+    """Whether an earlier stage trains parameters."""
 
     def __init__(self, blueprint: Blueprint, shard: Shard, device: torch.device) -> None:
         require_precision(blueprint.precision, device)
@@ -60,7 +60,7 @@ class Stage(ABC):
 
     @abstractmethod
     def initialize(self, seed: int) -> None:
-        """Initialize every tensor; values depend only on the seed and the tensor's name."""
+        """Initialize every tensor; the values do not depend on the division into stages."""
 
     def initialize_added(self, seed: int) -> None:
         """Initialize the tensors that a folder of pretrained weights does not have (`added`); by default none."""
@@ -71,7 +71,7 @@ class Stage(ABC):
         return frozenset()
 
     def prepare_cell(self, *key: int) -> None:
-        """Select the microbatch that the next forward computes; its key and a layer's index seed the layer's dropout.
+        """Set the key of the microbatch that the next forward computes; the key seeds dropout.
 
         Args:
             key: (seed, step, microbatch), see `share_compute.models.cells.Cell`.
@@ -96,7 +96,7 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: model outputs ``[..., classes]``.
-        targets: class or token ids, ``[...]``; best on the CPU, where reading them does not synchronize a GPU.
+        targets: class or token ids, ``[...]``. Reading targets on a GPU synchronizes it.
 
     Raises:
         UserError: a target is not below the number of classes.

@@ -1,8 +1,7 @@
 """Folders of pretrained models, read by the names that the model's code uses.
 
-The tensors of many architectures are stored under other names than the model's code uses, or in other pieces, such as
-one tensor for each expert. transformers lists the conversions of each architecture. Here a conversion runs only when
-one of its tensors is read.
+Many architectures store tensors under other names than the model's code uses, or in other pieces, such as one tensor
+for each expert. transformers defines the conversions. This module runs a conversion when one of its tensors is read.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class PretrainedWeights:
 
 
 def recipe_copy(recipe: WeightConverter) -> WeightConverter:
-    """Return a copy of a conversion; ``convert`` reads the tensors and consumes the copy instead of ``recipe``."""
+    """Return a copy of a conversion; calling ``convert`` on the copy leaves ``recipe`` unchanged."""
     fresh = copy.copy(recipe)
     fresh.collected_tensors = {
         pattern: list(readers) for pattern, readers in recipe.collected_tensors.items()

@@ -1,8 +1,7 @@
-"""Checks whether a model can be cut between its layers: whether its stages compute what the whole model computes.
+"""Check whether a model can be cut between its layers.
 
-Some architectures hand more than hidden states from layer to layer, or process them between the layers. Nothing in a
-configuration shows this. So a small model with random weights is computed whole and stage by stage. It keeps all
-settings of the real model except sizes, so it takes the same ways through the architecture's code.
+Some architectures pass more than hidden states from layer to layer, which a configuration does not show. So a small
+model of the same architecture with random weights is computed both whole and stage by stage.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from share_compute.models.huggingface.hub_configuration import hub_configuration
 from share_compute.shard import Shard
 
 _LAYERS = 4
-"""Number of layers of a small model, or more if its layers are of more than four kinds."""
+"""Number of layers of a small model, unless the real model has fewer layers or more kinds of layers."""
 _TOKENS = (2, 24)
-"""Samples, and tokens of each."""
+"""Shape ``[batch, seq]`` of the input of a small model."""
 _VOCABULARY = 160
 _EXPERTS = {
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "zero_expert_num": 2,
@@ -39,17 +38,19 @@ _WIDTHS = {
     "qk_head_dim": 32, "linear_head_dim": 16, "linear_num_heads": 4, "hidden_size_per_layer_input": 16,
 }  # fmt: skip
 _DEPTHS = {"first_k_dense_replace": 1, "num_dense_layers": 1, "num_layers": 2}
-"""Small values of the settings that are sizes, by their usual names."""
+"""Values in small models, by name of the setting; the same holds for `_EXPERTS` and `_WIDTHS`."""
 _MOST_SCALARS = 2**27
-"""Largest number of scalars of a small model that is computed; 512 MiB in float32."""
+"""Maximum number of parameters of a small model, in scalars; 512 MiB in float32."""
 
 
 class _NotComputed(Exception):
-    """A small model of a configuration cannot be computed at all, so it shows nothing about cuts."""
+    """Error: a small model cannot be computed whole."""
 
 
 def no_cut_reason(config: Mapping[str, Any]) -> str | None:
     """Return the reason why a causal language model cannot be cut between its layers; None if it can.
+
+    A model also counts as one that cannot be cut if no small model can be computed whole.
 
     Args:
         config: Hugging Face configuration of the model, with ``model_type``.
@@ -92,7 +93,7 @@ def _count_layers(config: Mapping[str, Any]) -> int:
 
 
 def _computed(config: Mapping[str, Any], edges: Sequence[int], ids: Tensor) -> Tensor:
-    """Return the logits of the model, computed stage by stage; any two neighbours of `edges` enclose a stage."""
+    """Return the logits of a model, computed in stages from each element of ``edges`` to the next."""
     blueprint, outputs = Blueprint(config=dict(config)), ids
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for start, stop in pairwise(edges):
@@ -104,7 +105,7 @@ def _computed(config: Mapping[str, Any], edges: Sequence[int], ids: Tensor) -> T
 
 
 def _smaller(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield small configurations in the order in which to try them; the second one keeps the sizes of attention."""
+    """Yield small configurations to try, in order; the second keeps the sizes of attention."""
     whole = hub_configuration(config).to_dict()
     for sizes in (_WIDTHS | _EXPERTS | _DEPTHS, _EXPERTS | _DEPTHS | {"intermediate_size": 64}):
         small = _shrunk(whole, sizes)
@@ -142,14 +143,14 @@ def _is_size(value: Any) -> bool:
 
 
 def _by_layer(config: Mapping[str, Any], layers: int) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the settings that have a value for each layer."""
+    """Yield the settings that are lists with a value for each layer."""
     for key, value in config.items():
         if isinstance(value, list) and len(value) == layers:
             yield key, value
 
 
 def _kept_layers(config: Mapping[str, Any], layers: int) -> list[int]:
-    """Return the indices of the layers of a small model: the first layer of each kind, and the first others."""
+    """Return the layers to keep in a small model: the first of each kind, then others up to `_LAYERS`."""
     kinds = list(zip(*(value for _, value in _by_layer(config, layers)), strict=True)) or [()] * layers
     first = {str(kind): index for index, kind in reversed([*enumerate(kinds)])}
     rest = [index for index in range(layers) if index not in first.values()]

@@ -1,9 +1,8 @@
-"""Stages of Hugging Face causal language models, from the models' own code.
+"""Stages of Hugging Face causal language models, built with the models' own code.
 
-A stage begins as a sketch of the whole model (large parameters on the meta device). The modules of other stages are
-replaced by pass-throughs; then the remaining parameters get memory. The architecture's own pipeline plan
-(``base_model_pp_plan``) names the embedding, the repeated layers and the modules after them. So this module lists no
-architectures.
+A stage begins as the whole model with large parameters on the meta device. The modules of other stages are replaced by
+`PassThrough`. Then the remaining parameters get memory. The architecture's pipeline plan (``base_model_pp_plan``) names
+the embedding, the layers and the modules after them.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from share_compute.models.stage import Stage
 from share_compute.shard import Shard
 
 _SMALL = 2**14
-"""Largest parameter, in scalars, that has memory in a sketch; larger ones are on the meta device."""
+"""Size in scalars above which `sketch` puts a parameter on the meta device."""
 _HUGE = 2**26
-"""Largest tensor, in scalars, that has memory while its module is constructed."""
+"""Size in scalars above which ``torch.empty`` creates a meta tensor during `sketch`."""
 
 
 class _HeldElsewhere(UserError, AttributeError):
-    """Error: a stage's code reads a module that another stage holds. An AttributeError, so that `hasattr` works."""
+    """Error: an attribute of a module of another stage was read. An AttributeError, so that `hasattr` works."""
 
 
 class PassThrough(nn.Module):
@@ -48,7 +47,7 @@ class PassThrough(nn.Module):
 
     def __init__(self, original: nn.Module | None = None) -> None:
         super().__init__()
-        # Some models read plain attributes of a layer (its kind of attention) before they call it.
+        # Some models read plain attributes of a layer, such as its kind of attention, before they call the layer.
         for name, value in vars(original).items() if original is not None else ():
             if not name.startswith("_") and isinstance(value, str | int | float | bool):
                 setattr(self, name, value)
@@ -70,8 +69,8 @@ class PassThrough(nn.Module):
 class StageInput(PassThrough):
     """Placeholder for the last layer before a shard: it returns the stage's input.
 
-    A base model may process embeddings before its first layer, for example scale them. The base model of a later stage
-    does the same with the hidden states that enter, so its result is dropped here.
+    A base model may change its input before the first layer, for example scale embeddings. This placeholder undoes the
+    change in later stages.
     """
 
     inputs: Tensor | None = None
@@ -102,7 +101,7 @@ class PartNames:
         self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
         self.layers = layers[0]
         order = list(plan)
-        # Some plans omit the dropout after the embedding; all list the modules in the order of their use.
+        # Plans list modules in the order of use. Some plans omit the dropout after the embedding.
         dropouts = [name for name, child in self.base.named_children() if isinstance(child, nn.Dropout)]
         self.opening = list(dict.fromkeys(order[: order.index(self.layers)] + dropouts))
         self.closing = [name for name in order if name not in (*self.opening, self.layers)]
@@ -126,7 +125,7 @@ def hidden_size_of(config: Mapping[str, Any]) -> int | None:
 
 
 class _HugeOnMeta(TorchFunctionMode):
-    """Mode in which ``torch.empty`` puts huge tensors on the meta device, so that they never request memory."""
+    """Mode in which ``torch.empty`` puts tensors larger than `_HUGE` on the meta device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -141,11 +140,10 @@ class _HugeOnMeta(TorchFunctionMode):
 
 @contextmanager
 def _sketching() -> Iterator[None]:
-    """Return a context in which models are built with large parameters on the meta device, where they take no memory.
+    """Return a context in which models are built with large parameters on the meta device.
 
-    Buffers and small parameters get real values. Constructors compute some of them (rotary frequencies, coefficients of
-    an activation), and these may be missing in checkpoints and in initialization rules. Random values are the same on
-    every machine.
+    Buffers and small parameters get real values, since checkpoints may lack values that constructors compute, such as
+    rotary frequencies.
     """
     register = nn.Module.register_parameter
 
@@ -166,14 +164,13 @@ def _sketching() -> Iterator[None]:
 
 
 def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool) -> None:
-    """Move a sketched model's real tensors to ``device``, and allocate memory there for its meta parameters.
+    """Move a module's real tensors to ``device``, and allocate memory there for its meta parameters.
 
     Args:
-        model: model made by `sketch`.
+        model: module of a model made by `sketch`.
         device: target device.
-        is_filled_later: whether all of this memory will be overwritten, so that it may stay uninitialized. Otherwise it
-            is zeroed, since some constructors zero large parameters that no initialization rule covers (some expert
-            routers).
+        is_filled_later: whether the caller overwrites all of this memory. Otherwise the memory is zeroed, since
+            some constructors zero large parameters that no initialization rule covers.
     """
     fresh = torch.empty_like if is_filled_later else torch.zeros_like
     for module in model.modules():
@@ -187,12 +184,12 @@ def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool
 def sketch(
     config: Mapping[str, Any], dtype: torch.dtype = torch.float32, kind: Any = AutoModelForCausalLM
 ) -> PreTrainedModel:
-    """Return the whole model without memory for its large weights; see `_sketching`.
+    """Return a whole model with its large parameters on the meta device, so that they take no memory.
 
     Args:
         config: configuration of the model.
-        dtype: type of its weights; weights that the architecture keeps in float32 stay so.
-        kind: auto class of transformers that builds models from configurations.
+        dtype: dtype of the parameters, except those that the architecture keeps in float32.
+        kind: auto class of transformers, with a method ``from_config``.
 
     Raises:
         UserError: the configuration does not describe such a model.
@@ -232,13 +229,13 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 def trained_sketch(
     blueprint: Blueprint, dtype: torch.dtype = torch.float32
 ) -> tuple[PreTrainedModel, PartNames]:
-    """Return a whole model with its adapters, without memory for its large weights, and its `PartNames`; see `sketch`.
+    """Return a whole model made by `sketch`, with its adapters, and its `PartNames`.
 
     Frozen parameters do not require gradients.
 
     Args:
         blueprint: blueprint of the model.
-        dtype: type of its weights.
+        dtype: dtype of the parameters, as in `sketch`.
 
     Raises:
         UserError: the configuration does not describe a causal language model that can be split, a frozen or
@@ -270,8 +267,8 @@ class HuggingFaceStage(Stage):
         shard: part of the model that this stage holds.
         device: device of the shard.
         serves_in: dtype of the weights if the stage is for inference only; None for training.
-        change: function that modifies the sketched model before memory is allocated. It gets the model, and
-            the names of all weights that are tied to each other.
+        change: function that modifies the model before memory is allocated. Its arguments are the model and the
+            names of all tied weights.
 
     Raises:
         UserError: as `trained_sketch`, or the device cannot compute in the blueprint's precision.
@@ -369,7 +366,7 @@ class HuggingFaceStage(Stage):
                 if child in self._holders() or not _is_whole(child) or not _is_whole(given[name]):
                     continue
                 if self._is_tied_here(child):
-                    continue  # tied weights are set below
+                    continue  # the next loop sets tied weights
                 holder.register_module(name, given[name])
                 taken |= {tensor.data_ptr() for tensor in given[name].state_dict().values()}
         for target, source in self.tied.items():
@@ -401,7 +398,7 @@ class HuggingFaceStage(Stage):
         return self.run(inputs)
 
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
-        """Compute as `compute` does; pass ``options`` to the model (last shard) or to its base model (other shards)."""
+        """Compute as `compute` does, with ``options`` for the model (last shard) or its base model (other shards)."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
         entry = None if self.shard.is_first else getattr(self._base, self._stack)[self.shard.start - 1]
         if entry is not None:
@@ -456,9 +453,9 @@ class HuggingFaceStage(Stage):
         return frozenset(filter(is_adapter, self.persistent())) if self._is_adapted else frozenset()
 
     def stored_name(self, name: str) -> str:
-        """Return the name under which a tensor of `module` is stored, without the parts that ``peft`` adds to names.
+        """Return the name under which a tensor of `module` is stored; for a tied tensor, the name of its source.
 
-        For a tied tensor, return the name of its source.
+        Stored names lack the parts that ``peft`` inserts.
         """
         if self._is_adapted:
             name = stored_name(name)

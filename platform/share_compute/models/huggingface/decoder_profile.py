@@ -1,9 +1,7 @@
-"""The profile of a Hugging Face causal language model, counted from its own code without memory for its weights.
+"""The cost profile of a Hugging Face causal language model, counted by running its code without its large weights.
 
-The code around the layers runs on real tensors, for samples of a few lengths, because it may branch on the
-values of positions and masks. The embedding, the layers and the head run on fake tensors, layers with the
-arguments that the code around them passes. If several layers are identical, only the first runs.
-`ShapeEstimate` estimates parts whose code does not run without data.
+The embedding, the layers and the head run on fake tensors. The code around them runs on real tensors, because it may
+branch on the values of positions and masks. `ShapeEstimate` estimates parts whose costs cannot be counted.
 """
 
 from __future__ import annotations
@@ -41,12 +39,11 @@ from share_compute.models.profiles.shape_estimate import ShapeEstimate
 from share_compute.models.stage import summed_cross_entropy
 
 _LENGTHS = (256, 512, 1024, 768)
-"""Lengths of the counted samples, in tokens: multiples of linear attention's chunk size. The last checks the fit."""
+"""Lengths of the counted samples, in tokens; `fit` checks its result with the last one."""
 _LONGER = (1280, 2048, 3072, 2560)
-"""Lengths used if costs are not quadratic over `_LENGTHS`, for example since longer samples exceed an attention window
-and need a mask."""
+"""Lengths of the counted samples if costs are not quadratic over `_LENGTHS`."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a call of a layer."""
+"""Positional and keyword arguments of a call to a layer."""
 _Lengths = tuple[int, ...]
 _Found = dict[str, QuadraticGrowth | int]
 """Counted costs by the name of their `LayerProfile` field; costs that could not be counted are missing."""
@@ -139,7 +136,7 @@ class _Parts:
         return _tried(self._embed)
 
     def head(self) -> _Found:
-        """Return the counted costs of the modules after the last layer, the loss, and the code outside the layers."""
+        """Return the counted costs of the modules after the last layer, with the loss."""
         return _tried(self._lose)
 
     def _embed(self, lengths: _Lengths) -> _Found:
@@ -171,14 +168,14 @@ class _Parts:
             numbers.append(_numbers(kept) - before)
         try:
             return {"cache_numbers": fit(lengths, numbers)}
-        except NotQuadratic:  # the attention window is shorter than the longest length, and limits the cache
+        except NotQuadratic:  # for example, an attention window limits the cache
             return {"cache_numbers": QuadraticGrowth(float(max(numbers)))}
 
     def _lose(self, lengths: _Lengths) -> _Found:
         return _growths(lengths, [self._follow(length) for length in lengths])
 
     def _follow(self, length: int) -> Count:
-        """Count the cost of the model without embedding and layers; the modules after them get fake hidden states."""
+        """Count the cost of the model without its embedding and layers, with the loss."""
         entered: list[Tensor] = []
         logits: list[Tensor] = []
 
@@ -204,9 +201,9 @@ class _Parts:
         return self._tours[length, cached][index]
 
     def _tour(self, length: int, *, cached: bool) -> dict[int, _Call]:
-        """Run the model with its layers replaced by pass-throughs; return the arguments of the layers, by index.
+        """Run the model with `PassThrough` as layers; return the layers' arguments, by layer index.
 
-        If several layers are equal, only the first one has an entry, see `_first_alike`.
+        Only layers in `_firsts` have an entry.
         """
         calls: dict[int, _Call] = {}
 
@@ -225,9 +222,9 @@ class _Parts:
 
 
 class _GroupedProducts(TorchFunctionMode):
-    """Mode that replaces a grouped product over experts by a product with the first expert, of the same cost.
+    """Mode that replaces a grouped product over experts by a product with the first expert, which costs the same.
 
-    The checks of the real kernel reject fake tensors of float32, though the kernel accepts float32.
+    torch rejects fake float32 tensors in grouped products.
     """
 
     def __torch_function__(
@@ -242,8 +239,7 @@ class _GroupedProducts(TorchFunctionMode):
 def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
     """Count the costs of a part over `_LENGTHS`; if they are not quadratic there, over `_LONGER`.
 
-    Return {} if the code cannot run on fake tensors, or if the costs over `_LONGER` are not quadratic either.
-    The estimate of `ShapeEstimate` then applies.
+    Return {} if the code cannot run on fake tensors, or if the costs are not quadratic over `_LONGER` either.
     """
     try:
         try:
@@ -274,7 +270,7 @@ def _output(layer: nn.Module, *arguments: Any, **options: Any) -> Tensor:
 
 
 def _numbers(kept: Cache) -> int:
-    """Return the number of scalars in the keys, values and states of a cache."""
+    """Return the number of floating-point scalars in a cache."""
     return sum(
         value.numel()
         for layer in kept.layers
@@ -284,7 +280,7 @@ def _numbers(kept: Cache) -> int:
 
 
 def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return, for each layer, the index of the first layer that is equal apart from layer index and weights."""
+    """Return, for each layer, the index of the first layer with equal costs: same kind and same `_likeness`."""
     seen: dict[Hashable, int] = {}
     kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
     return [

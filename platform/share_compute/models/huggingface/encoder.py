@@ -1,7 +1,7 @@
-"""One shard of a Hugging Face encoder, from the model's own code; the module `encoder_types` lists the encoders.
+"""One shard of a Hugging Face encoder, built with the model's own code.
 
-A shard begins as a sketch of the whole base model (large parameters on the meta device). The layers of other shards are
-removed; then the remaining parameters get memory. Modules keep their names in the whole model.
+A shard begins as the whole base model with large parameters on the meta device. The layers of other shards are removed.
+Then the remaining parameters get memory. Modules keep their names in the whole model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EMBEDDING = "embeddings"
 
 
 class Entrance(nn.Module):
-    """Replacement of a base model's embedding: it takes embedded tokens instead of ids, and returns them."""
+    """Replacement of a base model's embedding: it takes hidden states instead of ids, and returns them."""
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
         """Return the first floating-point tensor among the arguments: the hidden states ``[1, tokens, hidden]``."""
@@ -36,13 +36,13 @@ class Entrance(nn.Module):
 
 
 def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return the whole base model without memory for its large weights, and without its pooler.
+    """Return the whole base model without its pooler, with large parameters on the meta device.
 
     Raises:
         UserError: transformers cannot build a model from the configuration.
     """
     model = sketch(config, dtype, AutoModel)
-    if hasattr(model, "pooler"):  # only classifiers use it; the vectors of texts do not need it
+    if hasattr(model, "pooler"):  # the pooler's output is not used
         model.pooler = None
     return model
 
@@ -54,7 +54,7 @@ class EncoderShard:
         config: Hugging Face configuration of the whole model; its ``model_type`` is in `ENCODERS`.
         shard: part of the model that this shard holds.
         device: device of the shard.
-        dtype: type of its weights.
+        dtype: dtype of the weights.
 
     Raises:
         UserError: transformers cannot build a model from the configuration.
@@ -117,7 +117,7 @@ class EncoderShard:
 
 
 def profile_encoder(config: Mapping[str, Any]) -> ModelProfile:
-    """Estimate the cost profile of an encoder from the shapes of its parts; it has no key-value cache.
+    """Estimate the cost profile of an encoder from the shapes of its parts.
 
     Args:
         config: Hugging Face configuration of the model; its ``model_type`` is in `ENCODERS`.

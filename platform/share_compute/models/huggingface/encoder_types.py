@@ -1,12 +1,11 @@
 """Encoders: models with bidirectional attention that turn texts into vectors by pooling hidden states.
 
-Unlike causal models, encoders of transformers declare no pipeline plan. So this module lists the supported
-architectures and their parts. Tests compare the vectors of each one, split into stages, with those of transformers.
+In transformers, encoders declare no pipeline plan. So this module lists the supported architectures and their parts.
 
-A folder in the format of sentence-transformers defines how the hidden states of a text become its vector. The steps are
-in ``modules.json``, and the folder of the pooling step names its mode. Without these files the mode is the mean.
+A folder in the format of sentence-transformers lists the steps from hidden states to vectors in ``modules.json``. The
+folder of the pooling step names its mode.
 
-This module does not import torch, since the control plane uses it, too.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def encoder_window(config: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of tokens in a text for an encoder; None if its configuration has no limit."""
+    """Return the maximum number of tokens in a text for an encoder; None if the configuration has no limit."""
     window = config.get(_WINDOW_KEY)
     if not isinstance(window, int):
         return None
@@ -75,7 +74,7 @@ def encoder_window(config: Mapping[str, Any]) -> int | None:
 
 
 def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
-    """Return the pooling of a folder's model; None if the model is not an encoder, such as one that generates text.
+    """Return the pooling of a folder's model; None if the model is not an encoder. The default is the mean.
 
     Args:
         folder: folder of the model.
@@ -106,7 +105,7 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
 
 
 def trained_window(folder: Path) -> int | None:
-    """Return the number of tokens to which sentence-transformers truncates texts; None if it has no limit.
+    """Return the number of tokens to which sentence-transformers truncates texts; None if the folder sets no limit.
 
     Args:
         folder: folder of the model.
@@ -128,7 +127,7 @@ def _steps(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
-    """Return the mode of a pooling step; older folders have one switch for each mode."""
+    """Return the mode of a pooling step, from ``pooling_mode`` or from switches ``pooling_mode_*``."""
     switches = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
     named = config.get("pooling_mode")
     named_switches = switches - {"include_prompt"} if named is None else {named}
@@ -140,7 +139,7 @@ def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file; an empty object of type ``kind`` if there is no file."""
+    """Return the content of a JSON file, which must be a ``kind``; ``kind()`` if there is no file."""
     if not file.is_file():
         return kind()
     try:

@@ -1,4 +1,4 @@
-"""Check a configuration with transformers before a model is built from it. This module does not import torch."""
+"""Checks of configurations with transformers. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def check_trainable(config: Mapping[str, Any]) -> None:
-    """Check that a model of this configuration can be trained over several machines.
+    """Check that a configuration describes a model that can be trained.
 
     Raises:
         UserError: the configuration is invalid, the model is not a causal language model with a pipeline plan, or its
@@ -68,7 +68,7 @@ def check_trainable(config: Mapping[str, Any]) -> None:
 
 
 def no_pipeline_plan(model_type: str) -> UserError:
-    """Return the error for an architecture that cannot be split into stages."""
+    """Return the error for an architecture without a pipeline plan."""
     return UserError(
         f"architecture {model_type!r} declares no pipeline plan",
         hint="choose an architecture that has base_model_pp_plan, such as llama, qwen3 or mistral",
@@ -76,5 +76,5 @@ def no_pipeline_plan(model_type: str) -> UserError:
 
 
 def on_one_line(failure: BaseException) -> str:
-    """Return an exception's message, whose last line often names the cause, as one line of at most 300 characters."""
+    """Return an exception's message as one line of at most 300 characters."""
     return " ".join(str(failure).split())[:300]

@@ -1,4 +1,4 @@
-"""Cost profile of a model, layer by layer: counted from its code or estimated, independent of the machine."""
+"""Cost profile of a model, layer by layer, independent of the machine."""
 
 from __future__ import annotations
 
@@ -42,20 +42,19 @@ class LayerProfile(StrictModel):
     backward_flops: QuadraticGrowth = NOTHING
     """Floating point operations of one sample's backward pass, for gradients of inputs and of parameters."""
     forward_operations: int = 0
-    """Number of kernel calls in a forward pass, independent of the input size. View operations are not counted."""
+    """Number of kernel calls in a forward pass, without view operations."""
     backward_operations: int = 0
-    """Kernel calls in a backward pass, counted as in ``forward_operations``."""
+    """Number of kernel calls in a backward pass, without view operations."""
     forward_traffic: QuadraticGrowth = NOTHING
     """Bytes that kernels without products, such as norms, read and write in one sample's forward pass, in float32."""
     backward_traffic: QuadraticGrowth = NOTHING
     """Bytes that kernels without products read and write in one sample's backward pass, in float32; the sums of the
     parameters' gradients do not count."""
     activation_bytes: QuadraticGrowth = NOTHING
-    """Bytes that one sample's forward keeps for its backward, in float32.
+    """Bytes in float32 that one sample keeps between its forward and its backward pass.
 
-    They include the output, but not the input and the parameters; in declared layers, they include the output only if
-    autograd saves it. In the head they include the logits and two gradients of the same size, which exist at the same
-    time in the backward of the loss.
+    Inputs and parameters do not count. In the head, tensors of the logits' size in the backward pass of the loss count
+    too.
     """
     boundary_numbers: QuadraticGrowth = NOTHING
     """Number of scalars in the output of one sample."""
@@ -66,8 +65,7 @@ class LayerProfile(StrictModel):
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
     """Return one profile for consecutive layers.
 
-    ``largest`` is the maximum over the layers, ``boundary_numbers`` is that of the last layer, and all other fields are
-    sums.
+    ``largest`` is the maximum of all layers, ``boundary_numbers`` is that of the last layer, and other fields are sums.
     """
     added: dict[str, int | QuadraticGrowth] = {}
     for name in LayerProfile.model_fields:
@@ -82,11 +80,10 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Return the profiles of a model's pieces, without backward costs before the first piece with trained parameters.
+    """Return profiles without backward costs before the first piece with trained parameters.
 
-    The pieces are the embedding, the layers and the head, or the layers alone. Pieces before the first
-    trained piece keep no activations, except the input of that piece. If nothing is frozen, or nothing is
-    trained, all profiles stay unchanged.
+    The piece before the first trained one keeps only its output as activation, and earlier pieces keep none. If nothing
+    is frozen, or nothing is trained, all profiles stay unchanged.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
     first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0
@@ -110,10 +107,12 @@ class ModelProfile(StrictModel):
 
     layers: tuple[LayerProfile, ...]
     embedding: LayerProfile = LayerProfile(parameters=0)
-    """Costs of all modules before the first layer; these are always in the same shard as layer 0."""
+    """Costs of all modules before the first layer. These modules are always in the first layer's shard."""
     head: LayerProfile = LayerProfile(parameters=0)
-    """Costs of all modules after the last layer; these are always in the same shard as the last layer. A tied matrix
-    counts in the operations of the head, but not in its parameters."""
+    """Costs of all modules after the last layer, and of the loss if the model can be trained.
+
+    The modules are always in the last layer's shard.
+    """
     tied: int = 0
     """Number of parameters that the head shares with the embedding. If the last shard is not the first one as well, it
     holds a second copy of these parameters."""
@@ -122,7 +121,7 @@ class ModelProfile(StrictModel):
     tied_name: str | None = None
     """Stored name of the tied parameter; None if there is none, or it is frozen."""
     counted: bool = True
-    """Whether operations and activations were counted from the model's code, not estimated from its parameters."""
+    """Whether operations were counted by running the model's code, not estimated."""
     no_cut_reason: str | None = None
     """Reason why the model cannot be cut into stages; None if it can."""
 
@@ -151,7 +150,7 @@ class ModelProfile(StrictModel):
         return sum(layer.parameters for layer in (self.embedding, *self.layers, self.head))
 
     def parameters_of(self, shard: Shard) -> int:
-        """Return the number of parameters that a member with ``shard`` has in memory."""
+        """Return the number of parameters in a shard; tied parameters count in the first and in the last shard."""
         held = sum(layer.parameters for layer in self.layers[shard.start : shard.stop])
         if shard.is_first:
             held += self.embedding.parameters

@@ -1,8 +1,7 @@
 """Count the operations and memory of code without data: tensors have shapes, but no memory and no values.
 
 Tensors are fake CPU tensors (torch's `FakeTensorMode`), not meta tensors, so that attention takes the same
-fused kernel as on real tensors. If code reads a value that was never computed, torch raises, and the caller
-has to estimate.
+fused kernel as on real tensors. If code reads a value of a fake tensor, torch raises an exception in `UNCOUNTABLE`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from share_compute.models.profiles.profile import QuadraticGrowth
 UNCOUNTABLE = (
     RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError
 )  # fmt: skip
-"""Exceptions that a model's code raises when it cannot run without data."""
+"""Exceptions that a model's code may raise when it runs without data."""
 LOSS_COPIES = 3
 """Number of tensors of the logits' size in the backward pass of the loss, beside those that autograd saved.
 
@@ -53,7 +52,7 @@ class Count:
     """Bytes that kernels without products, such as norms, read and write."""
     backward_traffic: int
     kept_bytes: int
-    """Memory kept between the passes: tensors saved by autograd and the output; no inputs, parameters or buffers."""
+    """Memory of the output and of tensors saved by autograd, without inputs, parameters and buffers."""
     saved: Mapping[StorageWeakRef, torch.UntypedStorage]
     """Storages saved by autograd, including inputs, but no parameters or buffers."""
     output: Tensor
@@ -87,8 +86,8 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
     """Run forward and backward once and return their cost, for fake or real tensors.
 
     Args:
-        run: forward function; its output is the input of the next layer.
-        inputs: input tensors, nested in any way. They count for the layer that computed them, so not as kept here.
+        run: forward function.
+        inputs: input tensors, nested in any way; not counted as kept.
         module: module whose parameters and buffers are not counted as kept. Its gradients are overwritten.
     """
     saved: dict[StorageWeakRef, torch.UntypedStorage] = {}
@@ -164,7 +163,7 @@ def storage_of(tensor: Tensor) -> StorageWeakRef:
 
 
 def fit(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
-    """Return the parabola through the first three points (length, value), after checking it at the other points.
+    """Return the parabola through the first three points (length, value); check it at the other points.
 
     Raises:
         NotQuadratic: a further point is more than 1 % off the parabola.
@@ -193,7 +192,7 @@ def flop_counter() -> FlopCounterMode:
 def _grouped_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
     """Return the FLOPs of a grouped product, in which each row belongs to one group.
 
-    Its operands are ``[rows, k] @ [groups, k, n]``, or ``[m, rows] @ [rows, n]`` in the backward pass.
+    Operands are ``[rows, k] @ [groups, k, n]``, or ``[m, rows] @ [rows, n]``.
     """
     return 2 * first[0] * first[1] * second[-1]
 

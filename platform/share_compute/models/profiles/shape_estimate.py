@@ -1,11 +1,9 @@
-"""Cost estimates of a language model's parts from their shapes alone, for code that does not run without data.
+"""Cost estimates of a language model's parts from the shapes of their parameters and its configuration.
 
-- A dense matrix takes one multiplication and one addition per parameter and token, and twice that backward.
-- Attention takes two matrix products over all pairs of tokens, and two and a half times that backward, as in fused
-  kernels.
+- A dense matrix takes one multiplication and one addition per parameter and token; backward takes twice as many.
+- Attention takes two matrix products over all pairs of tokens; backward takes 2.5 times as many operations.
 - In a mixture of experts, only the experts that process a token are counted.
-- A layer keeps 10 x hidden + 4 x intermediate scalars per token for its backward, as a decoder layer with fused
-  attention does (measured on Llama; gemma2 keeps a fifth more).
+- A layer keeps 10 x hidden + 4 x intermediate scalars per token for its backward, as measured on Llama.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ _EXPERTS_OF_A_TOKEN = (
     "top_k_experts",
 )
 _FORWARD_OPERATIONS, _BACKWARD_OPERATIONS = 5, 9
-"""Estimated kernel calls per module that has parameters, with a share of the calls outside such modules.
+"""Estimated kernel calls in a layer, per module with parameters.
 
 Rounded up from a Llama layer, which has 9 modules with parameters, 41 calls in the forward and 78 in the backward.
 """
 _HEAD_PARTS = 3
-"""Number of parts of the head: a norm, a matrix and the loss."""
+"""Number of parts of the head: norm, matrix and loss."""
 _LOSS_NUMBERS = 4
 """Number of scalars kept per token and class: the logit, its log-softmax, and the gradients of both."""
 
@@ -46,7 +44,7 @@ def frozen_parameters_of(module: nn.Module) -> int:
 
 
 def largest_trained_of(module: nn.Module) -> int:
-    """Return the size of a module's largest trained parameter tensor, in scalars."""
+    """Return the size of a module's largest trained parameter tensor, in scalars; 0 if none is trained."""
     return max((each.numel() for each in module.parameters() if each.requires_grad), default=0)
 
 
@@ -68,7 +66,7 @@ class ShapeEstimate:
         self._experts = _option(config, *_EXPERTS_OF_A_TOKEN, default=0)
 
     def layer(self, module: nn.Module) -> LayerProfile:
-        """Estimate one layer."""
+        """Return the estimated profile of one layer."""
         products = 2.0 * self._active_parameters(module)
         scores = 4.0 * self._attention
         kept = 10 * self._hidden + 4 * self._intermediate
@@ -87,7 +85,7 @@ class ShapeEstimate:
         )
 
     def embedding(self, module: nn.Module) -> LayerProfile:
-        """Estimate the modules before the first layer: lookups without multiplications."""
+        """Return the estimated profile of the modules before the first layer, as lookups without FLOPs."""
         return LayerProfile(
             parameters=parameters_of(module),
             frozen=frozen_parameters_of(module),
@@ -99,13 +97,13 @@ class ShapeEstimate:
         )
 
     def head(self, parameters: int, tied: int, frozen: int = 0, largest: int = 0) -> LayerProfile:
-        """Estimate the modules after the last layer, with the loss.
+        """Return the estimated profile of the modules after the last layer, with the loss.
 
         Args:
-            parameters: number of their own parameters.
-            tied: number of the embedding's parameters if the head is tied to it, otherwise 0.
-            frozen: number of their own parameters that are not trained.
-            largest: size of their largest trained parameter tensor.
+            parameters: number of the modules' parameters, without tied ones.
+            tied: number of the parameters that are tied to the embedding.
+            frozen: number of ``parameters`` that are not trained.
+            largest: size of the largest trained parameter tensor, in scalars.
         """
         products = 2.0 * (parameters + tied)
         return LayerProfile(
@@ -120,7 +118,7 @@ class ShapeEstimate:
         )
 
     def _active_parameters(self, module: nn.Module) -> float:
-        """Return the number of parameters that process one token; experts that are not chosen do not count."""
+        """Return the number of parameters that process one token; only chosen experts count."""
         active = 0.0
         for name, part in module.named_modules():
             if name.rpartition(".")[2] != "experts":

@@ -20,15 +20,14 @@ class Chosen(NamedTuple):
     folder: Path | None
     """Folder of the checkpoint; None restarts the job from its first step."""
     notes: tuple[str, ...]
-    """Messages for people: the damage of each checkpoint tried before ``folder``, or that no checkpoint is left."""
+    """Messages for users: the damage of each checkpoint tried before ``folder``, or that no checkpoint is left."""
 
 
 def newest_whole(wanted: Path) -> Chosen:
-    """Return the newest undamaged checkpoint that a job can continue from; rename the damaged ones that were tried.
+    """Return the newest undamaged checkpoint; rename the damaged ones that were tried.
 
     Args:
-        wanted: last checkpoint that the control plane knows. If its folder exists, newer checkpoints are not
-            tried. If not, the folder was pruned for newer checkpoints, and all checkpoints are tried.
+        wanted: folder of the last known checkpoint. If it exists, newer checkpoints are not tried.
 
     Raises:
         UserError: all checkpoints that were tried are damaged.
@@ -51,7 +50,7 @@ def newest_whole(wanted: Path) -> Chosen:
 
 
 def _state_damage(folder: Path) -> str | None:
-    """Return the problem of the file `STATE`; None if it is valid JSON. This also checks folders without checksums."""
+    """Return the problem of the file `STATE`; None if it is valid JSON."""
     file = folder / STATE
     try:
         json.loads(file.read_bytes())

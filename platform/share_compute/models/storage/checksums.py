@@ -1,4 +1,4 @@
-"""Checksums of a folder's files: written beside them, and compared when the folder is opened again."""
+"""Checksums of a folder's files, stored in the same folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Checksums:
         self._sizes: dict[str, int] = {}
 
     def add(self, name: str, content: bytes) -> None:
-        """Update the checksum of a file with content appended to it."""
+        """Update the checksum of a file for content that is appended to it."""
         self._hashes.setdefault(name, xxhash.xxh3_128()).update(content)
         self._sizes[name] = self._sizes.get(name, 0) + len(content)
 
@@ -55,7 +55,7 @@ class Checksums:
 def damage(folder: Path, is_meant: Callable[[str], bool] = lambda _name: True) -> str | None:
     """Return a message about the first damaged or missing file of a folder; None if all checked files are intact.
 
-    Each checked file is read whole. Folders of earlier versions have no `CHECKSUMS` and count as undamaged.
+    Each checked file is read whole. A folder without the file `CHECKSUMS` counts as undamaged.
 
     Args:
         folder: a finished folder.

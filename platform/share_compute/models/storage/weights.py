@@ -24,10 +24,9 @@ from share_compute.files.durable import sync
 from share_compute.models.storage.checksums import CHECKSUMS, Checksums
 
 CHUNK_BYTES = 2 * 2**20
-"""Approximate size of the pieces in which tensors are sent. Pieces of this size are below the limit up to
-which Ray sends values inline, and no process needs memory for a second copy of a shard."""
+"""Approximate size of the pieces in which tensors are sent and written, in bytes."""
 FILE_BYTES = 2**30
-"""Size in bytes above which weights are split into several files."""
+"""Default limit for the tensors in one file, in bytes; a larger tensor has a file of its own."""
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -94,7 +93,7 @@ class WeightFolder:
         return found
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Read rows [start, stop) of one tensor; nothing else of its file is loaded.
+        """Read rows [start, stop) of one tensor; a scalar is read whole.
 
         Raises:
             UserError: there is no such tensor.
@@ -133,7 +132,7 @@ def row_ranges(
 
 
 def rows_of(tensor: Tensor, start: int, stop: int | None) -> Tensor:
-    """Return rows [start, stop), as given by `row_ranges`; a scalar has no rows and is returned whole."""
+    """Return rows [start, stop) of a tensor; a scalar is returned whole."""
     return tensor[start:stop] if tensor.dim() else tensor
 
 
@@ -158,7 +157,7 @@ def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Itera
 
 
 def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
-    """Yield a safetensors file in pieces: its header, then rows of about 2 MiB, so that no whole copy is in memory.
+    """Yield a safetensors file in pieces: its header, then rows of about 2 MiB.
 
     The format (https://github.com/huggingface/safetensors#format): length of the header as 8 bytes, the header as
     JSON, then the tensors' bytes one after the other.
@@ -242,7 +241,7 @@ class FolderWriter:
             self._guard(partial(copy, file))
 
     def link(self, files: Iterable[Path]) -> None:
-        """Hard-link files of another folder, or copy them if linking fails. The files must never change again."""
+        """Hard-link files of another folder, or copy them if linking fails. Linked files must not change afterwards."""
 
         def link(file: Path) -> None:
             place = self._staging / file.name
@@ -257,8 +256,6 @@ class FolderWriter:
 
     def finish(self) -> int:
         """Number the weight files as Hugging Face does, write their index and publish the folder.
-
-        Checksums were computed when each file was written or linked, so files are not read again for them.
 
         Returns:
             Size of the folder in bytes.
@@ -344,7 +341,7 @@ def copy_into(
 
 
 def sweep_partial(parent: Path) -> None:
-    """Remove the unfinished and the replaced folders that a killed attempt left in subfolders of ``parent``."""
+    """Remove incomplete and replaced folders that `FolderWriter` left in subfolders of ``parent``."""
     for folder in (*parent.glob("*/.*.partial"), *parent.glob("*/.*.old")):
         shutil.rmtree(folder, ignore_errors=True)
 
