@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     upload_limit_bytes: int = Field(default=64 << 30, ge=1)
     """Maximum bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
-    """Maximum bytes of all uploads together; they stay in the data folder until they are removed."""
+    """Maximum bytes of all uploads together."""
     keep_jobs_days: float | None = Field(default=None, ge=0)
     """Days after the end of a job until it may be deleted with all its data; default: never."""
     keep_artifacts_days: float | None = Field(default=None, ge=0)

@@ -86,7 +86,7 @@ class Contributor:
 
     @property
     def device(self) -> Device:
-        """Return the device that a member computes on: the fastest GPU, or the fastest CPU without a GPU.
+        """Return the device that a member computes on: the fastest GPU, or the fastest CPU if there is no GPU.
 
         Raises:
             ValueError: the contributor has no device.

@@ -18,7 +18,7 @@ class Blueprint(StrictModel):
     """Hugging Face configuration, with ``model_type``; None for a list of layers."""
     layers: tuple[LayerSpec, ...] = ()
     precision: Precision = "float32"
-    """Dtype in which layers compute."""
+    """Dtype of matrix products."""
     activation_checkpointing: bool = False
     """Whether only a layer's inputs are kept for its backward pass, which then computes the layer again."""
     freeze: tuple[str, ...] = ()

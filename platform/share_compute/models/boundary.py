@@ -1,4 +1,4 @@
-"""Checks of the tensors that the shards of a model exchange: their shape and dtype follow from the blueprint."""
+"""Checks of the tensors that the stages of a model exchange: shape, dtype and finite values."""
 
 from __future__ import annotations
 
@@ -67,6 +67,9 @@ def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) ->
 
     Returns:
         The shape; None if the configuration has no hidden size, or if an earlier declared layer does not fit its input.
+
+    Raises:
+        UserError: the configuration is invalid, or an earlier declared layer has wrong options.
     """
     if blueprint.config is None:
         from share_compute.models.layers import shape_before  # noqa: PLC0415 - imports the blueprint

@@ -91,7 +91,7 @@ def _adapters(folder: WeightFolder) -> dict[str, Tensor]:
 
 
 def _merged(folder: WeightFolder, lora: LoraSpec) -> Iterator[dict[str, Tensor]]:
-    """Yield the model's weights with the adapters merged into them, in one mapping for each file of the checkpoint."""
+    """Yield the model's weights with adapters merged into them, grouped by file of the checkpoint."""
     for names in folder.groups():
         own = [name for name in names if not is_adapter(name)]
         if own:

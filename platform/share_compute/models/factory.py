@@ -20,9 +20,8 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
     """Build one stage on ``device``; the caller must then call `Stage.initialize` or load weights.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or
-            adapted parameter does not exist, all parameters are frozen, or the device cannot compute in the
-            precision.
+        UserError: the model is invalid or cannot be split, a frozen or adapted parameter does not exist, all parameters
+            are frozen, or the device cannot compute in the precision.
     """
     if blueprint.config is not None:
         from share_compute.models.huggingface.decoder import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
@@ -39,8 +38,8 @@ def dissect(blueprint: Blueprint) -> ModelProfile:
     Profiles are kept on disk; see `cached_profile`.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or
-            adapted parameter does not exist, or all parameters are frozen.
+        UserError: the model is invalid or cannot be split, a frozen or adapted parameter does not exist, or all
+            parameters are frozen.
     """
     return cached_profile(blueprint.model_dump(mode="json"), partial(_dissect, blueprint))
 

@@ -383,7 +383,7 @@ class HuggingFaceStage(Stage):
         return not isinstance(self._model.get_submodule(name.rpartition(".")[0]), PassThrough)
 
     def _is_tied_here(self, module: nn.Module) -> bool:
-        """Return whether a module's weights are tied to another module of this stage."""
+        """Return whether a module's weight is tied to a parameter that is also in this stage."""
         names = {name for name, child in self._model.named_modules() if child is module}
         return any(
             target.rpartition(".")[0] in names and self._holds(source) for target, source in self.tied.items()

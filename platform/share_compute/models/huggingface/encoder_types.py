@@ -2,8 +2,8 @@
 
 In transformers, encoders declare no pipeline plan. So this module lists the supported architectures and their parts.
 
-A folder in the format of sentence-transformers lists the steps from hidden states to vectors in ``modules.json``. The
-folder of the pooling step names its mode.
+A folder in the format of sentence-transformers lists the steps from a text to its vector in ``modules.json``. The
+folder of the pooling step names the mode of pooling.
 
 This module does not import torch.
 """
@@ -81,8 +81,8 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
         config: content of its config.json.
 
     Raises:
-        UserError: a step or the mode of pooling is not supported, texts must be in lower case, the folder has
-            a ``modules.json`` but no supported encoder, or one of its JSON files cannot be read.
+        UserError: ``modules.json`` lists steps, but the model is not a supported encoder; a step or option of the
+            encoder is not supported; or a JSON file cannot be read.
     """
     steps = _steps(folder)
     if not is_encoder(config):

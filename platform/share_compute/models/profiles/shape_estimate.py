@@ -1,4 +1,4 @@
-"""Cost estimates of a language model's parts from the shapes of their parameters and its configuration.
+"""Cost estimates of a language model's parts from the shapes of parameters and from the configuration.
 
 - A dense matrix takes one multiplication and one addition per parameter and token; backward takes twice as many.
 - Attention takes two matrix products over all pairs of tokens; backward takes 2.5 times as many operations.

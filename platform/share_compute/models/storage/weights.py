@@ -1,4 +1,4 @@
-"""Safetensors folders in the Hugging Face layout: read single tensors, write in pieces, publish atomically."""
+"""Safetensors folders in the Hugging Face layout: read single tensors, write in pieces."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def row_ranges(
 ) -> list[tuple[int, int | None]]:
     """Return ranges [start, stop) of a tensor's rows, each of at most ``limit_bytes`` but at least one row.
 
-    For a scalar or an empty tensor, return the single range (0, None).
+    For a scalar or a tensor without rows, return the single range (0, None).
     """
     if not shape or shape[0] == 0:
         return [(0, None)]
