@@ -68,7 +68,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """Machine that joined, as the planner sees it."""
+    """Machine, or one device of a machine, that joined the cluster."""
 
     id: str
     name: str

@@ -280,7 +280,7 @@ def _numbers(kept: Cache) -> int:
 
 
 def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return, for each layer, the index of the first layer with equal costs: same kind and same `_likeness`."""
+    """Return, for each layer, the index of the first layer with the same kind and the same `_likeness`."""
     seen: dict[Hashable, int] = {}
     kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
     return [
