@@ -1,8 +1,11 @@
-"""Measure the pause of eight streams over two stages when one is killed at token 64, and whether the texts are equal.
+"""Measure the pause of eight streams over two stages when a process fails, and whether the texts are equal.
 
-Machines are raylets of this machine. SIGKILL ends a stage's process, the first and the last one in turn. Its machine
-stays, so it is used again before the next round. The peer is a service without recovery: it starts the deployment anew
-and generates the same tokens again.
+First, machines are raylets of this machine. SIGKILL ends a stage's process at token 64, the first and the last one in
+turn. Its machine stays, so it is used again before the next round. The peer is a service without recovery: it starts
+the deployment anew and generates the same tokens again.
+
+Then clients stream from a server with three machines that joined it. SIGKILL ends the server of the replica, and
+SIGSTOP suspends a member for 5 s.
 """
 
 from __future__ import annotations
@@ -12,16 +15,25 @@ import os
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _attempts import Machines
 from _harness import print_figure, start_cluster
 from _serving import Served, Streams, make_model
 from inference import CONFIG, VOCABULARY, WINDOW
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from openai import OpenAI
+from tests.api.speaking import make_llama
+from tests.conftest import RunningServer, descendants, run_contributor, run_server, served, wait_for
 
 from share_compute.inference.scheduler.events import Finished
 from share_compute.topology import Topology
@@ -29,6 +41,10 @@ from share_compute.topology import Topology
 STREAMS, PROMPT, NEW, KILLED_AT = 8, 32, 128, 64
 STAGES, MACHINES = 2, 3
 MEDIAN_GOAL_MS = 2500.0
+API_GOAL_MS = 5000.0
+API_WINDOW, API_NEW, STRUCK_AT = 512, 300, 40
+"""Longest sequence, new tokens of each stream, and pieces of text after which a process fails."""
+SUSPENDED_S = 5.0
 
 
 class Round(NamedTuple):
@@ -82,14 +98,131 @@ def restarted(folder: Path, topology: Topology, wanted: list[list[int]]) -> floa
     return streams.seconds
 
 
+class ApiRound(NamedTuple):
+    """Results of one failure that clients of the API met."""
+
+    gap_s: float
+    """Longest pause of a stream after the failure began."""
+    is_exact: bool
+    errors: int
+
+
+def stream(openai: OpenAI, number: int, texts: dict[int, list[tuple[float, str]]]) -> None:
+    """Add the pieces of one stream, with their times, to ``texts``."""
+    pieces = texts.setdefault(number, [])
+    answer = openai.completions.create(
+        model="llama",
+        prompt=f"the quick brown fox {number}",
+        max_tokens=API_NEW,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for chunk in answer:
+        pieces += [(time.perf_counter(), choice.text) for choice in chunk.choices]
+
+
+def struck(
+    openai: OpenAI, strike: Callable[[], None] | None, expected: list[str]
+) -> tuple[ApiRound, list[str]]:
+    """Run all streams at once, call ``strike`` when each has some text, and return the result and the texts."""
+    texts: dict[int, list[tuple[float, str]]] = {}
+    begun_s = 0.0
+    with ThreadPoolExecutor(STREAMS) as threads:
+        running = [threads.submit(stream, openai, number, texts) for number in range(STREAMS)]
+        if strike is not None:
+            wait_for(
+                lambda: len(texts) == STREAMS and all(len(pieces) > STRUCK_AT for pieces in texts.values()),
+                "text of all streams",
+            )
+            begun_s = time.perf_counter()
+            strike()
+        errors = sum(each.exception() is not None for each in running)
+    whole = ["".join(text for _, text in texts[number]) for number in range(STREAMS)]
+    # The pause begins with the last piece before the failure.
+    gaps = [
+        late - max(early, begun_s)
+        for pieces in texts.values()
+        for (early, _), (late, _) in pairwise(pieces)
+        if late > begun_s
+    ]
+    return ApiRound(max(gaps), whole == expected, errors), whole
+
+
+def kill_server(server: RunningServer) -> None:
+    """Kill the process that leads the replica."""
+    for process in descendants("ray::DeploymentServer", server.command.process.pid):
+        process.kill()
+
+
+def suspend_member(machines: list[Any]) -> None:
+    """Suspend one member for some seconds; do not wait for the end of that."""
+    members = [
+        member for one in machines for member in descendants("ray::ServingMember", one.command.process.pid)
+    ]
+    chosen = random.choice(members)
+    chosen.suspend()
+    time.sleep(SUSPENDED_S)
+    if chosen.is_running():
+        chosen.resume()
+
+
+def measure_api(rounds: int) -> None:
+    """Measure the pauses that clients of the API meet, and print them."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = make_llama(
+            Path(name) / "files" / "model", window=API_WINDOW, hidden_size=64, num_hidden_layers=4
+        )
+        server = stack.enter_context(run_server(Path(name) / "data", data_root=folder.parent))
+        machines = [stack.enter_context(run_contributor(server)) for _ in range(MACHINES)]
+        client = stack.enter_context(server.client())
+        openai = stack.enter_context(
+            OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=120)
+        )
+        client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": STAGES}})
+
+        def whole() -> bool:
+            return served(client, "llama", STAGES) is not None
+
+        wait_for(whole, "both stages")
+        _, expected = struck(openai, None, [])
+        for figure, strike in (
+            ("gap_server_death_ms", lambda: kill_server(server)),
+            ("gap_sigstop_ms", lambda: suspend_member(machines)),
+        ):
+            results = []
+            for _ in range(rounds):
+                wait_for(whole, "both stages again")
+                results.append(struck(openai, strike, expected)[0])
+            gaps_ms = [1000 * one.gap_s for one in results]
+            print_figure(
+                figure,
+                ours=statistics.median(gaps_ms),
+                peer=API_GOAL_MS,
+                peer_name="goal",
+                ratio=API_GOAL_MS / statistics.median(gaps_ms),
+                unit="ms",
+                worst=round(max(gaps_ms)),
+                gaps=[round(gap) for gap in gaps_ms],
+                token_exact=sum(one.is_exact for one in results),
+                client_errors=sum(one.errors for one in results),
+                streams=STREAMS,
+                rounds=rounds,
+            )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smoke run: two deaths")
     parser.add_argument("--deaths", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--api-only", action="store_true", help="only what clients of the API meet")
     options = parser.parse_args()
     deaths = 2 if options.quick else options.deaths
+    if options.api_only:
+        measure_api(deaths)
+        return
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         folder = Path(name) / "model"
@@ -132,6 +265,7 @@ def main() -> None:
         streams=STREAMS,
         deaths=deaths,
     )
+    measure_api(deaths)
 
 
 if __name__ == "__main__":

@@ -469,6 +469,23 @@ def test_only_the_requested_column_is_read(tmp_path: Path) -> None:
         list(record_batches(file))
 
 
+def test_values_of_fixed_length_are_read_in_small_batches(tmp_path: Path) -> None:
+    """A dictionary holds the value once, whatever its length; decoded rows hold it each."""
+    file = tmp_path / "rows.parquet"
+    long = pa.array([b"z" * 100_000] * 2_000, pa.binary(100_000))
+    parquet.write_table(pa.table({"q": long}), file, compression="zstd")
+    assert file.stat().st_size < 20_000
+    assert all(batch.nbytes <= MOST_BATCH_BYTES for batch in record_batches(file))
+
+
+def test_keys_of_maps_count(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    maps = pa.array([{"k" * 70_000_000: 1}] * 2, pa.map_(pa.string(), pa.int8()))
+    parquet.write_table(pa.table({"q": maps}), file, compression="zstd")
+    with pytest.raises(UserError, match="a row of"):
+        list(record_batches(file))
+
+
 def test_a_text_that_all_rows_share_is_written_out_piece_by_piece(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     shared_text(file)

@@ -71,6 +71,8 @@ def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
         UserError: a row group has too many values in one column.
     """
     row_bytes = 1.0
+    # A value of fixed length takes all its bytes when it is decoded, though the file may have it once in a dictionary.
+    lengths = [max(_VALUE_BYTES, metadata.schema.column(index).length or 0) for index in leaves]
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         chunks = [group.column(index) for index in leaves]
         most_values = max((chunk.num_values for chunk in chunks), default=0)
@@ -80,7 +82,8 @@ def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
                 hint="write the file with smaller row groups, or shorter lists",
             )
         group_bytes = sum(
-            chunk.num_values * _VALUE_BYTES + max(0, chunk.total_uncompressed_size) for chunk in chunks
+            chunk.num_values * length + max(0, chunk.total_uncompressed_size)
+            for chunk, length in zip(chunks, lengths, strict=True)
         )
         row_bytes = max(row_bytes, group_bytes / max(1, group.num_rows))
     return max(1, min(_MOST_ROWS, int(MOST_BATCH_BYTES / row_bytes)))
@@ -116,10 +119,10 @@ def _size(array: Any) -> int:
             return int(array.nbytes)
         lengths = pc.take(pc.binary_length(array.dictionary), array.indices)
         return int(pc.sum(lengths).as_py() or 0) + _VALUE_BYTES * len(array)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        return _size(array.flatten() if not pa.types.is_map(kind) else array.items) + _VALUE_BYTES * len(
-            array
-        )
+    if pa.types.is_map(kind):
+        return _size(array.keys) + _size(array.items) + _VALUE_BYTES * len(array)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _size(array.flatten()) + _VALUE_BYTES * len(array)
     if pa.types.is_struct(kind):
         return sum(map(_size, array.flatten()))
     return int(array.nbytes)

@@ -40,9 +40,9 @@ def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
         raw = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         record = TokenRecord(**{**raw, "notes": tuple(raw["notes"])})
         size_bytes = (folder / TOKENS).stat().st_size
+        whole = size_bytes == record.num_tokens * np.dtype(record.dtype).itemsize
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    whole = size_bytes == record.num_tokens * np.dtype(record.dtype).itemsize
     return record if whole and record.fingerprint == fingerprint else None
 
 

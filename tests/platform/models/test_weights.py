@@ -162,6 +162,19 @@ def test_what_an_attempt_left_unfinished_is_swept(tmp_path: Path) -> None:
     assert finished_folders(tmp_path / "nowhere") == []
 
 
+def test_a_folder_that_was_being_replaced_is_kept(tmp_path: Path) -> None:
+    """A process may end after it moved the earlier folder away and before it put the new one in place."""
+    models = tmp_path / "models"
+    for name in (".moved.old", ".replaced.old", "replaced", ".moved.partial"):
+        (models / name).mkdir(parents=True)
+        (models / name / "from").write_text(name)
+    sweep_partial(tmp_path)
+    assert {path.name: (path / "from").read_text() for path in models.iterdir()} == {
+        "moved": ".moved.old",
+        "replaced": "replaced",
+    }
+
+
 def test_every_file_has_a_checksum(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "empty").touch()

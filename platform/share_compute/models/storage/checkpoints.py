@@ -56,6 +56,6 @@ def _state_damage(folder: Path) -> str | None:
         json.loads(file.read_bytes())
     except FileNotFoundError:
         return f"{file} is missing"
-    except ValueError as failure:
+    except (OSError, ValueError) as failure:
         return f"{file} is damaged: {failure}"
     return None

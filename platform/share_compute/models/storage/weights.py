@@ -341,9 +341,18 @@ def copy_into(
 
 
 def sweep_partial(parent: Path) -> None:
-    """Remove incomplete and replaced folders that `FolderWriter` left in subfolders of ``parent``."""
-    for folder in (*parent.glob("*/.*.partial"), *parent.glob("*/.*.old")):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove incomplete and replaced folders that `FolderWriter` left in subfolders of ``parent``.
+
+    If the writer ended before it put the new folder in place, the replaced one gets its name back.
+    """
+    for partial_folder in parent.glob("*/.*.partial"):
+        shutil.rmtree(partial_folder, ignore_errors=True)
+    for old in parent.glob("*/.*.old"):
+        target = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(target)
 
 
 def finished_folders(parent: Path) -> list[Path]:
