@@ -250,6 +250,28 @@ async def read(stream: Stream, tokens: dict[int, list[int]]) -> dict[int, str]:
     return reasons
 
 
+@pytest.mark.parametrize(
+    ("is_busy", "expected"),
+    [
+        (False, "no machine is there; let machines join"),
+        (True, "no machine is free: 1 in training"),
+    ],
+)
+def test_the_reason_says_whether_machines_are_busy_or_none_is_there(
+    store: Store, tmp_path: Path, is_busy: bool, expected: str
+) -> None:
+    async def story(house: House) -> None:
+        def reason() -> str:
+            return house.store.deployments.get(record.id).reason
+
+        if is_busy:
+            store.jobs.begin(house.cluster.submit(), [house.cluster.contributor("ada")])
+        record = house.deploy()
+        await house.until(lambda: reason() == expected)
+
+    run(store, tmp_path, story)
+
+
 def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
         record = house.deploy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -97,6 +97,8 @@ class Serving:
         """Reason for the present target number of replicas."""
         self._unrecorded: tuple[int, Decision] | None = None
         """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
+        self._waits = ""
+        """Reason why no machine can be given to a replica that wants some; empty if there is none."""
         self._replicas = ReplicaSet(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
@@ -307,6 +309,7 @@ class Serving:
         idle = [machine for machine in held if machine.id not in used]
         free = [machine for machine in present.values() if _is_free(machine)]
         staying = self._replicas.staying
+        self._waits = "" if idle or free else why_none(present.values())
         wanting = next((managed.slot for managed in staying if managed.slot.wants([*idle, *free])), None)
         if wanting is not None and free:
             kept = await self._members()
@@ -354,7 +357,10 @@ class Serving:
         """Record the deployment's state, derived from the statuses of the wanted replicas."""
         assert self._engine is not None
         statuses = [managed.slot.status for managed in self._replicas.staying]
-        state, reason = standing_of(statuses, self._spec.replicas.min, self._scaled)
+        lacks = all(not managed.slot.machines for managed in self._replicas.staying)
+        state, reason = standing_of(
+            statuses, self._spec.replicas.min, self._scaled, self._waits if lacks else ""
+        )
         self._engine.reason = reason
         placed = [status.prediction for status in statuses if status is not None]
         plans = [prediction.plan for prediction in placed if prediction is not None]
@@ -368,8 +374,23 @@ class Serving:
         self._recorded = state, reason, plans
 
 
+def why_none(present: Iterable[ContributorRecord]) -> str:
+    """Return the reason why no machine is free.
+
+    Args:
+        present: the machines that are ready or draining.
+    """
+    ready = [machine for machine in present if machine.state is ContributorState.ready]
+    if not ready:
+        return "no machine is there; let machines join"
+    training = sum(machine.job_id is not None for machine in ready)
+    serving = sum(machine.deployment_id is not None for machine in ready)
+    work = [f"{training} in training"] * bool(training) + [f"{serving} serving"] * bool(serving)
+    return f"no machine is free: {' and '.join(work)}"
+
+
 def standing_of(
-    replicas: Sequence[ServingStatus | None], fewest: int, scaled: str
+    replicas: Sequence[ServingStatus | None], fewest: int, scaled: str, waits: str = ""
 ) -> tuple[DeploymentState, str]:
     """Return the state of a deployment, and the reason for the state.
 
@@ -377,6 +398,7 @@ def standing_of(
         replicas: status of each wanted replica; None if unknown.
         fewest: minimum number of replicas. If at least this number is ready, the deployment is not degraded.
         scaled: reason for the target number of replicas.
+        waits: reason why the replicas have no machines; empty if they have some.
     """
     if not replicas:
         return DeploymentState.ready, f"no replica is up: {scaled}; the next request starts one"
@@ -386,7 +408,7 @@ def standing_of(
         several = f"{len(replicas)} replicas answer"
         return DeploymentState.ready, several if len(replicas) > 1 else ready[0].reason
     first = others[0]
-    reason = _STARTS if first is None or first.state.is_final else first.reason
+    reason = waits or (_STARTS if first is None or first.state.is_final else first.reason)
     if ready:
         answering = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
         return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, answering

@@ -89,8 +89,7 @@ class ServingExplanation:
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
-        facts = [self._speeds(machine), f"busy {busy} of {of}", "KV capacity"]
-        return ", ".join(facts) + self._against_splits(machine)
+        return f"{self._speeds(machine)}, busy {busy} of {of}{self._against_splits(machine)}"
 
     @cached_property
     def _busy(self) -> list[float]:
