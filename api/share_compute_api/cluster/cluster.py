@@ -193,16 +193,16 @@ class Cluster:
     def _hand_over(self, paths: Sequence[Path]) -> None:
         """Let the head's user access paths in the data folder; do not change paths outside the folder.
 
-        Files of batches become readable; the user becomes the owner of uploads and of training jobs' files.
+        Files of batches and uploads become readable; the user becomes the owner of training jobs' files.
         """
         policy, given = self._head.policy, self._settings.data_folder
         data_folder = given.resolve()
         own = {data_folder / path.relative_to(given) for path in paths if path.is_relative_to(given)}
         own |= {path for path in paths if path.is_relative_to(data_folder)}
-        batches = data_folder / BATCHES
-        show(policy, [path for path in own if path.is_relative_to(batches)], batches)
-        folders = (data_folder / TRAINING, data_folder / "uploads")
-        hand_over(policy, [path for path in own if any(path.is_relative_to(folder) for folder in folders)])
+        for readable in (data_folder / BATCHES, data_folder / "uploads"):
+            show(policy, [path for path in own if path.is_relative_to(readable)], readable)
+        training = data_folder / TRAINING
+        hand_over(policy, [path for path in own if path.is_relative_to(training)])
 
     async def _start(self, operation: str, node_id: str, argument: str) -> RemoteActor:
         try:
