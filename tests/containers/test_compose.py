@@ -179,7 +179,7 @@ def test_each_container_may_do_only_what_it_needs(cluster: Cluster) -> None:
         facts = dict(line.split(":\t", 1) for line in output.splitlines()[1:])
         assert facts["NoNewPrivs"] == "1"
         assert (int(facts["CapBnd"], 16) == 0) == (service == "contributor")
-    head = "for p in /proc/[0-9]*; do grep -qsx gcs_server $p/comm && stat -c %U $p; done"
+    head = "for p in /proc/[0-9]*; do if grep -qsx gcs_server $p/comm; then stat -c %U $p; fi; done"
     server = cluster.container("server")
     assert cluster.engine.run("exec", server, "sh", "-c", head).split() == ["share-compute"]
     health = cluster.engine.run("exec", server, "share-compute", "status")

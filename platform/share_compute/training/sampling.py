@@ -17,7 +17,7 @@ def continue_greedily(
 ) -> list[int]:
     """Return the ids that greedy decoding adds to a prompt, up to the first of ``ends``, which is left out.
 
-    Of equally likely tokens, the one with the lowest id is chosen.
+    Among equally likely tokens, the one with the lowest id is chosen.
 
     Args:
         forward: function from ids ``[1, seq]`` to the logits of the last position ``[vocabulary]``; in `eval` mode.

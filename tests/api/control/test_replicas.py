@@ -99,7 +99,9 @@ def test_a_request_that_waits_for_too_long_learns_when_to_come_again(store: Stor
         await house.until(lambda: house.engines.find("llama") is not None)
         await house.until(lambda: house.engine().patience_s < 1)
         stream = await house.engine().generate([wanted(1)])
-        with pytest.raises(Unavailable, match=r"llama did not answer for 0\.7 s: no machine is there") as caught:
+        with pytest.raises(
+            Unavailable, match=r"llama did not answer for 0\.7 s: no machine is there"
+        ) as caught:
             await read(stream, {})
         problem = problem_of(caught.value)
         assert (problem.status, problem.code) == (503, "model_not_ready")

@@ -100,7 +100,7 @@ def all_below(
 ) -> tuple[list[Layout], int]:
     """Find the layouts below a ceiling that no other layout on the same machines dominates.
 
-    `share_compute.planning.search.labels` defines domination. Of layouts that differ only in the choice between
+    `share_compute.planning.search.labels` defines domination. Among layouts that differ only in the choice between
     identical machines, one is returned.
 
     Args:

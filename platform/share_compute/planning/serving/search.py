@@ -7,7 +7,7 @@ some orders are searched, then all orders of the most promising machines.
 For throughput, this search runs inside a bisection over the time between tokens. Each step of the bisection
 excludes the stages and links that would be busy for longer than that time.
 
-Of layouts with equally short requests, the one whose busiest machine computes for the shortest time is preferred.
+Among layouts with equally short requests, the one whose busiest machine computes for the shortest time is preferred.
 """
 
 from __future__ import annotations
