@@ -21,6 +21,7 @@ from share_compute.shard import Shard
 from share_compute_actors.group.allocator import trim
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.fetching import fits
+from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.inference.loading import build_shard, fill_shard
 from share_compute_actors.inference.messages import (
@@ -63,6 +64,7 @@ class ServingMember(LinkedMember):
         self._server = server, key
         self._outgoing: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
         self._engine = StepEngine(self._outgoing.put)
+        self._lifeline: Lifeline | None = None
         threading.Thread(target=self._notify, name="notify", daemon=True).start()
 
     def _notify(self) -> None:
@@ -163,7 +165,12 @@ class ServingMember(LinkedMember):
     @ray.method(concurrency_group="control")
     @answers(HEARTBEAT)
     def status(self) -> Heartbeat:
-        """Return a heartbeat with this member's activity."""
+        """Return a heartbeat with this member's activity; each call restarts the time limit of `Lifeline`."""
+        if (
+            self._lifeline is None
+        ):  # loading may take longer than the limit, and its server asks only afterwards
+            self._lifeline = Lifeline()
+        self._lifeline.pull()
         stage = self._engine.stage
         return Heartbeat(
             worker=self._setup.worker,

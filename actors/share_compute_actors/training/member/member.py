@@ -23,6 +23,7 @@ from share_compute.training.finiteness import NonFiniteValue, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.fetching import SourceClient
+from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.machine.stalled import close_stalled_connections
@@ -40,7 +41,6 @@ from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.member.backup_calls import BackupCalls
 from share_compute_actors.training.member.engine import Forming, NotifyCoordinator, TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
-from share_compute_actors.training.member.lifeline import Lifeline
 from share_compute_actors.training.member.loading import build_runner, fill_runner
 from share_compute_actors.training.member.passing import Passing
 from share_compute_actors.training.member.reading import GivesState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from share_compute_actors.training.member.lifeline import Lifeline
+from share_compute_actors.group.lifeline import Lifeline
 
 
 def test_without_questions() -> None:
