@@ -75,8 +75,7 @@ async def _completion(
     facts = engine.facts
     request = text_request(spec, row.value, seed=row_seed(spec.sampling.seed, row.number))
     if isinstance(request, ChatRequest):
-        messages = [message.for_template() for message in request.messages]
-        prompt = await tokenizer.chat(messages, facts.window_tokens)
+        prompt = await tokenizer.chat(request, facts.window_tokens)
     else:
         (prompt,) = await tokenizer.encode([_text(row.value)], facts.window_tokens)
     grammar = None if request.response_format is None else request.response_format.grammar

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from share_compute.files.strict import StrictModel
 
 MOST_STOPS = 16
+MOST_VARIABLES = 64
 MOST_SCHEMA_CHARACTERS = 1 << 16
 MOST_SCHEMA_DEPTH = 64
 Prompt: TypeAlias = str | tuple[int, ...]
@@ -50,8 +51,7 @@ def _stops(value: Any) -> Sequence[str]:
         return ()
     if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("give text, or a list of texts")
-    if "" in stops:
-        raise ValueError("a stop string is empty")
+    stops = tuple(stop for stop in stops if stop)  # front ends send an empty string for none
     if len(stops) > MOST_STOPS:
         raise ValueError(f"at most {MOST_STOPS} stop strings are looked for, these are {len(stops)}")
     return tuple(map(_unicode, stops))
@@ -112,6 +112,17 @@ def _depth(value: Any) -> int:
         ]
         depth += 1
     return depth
+
+
+def _small_variables(value: dict[str, Any]) -> dict[str, Any]:
+    if _depth(value) > MOST_SCHEMA_DEPTH:
+        raise ValueError(f"it is nested more than {MOST_SCHEMA_DEPTH} levels deep")
+    return value
+
+
+TemplateVariables = Annotated[
+    dict[str, Any], Field(max_length=MOST_VARIABLES), AfterValidator(_small_variables)
+]
 
 
 def _small_schema(value: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     ValidationError,
     field_validator,
     model_validator,
@@ -15,7 +16,15 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from share_compute.files.strict import StrictModel
-from share_compute_api.openai.inputs import Content, Prompts, ResponseFormat, Stops, StreamOptions
+from share_compute_api.openai.inputs import (
+    Content,
+    Prompts,
+    ResponseFormat,
+    Stops,
+    StreamOptions,
+    TemplateVariables,
+)
+from share_compute_api.workers.isolated.messages import TemplateOptions
 
 MOST_CHOICES = 128
 MOST_INPUTS = 2048
@@ -38,6 +47,22 @@ _HARMLESS = frozenset(
     }
 )
 """Parameters that are accepted and ignored, because they do not change the answer."""
+_OF_FRONT_ENDS = frozenset(
+    {
+        "background_tasks",
+        "chat_id",
+        "features",
+        "filter_ids",
+        "id",
+        "message_id",
+        "model_item",
+        "session_id",
+        "tool_ids",
+        "tool_servers",
+        "variables",
+    }
+)
+"""Fields that front ends such as Open WebUI add for servers of their own. They are ignored, and a header says so."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "echo": (None, False),
@@ -46,7 +71,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "moderation": (None,),
-    "reasoning_effort": (None,),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
@@ -63,6 +87,12 @@ class ApiRequest(StrictModel):
 
     model: str = Field(min_length=1, max_length=200)
     """Name of a deployment."""
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of a front end's fields that the request had, sorted; they have no effect."""
+        return self._ignored
 
     @model_validator(mode="wrap")
     @classmethod
@@ -81,13 +111,12 @@ class ApiRequest(StrictModel):
         ]
         if refused:
             raise ValidationError.from_exception_data(cls.__name__, refused)
-        return handler(
-            {
-                name: value
-                for name, value in data.items()
-                if name in known or name not in _HARMLESS | _NEUTRAL.keys()
-            }
+        without_effect = _HARMLESS | _OF_FRONT_ENDS | _NEUTRAL.keys()
+        request = handler(
+            {name: value for name, value in data.items() if name in known or name not in without_effect}
         )
+        request._ignored = tuple(sorted(data.keys() & _OF_FRONT_ENDS))  # noqa: SLF001 - this class made it
+        return request
 
 
 class TextRequest(ApiRequest):
@@ -165,8 +194,8 @@ class Message(StrictModel):
         return {name: value for name, value in data.items() if name not in empty}
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if not self.content and self.role != "assistant":
+    def _has_content(self) -> Self:
+        if "content" not in self.model_fields_set and self.role != "assistant":
             raise ValueError("content is missing")
         return self
 
@@ -197,6 +226,32 @@ class ChatRequest(TextRequest):
     """Newer name of max_tokens; takes precedence over it."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    chat_template_kwargs: TemplateVariables | None = None
+    """Values of the chat template's own variables, such as enable_thinking."""
+    reasoning_effort: str | None = Field(default=None, max_length=20)
+    """Passed to the chat template, as its variable of this name."""
+    add_generation_prompt: bool | None = None
+    """Let the model begin a new answer; default: true, unless continue_final_message is."""
+    continue_final_message: bool | None = None
+    """Let the model continue the last message instead."""
+
+    @model_validator(mode="after")
+    def _begins_or_continues(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("add_generation_prompt and continue_final_message exclude each other")
+        return self
+
+    @property
+    def template_options(self) -> TemplateOptions:
+        """Options with which the chat template is used."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        continues = bool(self.continue_final_message)
+        begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return TemplateOptions(
+            variables={**effort, **(self.chat_template_kwargs or {})},
+            add_generation_prompt=begins,
+            continue_final_message=continues,
+        )
 
     @model_validator(mode="after")
     def _top_of_logprobs(self) -> Self:

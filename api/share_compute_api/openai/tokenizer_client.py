@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from share_compute_api.openai.inputs import Prompt
+from share_compute_api.openai.requests import ChatRequest
 from share_compute_api.workers.isolated.messages import Chat, CheckSchema, Describe, Encode
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
@@ -67,8 +68,8 @@ class TokenizerClient:
             for prompt in prompts
         ]
 
-    async def chat(self, messages: Sequence[dict[str, str]], window_tokens: int) -> tuple[int, ...]:
-        """Return the token ids of a conversation, including the prompt for the assistant's answer.
+    async def chat(self, request: ChatRequest, window_tokens: int) -> tuple[int, ...]:
+        """Return the token ids of a request's conversation, as its template options format it.
 
         Raises:
             TooLong: the conversation has more tokens than the model's context window.
@@ -79,7 +80,8 @@ class TokenizerClient:
         question = Chat(
             folder=self._folder,
             version=self._version,
-            messages=tuple(messages),
+            messages=tuple(message.for_template() for message in request.messages),
+            options=request.template_options,
             window_tokens=window_tokens,
         )
         (ids,) = (await self._processes.answer(question)).texts

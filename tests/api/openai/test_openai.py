@@ -446,7 +446,6 @@ def test_a_model_that_is_not_there_is_distinguished_from_one_that_is_not_ready(
 
 BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": []}, "messages", None),
-    ({"messages": [{"role": "user", "content": ""}]}, "messages.0", None),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", None),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -467,13 +466,17 @@ BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"top_logprobs": 2}, None, None),  # type: ignore[list-item]
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", None),
     ({"stop": ["a"] * 17}, "stop", None),
-    ({"stop": ""}, "stop", None),
     ({"stream_options": {"include_usage": True}}, None, None),  # type: ignore[list-item]
     ({"response_format": {"type": "json_schema"}}, "response_format", None),
     ({"response_format": {"type": "xml"}}, "response_format.type", None),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
-    ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+    ({"reasoning_effort": 3}, "reasoning_effort", None),
+    ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", None),
+    ({"chat_template_kwargs": {str(key): key for key in range(65)}}, "chat_template_kwargs", None),
+    ({"chat_template_kwargs": "thinking"}, "chat_template_kwargs", None),
+    ({"add_generation_prompt": True, "continue_final_message": True}, None, None),  # type: ignore[list-item]
+    ({"messages": [{"role": "user"}]}, "messages.0", None),
     ({"temprature": 1}, "temprature", "unknown_parameter"),
     ({"model": None}, "model", None),
 ]
@@ -489,6 +492,28 @@ def test_bad_requests_are_refused_by_name(
     assert found["type"] == "invalid_request_error"
     assert (found["param"], found["code"]) == (param, code or "invalid_value")
     assert found["message"]
+
+
+def test_empty_texts_and_fields_of_front_ends_are_accepted(raw: httpx.Client, says: Says) -> None:
+    request = {
+        "model": says().facts.name,
+        "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ""}, *HELLO],
+        "stop": "",
+        "reasoning_effort": "high",
+    }
+    plain = raw.post("/chat/completions", json=request)
+    assert plain.status_code == 200, plain.text
+    assert "X-Ignored-Parameters" not in plain.headers
+    webui = {
+        "session_id": "s",
+        "chat_id": "c",
+        "background_tasks": {"title_generation": True},
+        "features": {},
+    }
+    for stream in (False, True):
+        answer = raw.post("/chat/completions", json={**request, **webui, "stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["X-Ignored-Parameters"] == "background_tasks, chat_id, features, session_id"
 
 
 def test_a_completion_is_refused_by_name(raw: httpx.Client, says: Says) -> None:

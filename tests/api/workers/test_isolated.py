@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,13 @@ from tests.api.speaking import make_tokenizer
 
 from share_compute.errors import Busy, TooLong, Unavailable, UserError
 from share_compute_api.workers.isolated.kept import MOST_KEPT, Kept
-from share_compute_api.workers.isolated.messages import Chat, CheckSchema, Describe, Encode
+from share_compute_api.workers.isolated.messages import (
+    Chat,
+    CheckSchema,
+    Describe,
+    Encode,
+    TemplateOptions,
+)
 from share_compute_api.workers.isolated.pool import IsolatedProcesses, PoolLimits
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
@@ -41,7 +48,32 @@ def test_answers_are_those_of_the_tokenizer_itself(processes: IsolatedProcesses,
     encoded = processes.ask(Encode(folder=folder, version=1, texts=("fox", "東京 😀"), window_tokens=99))
     assert encoded.texts == tuple(inside.encode(text, 99) for text in ("fox", "東京 😀"))
     chat = processes.ask(Chat(folder=folder, version=1, messages=HELLO, window_tokens=99))
-    assert chat.texts == (inside.encode(inside.chat(HELLO), 99, is_chat=True),)
+    plain = inside.chat(HELLO, TemplateOptions())
+    assert chat.texts == (inside.encode(plain, 99, is_chat=True),)
+
+
+def test_a_template_gets_the_options_of_the_request(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    template = "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}<answer>{% endif %}{{ enable_thinking }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = ServedTokenizer(tmp_path)
+    messages = ({"role": "user", "content": "fox"}, {"role": "assistant", "content": "lazy"})
+
+    def text(**options: Any) -> str:
+        return tokenizer.chat(messages, TemplateOptions(**options))
+
+    assert text() == "<user>fox<assistant>lazy<answer>"
+    assert text(variables={"enable_thinking": False}).endswith("<answer>False")
+    assert text(add_generation_prompt=False) == "<user>fox<assistant>lazy"
+    continued = text(
+        add_generation_prompt=False, continue_final_message=True, variables={"enable_thinking": 1}
+    )
+    assert continued == "<user>fox<assistant>lazy"
+    for taken in ("chat_template", "tokenize", "messages", "tools"):
+        with pytest.raises(UserError, match=f"chat_template_kwargs.{taken} is no variable") as caught:
+            text(variables={taken: "x"})
+        assert caught.value.details["param"] == "chat_template_kwargs"
 
 
 def test_errors_come_as_they_were_raised(processes: IsolatedProcesses, folder: Path, tmp_path: Path) -> None:

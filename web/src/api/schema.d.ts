@@ -1749,6 +1749,23 @@ export interface components {
          *     }
          */
         ChatRequest: {
+            /**
+             * Add Generation Prompt
+             * @description Let the model begin a new answer; default: true, unless continue_final_message is.
+             */
+            add_generation_prompt?: boolean | null;
+            /**
+             * Chat Template Kwargs
+             * @description Values of the chat template's own variables, such as enable_thinking.
+             */
+            chat_template_kwargs?: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Continue Final Message
+             * @description Let the model continue the last message instead.
+             */
+            continue_final_message?: boolean | null;
             /** Frequency Penalty */
             frequency_penalty?: number | null;
             /**
@@ -1784,6 +1801,11 @@ export interface components {
             n?: number | null;
             /** Presence Penalty */
             presence_penalty?: number | null;
+            /**
+             * Reasoning Effort
+             * @description Passed to the chat template, as its variable of this name.
+             */
+            reasoning_effort?: string | null;
             /** Repetition Penalty */
             repetition_penalty?: number | null;
             response_format?: components["schemas"]["ResponseFormat"] | null;

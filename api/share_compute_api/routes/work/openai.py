@@ -30,6 +30,7 @@ from share_compute_api.openai.completion import Completion
 from share_compute_api.openai.engine import RETRY_AFTER_S, ServingEngine, TextEngine, VectorEngine
 from share_compute_api.openai.problems import PREFIX, documented
 from share_compute_api.openai.requests import (
+    ApiRequest,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -69,8 +70,7 @@ async def create_chat_completion(
     tokenizer = await context.engines.tokenizer(engine)
 
     async def prepare() -> Completion:
-        messages = [message.for_template() for message in wanted.messages]
-        prompt = await tokenizer.chat(messages, engine.facts.window_tokens)
+        prompt = await tokenizer.chat(wanted, engine.facts.window_tokens)
         return await _completion(wanted, [prompt], engine, tokenizer, caller.id)
 
     shape = ChatShape(
@@ -206,9 +206,16 @@ async def _answer(
     completion = await while_wanted(begin(), request.receive, context.notifier)
     if wanted.stream:
         events = answer_events(completion, shape, usage if _wants_usage(wanted) else None)
-        return AnswerStream(events, context.notifier, completion.close)
+        return _with_warning(AnswerStream(events, context.notifier, completion.close), wanted)
     try:
         answers = await while_wanted(completion.collected(), request.receive, context.notifier)
     finally:
         completion.close()
-    return JSONResponse(shape.whole(answers, usage()).model_dump())
+    return _with_warning(JSONResponse(shape.whole(answers, usage()).model_dump()), wanted)
+
+
+def _with_warning(response: Response, wanted: ApiRequest) -> Response:
+    """Add a header that names the parameters of a front end that were ignored."""
+    if wanted.ignored:
+        response.headers["X-Ignored-Parameters"] = ", ".join(wanted.ignored)
+    return response

@@ -110,11 +110,23 @@ class Encode(OfTokenizer[Tokens]):
         return Tokens
 
 
+class TemplateOptions(_Message):
+    """Options of a chat template."""
+
+    variables: dict[str, Any] = Field(default_factory=dict)
+    """Values of the template's own variables, such as ``enable_thinking``."""
+    add_generation_prompt: bool = True
+    """Whether the formatted text ends with the beginning of an answer of the assistant."""
+    continue_final_message: bool = False
+    """Whether the formatted text ends inside the last message, which the model continues."""
+
+
 class Chat(OfTokenizer[Tokens]):
     """Format a conversation with the model's chat template, and convert it to token ids."""
 
     kind: Literal["chat"] = "chat"
     messages: tuple[dict[str, str], ...]
+    options: TemplateOptions = TemplateOptions()
     window_tokens: int
 
     @property

@@ -7,6 +7,7 @@ without torch if the folder has a ``tokenizer.json``, as nearly all folders have
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from share_compute.data.tokenization import load_tokenizer
 from share_compute.errors import UserError
+from share_compute_api.workers.isolated.messages import TemplateOptions
 from share_compute_api.workers.isolated.vocabulary import (
     MOST_TOKEN_CHARACTERS,
     MOST_TOKENS,
@@ -75,11 +77,12 @@ class ServedTokenizer:
             raise UserError("the prompt has no tokens", hint="send some text")
         return tuple(ids)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return a conversation as formatted by the chat template, including the prompt for the assistant's answer.
+    def chat(self, messages: Sequence[dict[str, str]], options: TemplateOptions) -> str:
+        """Return a conversation as formatted by the chat template.
 
         Raises:
-            UserError: the tokenizer has no chat template, or its template rejects these messages.
+            UserError: the tokenizer has no chat template, its template rejects these messages, or a variable has the
+                name of a parameter of the tokenizer.
         """
         if self._tokenizer.chat_template is None:
             raise UserError(
@@ -87,9 +90,22 @@ class ServedTokenizer:
                 hint="use /v1/completions, or put a chat_template.jinja into the model's folder and deploy it again",
                 details={"param": "messages", "code": NO_CHAT_TEMPLATE},
             )
+        format_chat = self._tokenizer.apply_chat_template
+        # Such a variable could replace the template, or change what is returned.
+        parameters = {*inspect.signature(format_chat).parameters, "messages"}
+        if taken := sorted(parameters & options.variables.keys()):
+            raise UserError(
+                f"chat_template_kwargs.{taken[0]} is no variable of a chat template",
+                hint="leave it out",
+                details={"param": "chat_template_kwargs", "code": "invalid_value"},
+            )
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False
+            text: str = format_chat(
+                list(messages),
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
+                tokenize=False,
+                **options.variables,
             )
         except MemoryError:
             raise

@@ -46,7 +46,7 @@ class QuestionAnswerer:
                 return messages.Tokens(texts=texts)
             case messages.Chat():
                 tokenizer = self._tokenizer(question)
-                text = tokenizer.chat(question.messages)
+                text = tokenizer.chat(question.messages, question.options)
                 return messages.Tokens(texts=(tokenizer.encode(text, question.window_tokens, is_chat=True),))
             case messages.FindLargestId():
                 from share_compute_api.workers.isolated.tokenizer import largest_id
