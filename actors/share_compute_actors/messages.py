@@ -15,8 +15,7 @@ from share_compute.topology import DeviceKind
 from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber
 
 FolderKind = Literal["checkpoint", "artifact"]
-"""A checkpoint has everything that training needs to continue. An artifact has the trained weights, for use
-elsewhere."""
+"""A checkpoint, from which training resumes, or an artifact with trained weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +36,15 @@ class MemberSetup:
     threads: int
     device: DeviceKind
     gpu: str
-    """UUID of the GPU that was probed and that the member must use; empty for a CPU, or if it is unknown."""
+    """UUID of the GPU that the member must use; empty for a CPU, or if it is unknown."""
     deadline_s: float
-    """Longest wait for another member, in seconds; the coordinator notices unresponsive members much sooner."""
+    """Longest wait for another member, in seconds."""
     applied: int
-    """Number of the last step whose update the member's initial weights include; -1 if the member joins a running job,
-    since it loads weights later."""
+    """Number of the last step whose update the member's initial weights include; -1 if unknown."""
     tied: str | None = None
-    """Stored name of the parameter that the first and the last stage share; None if the model ties none."""
+    """Stored name of the trained parameter that the first and the last stage share; None if there is none."""
     lent_bytes: int = 0
-    """Main memory (not GPU memory) that the machine's owner lends, in bytes; 0 if unknown."""
+    """Main memory that the machine's owner lends, in bytes; 0 if unknown."""
     failures: tuple[InjectedFailure, ...] = ()
     """Faults to inject, in tests."""
 
@@ -66,20 +64,19 @@ class Source(NamedTuple):
     worker: Worker | None
     """The member that the actor belongs to; None for an actor on the server."""
     shard: tuple[int, int] | None = None
-    """Layers [start, stop) of another member's shard, if tensors are loaded from this member's backup copy of that
-    shard; None to load the actor's own tensors."""
+    """Layers [start, stop) of the backup copy to load from; None to load the actor's own tensors."""
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the actor, and return the Ray reference to its answer."""
+        """Call a method of the actor with `with_shard` of the arguments; return the Ray reference to its answer."""
         return getattr(self.actor, method).remote(*self.with_shard(*arguments))
 
     def with_shard(self, *arguments: Any) -> tuple[Any, ...]:
-        """Return the arguments of a call to this source; append the layer range if it serves a backup copy."""
+        """Return ``arguments``, followed by ``shard`` unless it is None."""
         return arguments if self.shard is None else (*arguments, self.shard)
 
 
 def server_source(actor: Any) -> Source:
-    """Return the source for an actor on the server that reads a model's files."""
+    """Return the source for an actor on the server."""
     return Source(actor, "the server", None)
 
 
@@ -103,14 +100,14 @@ class Extent(NamedTuple):
     """Stored name of the tensor."""
     start: Natural
     stop: Natural | None
-    """One past the last row; None for all rows from ``start`` on, or for a tensor without rows."""
+    """One past the last row; None for the rest of the tensor."""
 
 
 _EXTENTS: Schema[tuple[Extent, ...]] = Schema(tuple[Extent, ...])
 
 
 def pack_extents(extents: Sequence[Extent]) -> bytes:
-    """Encode a request for rows of tensors as bytes."""
+    """Encode extents as bytes."""
     return _EXTENTS.pack(tuple(extents))
 
 
@@ -118,35 +115,34 @@ def read_extents(data: bytes) -> tuple[Extent, ...]:
     """Return the extents that `pack_extents` wrote.
 
     Raises:
-        Undeclared: the data is not such a request.
+        Undeclared: the data does not encode extents.
     """
     return _EXTENTS.unpack(data, "a member")
 
 
 class Followed(NamedTuple):
-    """A primary of whose shard a member keeps a backup copy."""
+    """A member whose shard another member backs up."""
 
     owner: Worker
     actor: Any
-    """The primary's actor."""
+    """Actor of the owner."""
     shard: tuple[int, int]
-    """Layers [start, stop) of the primary's shard."""
+    """Layers [start, stop) of the owner's shard."""
     place: int = 0
-    """Index of this backup member among all members that keep a copy for this primary."""
+    """Index of the backup member among all members that back up this owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Measurements of one member in one step. The step protocol itself does not need them."""
+    """Measurements of one member in one step."""
 
     targets: Natural
-    """Number of targets of one microbatch. Members outside the last stage send 0."""
+    """Number of targets of one microbatch; 0 outside the last stage."""
     seconds: Seconds
     waited_s: Seconds
-    """The part of ``seconds`` in which the member ran no cell: waits for other members, transfers, reductions."""
+    """The part of ``seconds`` in which the member ran neither a forward nor a backward pass."""
     layer_timings: Mapping[int, LayerTiming] | None = None
-    """Mean times of each layer over a few steps, by layer index. Sent with one step of an epoch; None with all other
-    steps."""
+    """Mean times of each layer over the timed steps, by layer index; None if the timing did not end with this step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +169,8 @@ class MemberStatus:
     holds: tuple[int, int] | None = None
     """Layers [start, stop) that the member computes with; None if it has no weights yet."""
     loaded: tuple[int, int] | None = None
-    """Layers [start, stop) that are loaded, but not used until the coordinator orders the member to adopt them; None if
-    there are none."""
+    """Layers [start, stop) that are loaded but not used yet; None if there are none."""
     loaded_step: StepNumber = 0
     """Number of the last step whose update the ``loaded`` layers include."""
     unacknowledged: tuple[tuple[bytes, bytes], ...] = ()
-    """Messages whose acknowledgement is overdue: the key that was sent with each, and the message as it was sent. A
-    message to an earlier attempt's coordinator has that coordinator's key."""
+    """Messages to the coordinator that this heartbeat repeats, each as (key, encoded message)."""

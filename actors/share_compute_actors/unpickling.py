@@ -1,21 +1,18 @@
 """Keeps Ray from unpickling anything in this process.
 
-Ray passes two kinds of values. Bytes, strings, numbers, and lists and dicts of these types are encoded as msgpack. All
-other values are pickled, and reading a pickle runs code of the sender's choice. A process that receives data from
-contributors calls `refuse_pickles` first. From then on a pickle counts as an error of its sender:
+Ray encodes bytes, strings, numbers, and lists and dicts of these types as msgpack. It pickles most other values, and
+reading a pickle can run code of the sender's choice. After `refuse_pickles` a received pickle is an error:
 
 - an argument: the call fails at the caller;
 - an answer: `ray.get` raises `ray.exceptions.RaySystemError`;
 - an error: `ray.get` raises `ray.exceptions.UnserializableException`, with the text that the sender gave.
 
-Ray 2.60 reads pickles at these places, and this module closes all of them: ``_private/serialization.py`` (values,
-nested object references and actor handles), ``exceptions.py`` (errors), ``_private/function_manager.py`` (functions and
-actor classes from the GCS), and ``_raylet.pyx`` (the list of exceptions after which a call is repeated, and the
-metadata of tensors that travel outside the object store). A call or an answer can also ask this process to open a
-debugger; that is disabled too.
+The patches are made for Ray 2.60, which reads pickles in these files: ``_private/serialization.py`` (values, object
+references, actor handles), ``exceptions.py`` (errors), ``_private/function_manager.py`` (functions and actor classes),
+and ``_raylet.pyx`` (retryable exceptions, metadata of tensors outside the object store). The patches also keep calls
+and answers from opening a debugger in this process.
 
-Ray still trusts every holder of the cluster's token: a holder can start processes on nodes of that cluster. This module
-does not protect from such processes, only from pickles in the calls and answers of share-compute's own actors.
+They do not protect from a holder of the cluster's token, because a holder can start processes on the cluster's nodes.
 """
 
 from __future__ import annotations
@@ -52,12 +49,12 @@ class PickleRefused(pickle.UnpicklingError):
 
 
 def refuse_pickles() -> None:
-    """Make Ray refuse all pickles in this process from now on; repeated calls are harmless."""
+    """Make Ray refuse pickles in this process from now on; repeated calls are harmless."""
     for loader in ("load", "loads"):
         setattr(ray.cloudpickle, loader, _refuse)
         setattr(ray.cloudpickle.cloudpickle, loader, _refuse)
-    # `_raylet` is compiled, but it looks up its globals at each use. An error in the callback that reads the metadata
-    # of tensors would end the process, so the loader used there returns None. Elsewhere an error only fails the call.
+    # `_raylet` is compiled, but it looks up its globals at each use. An error of `ray_pickle.loads` there would end
+    # the process, so it returns None instead.
     ray._raylet.ray_pickle = SimpleNamespace(  # noqa: SLF001
         **{**vars(ray.cloudpickle), "load": _nothing, "loads": _nothing}
     )
@@ -72,7 +69,7 @@ def refuse_pickles() -> None:
 
 
 def is_refusal(failure: BaseException) -> bool:
-    """Return whether a call failed because its answer or its error was a pickle, or could not be decoded."""
+    """Return whether the failure of a Ray call is treated as an answer that cannot be decoded."""
     return isinstance(failure, (RaySystemError, UnserializableException, RayTaskError))
 
 
@@ -83,7 +80,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Ignore the pickle, and return None."""
+    """Return None."""
 
 
 def _actor_class(_: FunctionActorManager, job_id: Any, descriptor: Any) -> type:  # noqa: ARG001 - Ray passes it
@@ -100,7 +97,7 @@ _ray_get_objects: Any = None
 
 
 def _get_objects(worker: Worker, *arguments: Any, **options: Any) -> tuple[Any, bytes]:
-    """Call Ray's own `get_objects`, but open no debugger when an answer asks for one."""
+    """Call Ray's own `get_objects`, but drop the request to open a debugger."""
     values, _ = _ray_get_objects(worker, *arguments, **options)
     return values, b""
 

@@ -1,9 +1,8 @@
-"""Encode messages between actors as bytes of a declared schema, so that no actor unpickles another actor's data.
+"""Encodes messages between actors as bytes of a declared schema, so that receivers need not unpickle them.
 
-A `Schema` encodes messages of one type as JSON. The receiver validates the JSON strictly with pydantic: no unknown
-fields, no other types, and a maximum size. Tensors travel as raw bytes after such a JSON header (`WithContent`). The
-answer of an actor's method encodes either its return value or the error that it raises (`pack_answer`, `pack_failure`,
-`unpack_answer`).
+A `Schema` encodes messages of one type as JSON. The receiver limits the size, and validates the JSON with pydantic in
+strict mode. `WithContent` encodes raw bytes after a JSON header. An answer encodes either the return value of an
+actor's method (`pack_answer`) or an error (`pack_failure`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from share_compute import errors
 from share_compute.errors import ShareComputeError, VerificationFailed
 
 Natural: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
-"""Non-negative integer, such as a count or a size in bytes. JSON parsers keep integers below 2**53 exact."""
+"""Non-negative integer, such as a count or a size in bytes. A 64-bit float represents integers below 2**53 exactly."""
 StepNumber: TypeAlias = Annotated[int, Field(ge=-1, lt=2**53)]
-"""Number of a step; -1 stands for no step yet."""
+"""Number of a step; -1 stands for none."""
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MOST_BYTES = 16 * 2**20
-"""Size limit of one message, in bytes, unless its schema sets another one."""
+"""Default size limit of a message, in bytes."""
 MOST_CONTENT_BYTES = 2**30
 """Size limit of a `WithContent` message, including its header, in bytes."""
 _CONFIG = ConfigDict(
@@ -45,14 +44,14 @@ _SHOWN = 3
 _MOST_NAME = 80
 """Maximum length of a field's path, and of its validation error, in an error message, in characters."""
 _MOST_TEXT = 20_000
-"""Size limit of the message of an error that is sent, in characters."""
+"""Maximum length of an error's message, in characters."""
 
 T = TypeVar("T")
 Parameters = ParamSpec("Parameters")
 
 
 class Undeclared(VerificationFailed):
-    """A machine sent data that is not a message of the declared kind; the sender is at fault."""
+    """The received data does not match the schema; the sender is at fault."""
 
     code = "undeclared-message"
 
@@ -80,8 +79,12 @@ class Packs(Protocol[T]):
     def unpack(self, data: Any, sender: str) -> T:
         """Return the message that these bytes encode.
 
+        Args:
+            data: the message as it was received.
+            sender: name of the sender, for the error.
+
         Raises:
-            Undeclared: the bytes do not encode a message of this kind, or ``data`` is not bytes at all.
+            Undeclared: ``data`` is not bytes, is too long, or does not encode a message of this kind.
         """
 
 
@@ -89,8 +92,8 @@ class Schema(Generic[T]):
     """Encodes messages of one type as JSON.
 
     Args:
-        kind: the message type, built of dataclasses, named tuples, pydantic models, containers and primitives.
-        most_bytes: size limit; a longer message is refused.
+        kind: the message type; any type that pydantic supports.
+        most_bytes: size limit of a received message, in bytes.
     """
 
     def __init__(self, kind: Any, most_bytes: int = MOST_BYTES) -> None:
@@ -98,7 +101,7 @@ class Schema(Generic[T]):
         self._most_bytes = most_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Ray pickles actor classes by value, with the schemas in them; this leaves out the cached adapter.
+        # Schemas are pickled together with actor classes; the cached adapter is left out.
         return Schema, (self._kind, self._most_bytes)
 
     @cached_property
@@ -122,17 +125,17 @@ class Schema(Generic[T]):
 
 
 class Messages(Generic[T]):
-    """Encodes messages of a closed union of types, each message prefixed with the name of its type.
+    """Encodes messages of several types, each message prefixed with a name for its type.
 
     Args:
-        schemas: schema of each type of the union, by the name under which it is sent.
+        schemas: schema of each type, by name.
     """
 
     def __init__(self, **schemas: Schema[Any]) -> None:
         self._schemas = {name.encode(): schema for name, schema in schemas.items()}
 
     def pack(self, name: str, message: T) -> bytes:
-        """Return a message of the type with this name as bytes."""
+        """Encode a message with the schema of this name, and return the bytes."""
         return name.encode() + b" " + self._schemas[name.encode()].pack(message)
 
     def unpack(self, data: Any, sender: str) -> T:
@@ -205,7 +208,7 @@ _FACTS: dict[str, dict[str, type]] = {
     "Busy": {"retry_after_s": int},
     "NoCopy": {"lacks_space": bool, "epoch": int, "owner": str},
 }
-"""Required details of an error and their types, by the error's class name: code that handles the error reads them."""
+"""Details that a received error must have, with their types, by the name of the error's class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +283,11 @@ def answers_by(
 ) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
     """Return a decorator that encodes the result or the error of an actor's method as bytes.
 
-    The decorated method raises no errors: its answer contains the error.
+    If the method raises an `Exception`, the decorated method returns the encoded error.
 
     Args:
         schema: schema of the method's return value.
-        translate: converts any exception of the method into an error that may be sent.
+        translate: converts the exception into the error to encode.
     """
 
     def decorate(method: Callable[Parameters, T]) -> Callable[Parameters, bytes]:
@@ -295,7 +298,7 @@ def answers_by(
             except Exception as failure:  # noqa: BLE001 - the answer contains it, and the caller decides
                 return pack_failure(translate(failure))
 
-        # Ray follows `__wrapped__` to find the method's concurrency group, but `ray.method` sets it on this wrapper.
+        # Ray reads a method's concurrency group behind `__wrapped__`, but `ray.method` stores the group on this wrapper.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]
         del answer.__wrapped__
         return answer

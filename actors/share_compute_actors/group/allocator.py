@@ -1,8 +1,4 @@
-"""Control whether the C library keeps freed memory, and report a lack of memory.
-
-While a shard is loaded or sent, the C library returns large freed blocks to the operating system. While steps run, it
-keeps many freed blocks for reuse.
-"""
+"""Controls whether the C library keeps freed memory, and reports a lack of memory."""
 
 from __future__ import annotations
 
@@ -20,16 +16,15 @@ from share_compute.errors import OutOfMemory, ShareComputeError, as_ours
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
-"""Upper limit of glibc's dynamic mmap threshold, in bytes. A process that allocates large tensors reaches it."""
+"""Upper limit of glibc's dynamic mmap threshold on 64-bit systems, in bytes; see mallopt(3)."""
 
 
 @contextmanager
 def passing_through() -> Iterator[None]:
     """Make glibc return large freed blocks to the system at once, inside a context that loads or sends a shard.
 
-    Otherwise freed blocks stay in the heap between the tensors that remain (fragmentation). A member's memory then
-    grows to one and a half times its shard (seen with glibc 2.36). Steps reuse freed memory, so afterwards the
-    thresholds are set to the values that glibc's own adjustment reaches. With other C libraries, do nothing.
+    Otherwise fragmentation made a member's memory grow to 1.5 times its shard (measured with glibc 2.36). Afterwards
+    glibc keeps freed blocks for reuse again. Without glibc, do nothing.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     mallopt = getattr(library, "mallopt", None)
@@ -59,7 +54,7 @@ def peak_resident_bytes() -> int:
 
 
 def is_out_of_memory(failure: Exception) -> bool:
-    """Whether a failure means lack of memory; failures of torch's CPU allocator are recognized by their message."""
+    """Return whether a failure means lack of memory. Torch's CPU allocator raises a plain RuntimeError."""
     is_of_cpu = isinstance(failure, RuntimeError) and "DefaultCPUAllocator" in str(failure)
     return is_of_cpu or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 
@@ -67,8 +62,8 @@ def is_out_of_memory(failure: Exception) -> bool:
 def as_reported(failure: Exception) -> ShareComputeError:
     """Convert an exception from a member's work into the error that the member reports.
 
-    A lack of memory becomes `OutOfMemory`. Its detail ``taken_bytes`` is the peak memory that torch reserved on the
-    GPU if GPU memory was lacking, else the resident memory of the process.
+    A lack of memory becomes `OutOfMemory` with the detail ``taken_bytes``. If GPU memory was lacking, this is the peak
+    memory that torch reserved on the GPU, else the resident memory of the process.
     """
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if not is_out_of_memory(cause):

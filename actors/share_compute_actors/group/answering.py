@@ -1,4 +1,4 @@
-"""Encode and decode the results and errors of actors' methods, so that the caller unpickles nothing."""
+"""Encodes and decodes the results and errors of actors' methods."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Pa
 
 def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
-        # The lost actor is the shard store or another member. The coordinator detects the loss of a member by itself,
-        # so this error always names the shard store.
+        # The dead actor may also be another member. The failure detector reports that loss, so this error need not.
         return shard_store_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):
@@ -46,7 +45,7 @@ def answered(schema: Packs[T], ref: Any, sender: str) -> T:
     Raises:
         Undeclared: the answer does not match the schema.
         ShareComputeError: the method raised this error.
-        RayError: the actor died or cannot be reached.
+        RayError: the call failed.
     """
     return unpack_answer(schema, ray.get(ref), sender)
 
@@ -60,13 +59,14 @@ def shard_store_lost() -> ShardStoreLost:
 
 
 def ask_shard_store(schema: Packs[T], ref: Any) -> T:
-    """Wait for an answer of the shard store or of `ServedWeights`, and return it.
+    """Wait for the answer to a call of the shard store or of `ServedWeights`, and return what the method returned.
 
     Args:
-        schema: schema of the method's return value.
+        schema: schema of the return value.
         ref: the reference that the Ray call returned.
 
     Raises:
+        Undeclared: the answer does not match the schema.
         ShareComputeError: the method raised this error.
         ShardStoreLost: the actor died.
     """

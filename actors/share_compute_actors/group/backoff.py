@@ -1,4 +1,4 @@
-"""Exponential backoff of machines on which members were lost."""
+"""Exponential backoff for machines on which members were lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from share_compute.protocol.membership import Worker
 class Backoff:
     """Records machines on which no member may be started for some time, because a member there was lost.
 
-    The pause doubles each time a member of the machine is lost before it has joined, or soon after it joined.
+    The pause of a machine doubles with each loss, unless the lost member had joined at least ``lasting_s`` before.
 
     Args:
         first_s: the first pause, in seconds.
         longest_s: the longest pause, in seconds.
-        lasting_s: shortest time in seconds from a member's joining to its loss that resets the pause to ``first_s``.
+        lasting_s: time in seconds from a member's joining to its loss that resets the pause to ``first_s``.
         clock: returns the time in seconds.
     """
 
@@ -53,10 +53,10 @@ class Backoff:
         self._pauses[worker] = doublings, now_s + backoff_s(self._first_s, doublings, self._longest_s)
 
     def __contains__(self, worker: Worker) -> bool:
-        """Whether a machine is in its pause now."""
+        """Return whether a machine is paused now."""
         return worker in self._pauses and self._clock() < self._pauses[worker][1]
 
     @property
     def paused(self) -> frozenset[Worker]:
-        """All machines that are in their pause now."""
+        """All machines that are paused now."""
         return frozenset(worker for worker in self._pauses if worker in self)

@@ -29,9 +29,10 @@ def open_channels(
         note: called with each message for the log.
 
     Raises:
+        Cancelled: the job was cancelled, or the replica was stopped.
         MembersLost: members died, became unresponsive or sent invalid data meanwhile.
         ContributorLost: `wanted` is ``direct``, and a direct link does not work.
-        StaleEpoch: a later epoch has begun.
+        StaleEpoch: a later epoch has begun, or a message was lost in transit.
     """
     keys = {worker: Keys.issue() for worker in workers}
     admitted = {pair.public: worker for worker, pair in keys.items()}

@@ -13,14 +13,14 @@ from share_compute_actors.transport.channel import Channel
 
 Result = TypeVar("Result")
 Order: TypeAlias = tuple[Callable[[], Any], Future[Any]]
-"""A function to run on the compute thread, and the future that its caller waits for."""
+"""A function to run on the compute thread, and the future for its result."""
 
 
 class ComputeThread(ABC):
-    """A member's compute thread. Only this thread uses the weights, and the channel's methods that are not thread-safe.
+    """A member's compute thread, which runs the functions that other threads pass to `order`.
 
     A subclass calls `_start` at the end of its constructor. Its `_loop` takes orders with `_next_order` and runs them
-    with `run_order`, whenever there is no more urgent work.
+    with `run_order`. The channel's methods that are not thread-safe may be called on this thread only.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,10 @@ class ComputeThread(ABC):
         self._orders: deque[Order] = deque()
 
     def order(self, work: Callable[[], Result]) -> Result:
-        """Run a function on the compute thread, and return its result or raise its error; call it on another thread."""
+        """Run a function on the compute thread, and return its result or raise its error.
+
+        The compute thread itself must not call this method.
+        """
         future: Future[Result] = Future()
         with self._news:
             self._orders.append((work, future))
@@ -50,7 +53,7 @@ class ComputeThread(ABC):
 
     @abstractmethod
     def _loop(self) -> None:
-        """Run orders and the member's own work on the compute thread; never returns."""
+        """Run orders and the member's own work, forever."""
 
     def _end_wait(self) -> None:
         """Interrupt the compute thread's wait for a tensor, so that a new order runs sooner. By default, do nothing."""

@@ -1,4 +1,4 @@
-"""Queues the events of an actor until the control plane has received them."""
+"""Queues events until their listener has received them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EventFeed(Generic[Event]):
         """Return all events except the first ``after`` ones that were ever added.
 
         If there are none, wait up to ``timeout_s`` seconds for the next; the list is empty if none is added.
-        ``after`` must never decrease, because each call discards the first ``after`` events to bound memory.
+        ``after`` must never decrease, because each call discards the first ``after`` events.
         """
         with self._news:
             self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)

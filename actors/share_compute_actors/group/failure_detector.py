@@ -16,31 +16,24 @@ from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
 
 _PERIOD_S = 0.5
-"""Time between two heartbeat requests, in seconds."""
+"""Time between two rounds of heartbeat requests, in seconds."""
 _LIMIT_S = 2.0
-"""Time limit for the answer to a heartbeat request, in seconds; a member that exceeds it is lost."""
+"""Normal time limit for the answer to a heartbeat request, in seconds; a member that exceeds it is lost."""
 _SHORT_LIMIT_S = 0.7
-"""Time limit for a heartbeat after an error, in seconds.
-
-After an error a member is probably lost, and all other members wait until the loss is detected. Members answer from a
-dedicated thread, within a fraction of this time even when all cores are busy."""
+"""Time limit for a heartbeat after an error, in seconds. It is short because the other members wait for the result."""
 _SHORTENED_S = 5.0
-"""Time for which the shorter limit applies, in seconds.
-
-A lost member is detected in less time. Afterwards the normal limit applies again, even if no step has committed
-meanwhile, because a step may take longer."""
+"""Longest time for which the shorter limit applies, in seconds."""
 _LOADING_LIMIT_S = 30.0
 """Time limit for a heartbeat while members load shards, in seconds: loading may hold the global interpreter lock."""
 _RETURN_LIMIT_S = 8.0
 """Time limit for a heartbeat after a network cut, in seconds: TCP retransmits lost data with exponential backoff."""
 _LATE_S = 0.5
-"""Time between two calls of `poll`, in seconds, beyond which this process counts as delayed itself.
-
-The time between such calls does not count towards the members' time limits."""
+"""Time in seconds. A longer time between two calls of `poll` does not count towards the members' time limits, because
+this process was delayed itself."""
 
 
 class FailureDetector:
-    """Failure detector of a group of members, run by the actor that leads them.
+    """Failure detector of a group of members.
 
     Args:
         schema: schema of a heartbeat.
@@ -68,7 +61,7 @@ class FailureDetector:
 
     @property
     def are_loading(self) -> bool:
-        """Whether the limit of 30 s applies, because members load shards and may hold the global interpreter lock."""
+        """Whether members load shards. The time limit for a heartbeat is 30 s then."""
         return self._are_loading
 
     @are_loading.setter
@@ -78,10 +71,9 @@ class FailureDetector:
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
-        """Apply a shorter limit for 5 s or until `reset_limit`, and let `poll` request the next heartbeats at once.
+        """Shorten the normal time limit to 0.7 s, for 5 s or until `reset_limit`.
 
-        Call this method after an error that a lost member may have caused. While the shorter limit applies, further
-        calls do nothing.
+        Call this method after an error that a lost member may have caused. Further calls in the 5 s do nothing.
         """
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:
@@ -128,7 +120,11 @@ class FailureDetector:
         self.returning = self.returning.intersection(workers)
 
     def poll(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
-        """Request heartbeats when due; return the members that died, did not answer in time or sent invalid data."""
+        """Request heartbeats when due, and return the members that count as lost.
+
+        These are members whose heartbeat failed, is overdue or is invalid. If `accuse` was called since the last call
+        of this method, they are the accused members only.
+        """
         self.unresponsive = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()
         if accused:

@@ -25,21 +25,19 @@ from share_compute_actors.messages import Extent, Source, Sources, pack_extents
 from share_compute_actors.transport.pieces import Piece, whole
 
 _CALLS_AHEAD = 2
-"""Number of calls in flight: one answer is transferred while the previous one is copied.
-
-More calls in flight would need more memory."""
+"""Number of calls in flight, so that one answer can be transferred while the previous one is copied."""
 _CALL_BYTES = 3 * CHUNK_BYTES
-"""Most bytes of tensors that one call requests. With its overhead an answer stays below `launch.INLINE_LIMIT_BYTES`, so
-Ray sends it inside the reply, in one transfer."""
+"""Most bytes of tensors that one call requests, unless a single row is larger. The number is below
+`launch.INLINE_LIMIT_BYTES`, so that Ray sends the answer inside the reply."""
 
 
 class SourceClient:
-    """Calls the actors from which a member loads tensors. For tensors that the member itself has, Ray is not used.
+    """Calls the actors from which a member loads tensors.
 
     Args:
         sources: the actors that have the tensors.
-        me: the member that loads the tensors; None if it is none of the sources.
-        own: object whose methods replace calls to the member itself; None to call all sources by Ray.
+        me: the member that loads the tensors.
+        own: object whose methods replace Ray calls to the member itself; None to call all sources by Ray.
     """
 
     def __init__(self, sources: Sources, me: Worker | None = None, own: object | None = None) -> None:
@@ -58,8 +56,8 @@ class SourceClient:
         """Call a method of a source, wait for the answer and return it.
 
         Raises:
-            ShardStoreLost: the source was the shard store, and died.
-            StaleEpoch: the source was a member, and died.
+            ShardStoreLost: the source was an actor on the server, and its answer was lost.
+            StaleEpoch: the source was a member, and its answer was lost.
         """
         return self.begin(source, method, *arguments)()
 
@@ -71,19 +69,19 @@ def fill(
     dtype: torch.dtype = torch.float32,
     numbers: Collection[str] = (),
 ) -> None:
-    """Load tensors from their sources. Each call returns some rows of a large tensor, or several small tensors.
+    """Load tensors from their sources.
 
     Args:
         tensors: tensors to fill, by stored name.
-        client: the sources of the tensors.
+        client: calls the sources of the tensors.
         method: name of the sources' method that returns rows.
         dtype: dtype of the rows that the sources return.
         numbers: names of the tensors that must be finite if their source is a member.
 
     Raises:
         ContributorLost: data arrived damaged in every attempt.
-        ShardStoreLost: the source was an actor on the server, and died.
-        StaleEpoch: the source was a member, and died.
+        ShardStoreLost: a source was an actor on the server, and its answer was lost.
+        StaleEpoch: a source was a member, and its answer was lost.
         UserError: the weights do not belong to the configuration.
         WrongTensor: a source returned data that does not fit the request.
     """
@@ -109,11 +107,7 @@ def fill(
 def _require_fit(
     source: Source, extent: Extent, piece: Piece, rows: Tensor, dtype: torch.dtype, *, is_finite: bool
 ) -> None:
-    """Check that a member returned rows that fit the request.
-
-    Raises:
-        WrongTensor: the rows do not fit.
-    """
+    """Raise `WrongTensor` if rows have the wrong size, or are not finite although ``is_finite`` requires it."""
     size = rows.numel() * dtype.itemsize
     if piece.content.nbytes != size:
         raise wrong(source, f"{extent.name} has {piece.content.nbytes} bytes in place of {size}")
@@ -122,7 +116,7 @@ def _require_fit(
 
 
 def wrong(source: Source, what: str) -> WrongTensor:
-    """Return the error for a source whose data cannot be used."""
+    """Return the error for a source that sent wrong data; ``what`` describes the defect."""
     return WrongTensor.of(source.name, source.worker or "", what)
 
 
@@ -165,12 +159,7 @@ def _calls(
 
 
 def _given(answer: Any, source: Source) -> Any:
-    """Wait for the answer of a source, and return it.
-
-    Raises:
-        ShardStoreLost: the source was the shard store, and died.
-        StaleEpoch: the source was a member, and died.
-    """
+    """Wait for the answer of a source and return it; see `SourceClient.ask`."""
     try:
         return ray.get(answer)
     except (RayActorError, ObjectLostError) as failure:
@@ -187,7 +176,7 @@ def fits(shard: Shard, machine: str) -> Iterator[None]:
     """Convert a lack of memory inside the context into an error that names the machine.
 
     Raises:
-        PlanInfeasible: the memory was too small.
+        PlanInfeasible: memory was lacking.
     """
     try:
         yield

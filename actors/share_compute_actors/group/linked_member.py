@@ -39,10 +39,7 @@ class LinkSetup(Protocol):
 
 
 class LinkedMember:
-    """Mixin with a member's methods for its links.
-
-    For each epoch `open_channels` calls `listen`, `connect` and, where direct links do not work, `use_calls`.
-    """
+    """Mixin with a member's methods for its links. `open_channels` calls them."""
 
     _setup: LinkSetup
     _engine: ComputeThread
@@ -52,7 +49,13 @@ class LinkedMember:
     @ray.method(concurrency_group="orders")
     @answers(PEER)
     def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
+        """Open this member's channel for an epoch, and return its endpoint and public key.
+
+        Args:
+            epoch: number of the epoch.
+            keys: keys of this member for the epoch.
+            admitted: all members of the epoch, by public key.
+        """
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
 
     def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
@@ -82,7 +85,7 @@ class LinkedMember:
         """Send to these members by Ray calls instead of direct links.
 
         Args:
-            members: each receiver's actor, and the key that this member must pass with each call to it.
+            members: each receiver's actor, and the key that this member passes with calls to it, by receiver.
         """
         for member, (handle, key) in members.items():
             deliver = partial(handle.deliver.remote, self._setup.worker, key)

@@ -57,7 +57,7 @@ def workers_of(job_id: str) -> dict[Any, Worker]:
 
 
 def machines_with_members() -> dict[Worker, frozenset[str]]:
-    """Return the ids of the jobs that have a member on a contributor, by contributor; omit members known to be dead."""
+    """Return the ids of the jobs with members on each contributor, by contributor; omit members known to be dead."""
     found: dict[Worker, set[str]] = defaultdict(set)
     for namespace, name in _named():
         if namespace.startswith(_PREFIX):

@@ -15,9 +15,9 @@ from share_compute_actors.machine.reach import Place, answers
 
 _POLL_S = 0.25
 _LONGEST_CUT_S = 600.0
-"""Longest wait for the network, in seconds; members and the nodes that they run on wait as long for this host."""
+"""Longest wait for the network, in seconds. Members of a training job wait as long for this host (`Lifeline`)."""
 _TABLE_S = 1.0
-"""Longest wait for Ray's table of nodes, in seconds: the GCS may be dead."""
+"""Longest wait for Ray's table of nodes, in seconds; the head's GCS may not answer."""
 _RECENT_S = 10.0
 
 
@@ -40,13 +40,13 @@ class OwnLink:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the network came back at most 10 s ago, so that older connections may still be dead."""
+        """Whether a call of `wait` ended at most 10 s ago, so that older connections may still be dead."""
         return time.monotonic() - self._restored_s < _RECENT_S
 
     def has_failed(self, unresponsive: Collection[str], all_: Collection[str]) -> bool:
-        """Whether this host is probably cut off: members on other hosts are unresponsive, and no other host answers.
+        """Return whether this host is probably cut off: members elsewhere are unresponsive, and no other host answers.
 
-        If there is only one other host and members run on this host, that other host counts as failed instead.
+        If there is only one other host and members run on this host, return False: the other host has probably failed.
 
         Args:
             unresponsive: IP addresses of unresponsive members.

@@ -95,10 +95,7 @@ class WorkerGroup(ABC):
         return key
 
     def is_from(self, worker: Any, key: Any) -> bool:
-        """Whether a key is the one issued to this member.
-
-        The key is needed because every member can call this actor, and could claim to be another member.
-        """
+        """Return whether a key is the last one that `issue_key` returned for this member."""
         known = self._keys.get(worker) if isinstance(worker, str) else None
         return known is not None and isinstance(key, bytes) and secrets.compare_digest(known, key)
 
@@ -127,13 +124,12 @@ class WorkerGroup(ABC):
         Args:
             schema: schema of an answer.
             calls: pending Ray calls, by member.
-            skips_lost: whether to keep waiting for the other members when some are lost. If not, the first loss ends
-                the wait.
+            skips_lost: whether to keep waiting for the remaining members when some are lost.
 
         Raises:
             Cancelled: the job was cancelled, or the replica was stopped.
-            MembersLost: members died, became unresponsive or sent invalid data; with `skips_lost`, all of them did.
-            ShareComputeError: a member raised this error on purpose.
+            MembersLost: members died, became unresponsive or sent invalid data; with ``skips_lost``, none answered.
+            ShareComputeError: a member's method raised this error.
             ContributorLost: Ray reports another failure of a call.
         """
         waiting = {ref: worker for worker, ref in calls.items()}
@@ -172,17 +168,17 @@ class WorkerGroup(ABC):
 
     @property
     def was_cut(self) -> bool:
-        """Whether this host was cut off from the network at most 10 s ago."""
+        """Whether a network cut of this host ended at most 10 s ago."""
         return self._own_link.was_cut
 
     def nodes(self) -> Mapping[str, Place]:
-        """Return the address and port of each living Ray node, by node id."""
+        """Return the address and port of each living Ray node, by node id; see `OwnLink.nodes`."""
         return self._own_link.nodes()
 
     def check_members(self) -> frozenset[Worker]:
         """Request heartbeats when they are due; remove and return the members that are lost.
 
-        If this host itself is cut off from the network, wait until it is connected again.
+        If this host itself is cut off from the network, wait until it is connected again, for ten minutes at most.
 
         Raises:
             Cancelled: the job was cancelled, or the replica was stopped.
@@ -202,12 +198,7 @@ class WorkerGroup(ABC):
         return lost
 
     def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
-        """Remove the members that a failed call shows to be lost, and return them; raise an error for other causes.
-
-        Raises:
-            ShareComputeError: the call failed with this error.
-            ContributorLost: Ray reports another failure of the call.
-        """
+        """Remove the members that a failed call shows to be lost, and return them; raise an error for other causes."""
         if isinstance(failure, Undeclared) or is_refusal(failure):
             self.detector.accuse(worker, failure)
             return set()  # the next `check_members` reports the member as lost

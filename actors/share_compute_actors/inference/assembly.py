@@ -1,7 +1,7 @@
 """Forms the stages of a deployment, and forms them again when machines are lost, leave or join.
 
-After a loss the remaining members continue at once if they can hold the whole model: they load the layers of the lost
-machine. Meanwhile members start on machines that would improve the plan. They take part once their shards are loaded.
+After a loss the remaining members load the missing layers, if they can hold the whole model. Members on other machines
+load their shards in the background, before stages are formed with them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from share_compute_actors.inference.serving_group import ServingGroup
 from share_compute_actors.inference.status_recorder import StatusRecorder
 
 _LEFT = 0.8
-"""Factor by which a machine's KV capacity is multiplied each time that it runs out of memory."""
+"""Factor by which a machine's fraction of cache memory is multiplied each time that it runs out of memory."""
 _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 """First and longest backoff of a machine after its member was lost, in seconds."""
 _LASTING_S = 300.0
 """Shortest time in seconds that a member must have served before its loss to reset the backoff."""
 _PATIENCE_S = 120.0
-"""Longest wait of sequences for machines that can continue them, in seconds."""
+"""Time without enough machines after which all sequences fail, in seconds."""
 _MOST_IN_VAIN = 5
 """Number of consecutive failures to link the members of planned stages, after which these members are removed."""
 _log = logging.getLogger(__name__)
@@ -131,12 +131,12 @@ class Assembly:
         self._group.detector.accuse(worker, failure)
 
     def expel(self, worker: Worker) -> None:
-        """Remove a member that sent an invalid tensor, and count it as lost; its machine is unused during a backoff."""
+        """Remove a member that sent a wrong tensor, and begin the backoff of its machine."""
         self._group.remove([worker])
         self._lose([worker])
 
     def check_soon(self) -> None:
-        """Check the members early and with a shorter time limit; call this after an error between members."""
+        """Shorten the time limit for heartbeats for a few seconds; call this after an error between members."""
         self._group.detector.shorten_limit()
 
     @property
@@ -145,7 +145,7 @@ class Assembly:
         return not any(heartbeat.is_computing for heartbeat in self._group.detector.heartbeats.values())
 
     def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
-        """Stop serving with the current stages, if there are any; their pending engine steps are lost.
+        """Stop serving with the current stages, if there are any.
 
         Args:
             why: reason, for users.

@@ -19,11 +19,11 @@ class ServingAssignment(StrictModel):
     replica: int = 0
     spec: ServeJob
     folder: Path
-    """Folder of the model, on the head."""
+    """Folder of the model, on the server's host."""
     window_tokens: int = Field(ge=2)
     """Longest sequence, prompt and answer together, in tokens."""
     pooling: Pooling | None = None
-    """Pooling of an encoder's token vectors; None if the model writes text."""
+    """Pooling of an encoder's token vectors; None if the model generates text."""
     topology: Topology
     """The contributors that the replica may use."""
 

@@ -45,7 +45,7 @@ def begin(
 
     Raises:
         Cancelled: the replica was stopped meanwhile.
-        UserError: there is no model in the folder, or none that can be served.
+        UserError: the folder has no model, or one that cannot be served.
     """
     embeds = assignment.pooling is not None
     me = ray.get_runtime_context()

@@ -31,18 +31,18 @@ from share_compute_actors.inference.status_recorder import StatusRecorder
 from share_compute_actors.wire import Undeclared, undeclared
 
 _POLL_S = 0.05
-"""Longest wait for a message before the next check of the members, in seconds."""
+"""Longest wait for a message, in seconds."""
 _WATCH_S = 0.02
 """Shortest time between two checks of the members while stages serve, in seconds."""
 _STANDSTILL_S = 10.0
-"""Time in seconds after which the stages are given up if results are due, none arrives and no member computes."""
+"""Time in seconds after which stages are broken up if results are due, none arrives and no member computes."""
 _MOST_TROUBLES = 3
-"""Number of `Trouble` reports in a row, without a token in between, after which the affected sequences fail."""
+"""Number of `Trouble` reports without a token in between, after which sequences of the failed step fail."""
 _log = logging.getLogger(__name__)
 
 InboxItem: TypeAlias = tuple[Any, Any, Any] | Topology | None
-"""An item of the inbox. A tuple is an unchecked message: its claimed sender, the key that it shows, and its content. A
-topology has the machines that may be used from now on. None means that there may be engine steps to send."""
+"""An item of the inbox: (claimed sender, key, encoded messages), the machines that may be used from now on, or None if
+there may be engine steps to send."""
 
 
 class ReplicaRunner:
@@ -76,15 +76,15 @@ class ReplicaRunner:
         self._watched_s = 0.0
         """Time of the last check of the members."""
         self._moved_s = 0.0
-        """Last time at which no results were due, a member computed, or a result arrived."""
+        """Last time at which there was no sign of a standstill; see `_notice_standstill`."""
         self._troubles = 0
-        """Number of `Trouble` reports in a row, without a token in between."""
+        """Number of `Trouble` reports since the last sampled token, or since sequences failed because of them."""
 
     def run(self) -> None:
         """Serve until the replica is stopped; then end the members.
 
         Raises:
-            Cancelled: the replica was stopped while stages were formed.
+            Cancelled: the replica was stopped during a check of the members or a change of stages.
             UserError: the model cannot be served.
         """
         with closing(self._assembly):
@@ -110,7 +110,7 @@ class ReplicaRunner:
             assembly.send(steps)
 
     def _notice_standstill(self) -> None:
-        """Break up the stages if results were due for 10 s but no member computed: a link has probably failed."""
+        """Break up the stages if, for 10 s, results were due but none arrived and no member computed."""
         if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
             self._moved_s = time.monotonic()
         elif time.monotonic() - self._moved_s > _STANDSTILL_S:
@@ -134,10 +134,7 @@ class ReplicaRunner:
             self._open(*item)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
-        """Process messages that claim to come from a member.
-
-        Messages with a wrong key are dropped. After an invalid message with the right key the member counts as lost.
-        """
+        """Process messages that claim to come from a member. Drop them if the key is wrong."""
         if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
             return
         name = self._assembly.name(worker)
@@ -170,7 +167,7 @@ class ReplicaRunner:
             self._status.sampled()
 
     def _trouble(self, worker: Worker, trouble: Trouble) -> None:
-        """Handle a member's `Trouble` report as the class of its error requires, then break up the stages."""
+        """Handle a member's `Trouble` report, and break up the stages."""
         failure = trouble.failure
         _log.warning("%s cannot continue: %s", self._assembly.name(worker), failure.message)
         self._troubles += 1
@@ -185,7 +182,7 @@ class ReplicaRunner:
         self._again(failure)
 
     def _expel(self, worker: Worker, accuser: Worker) -> None:
-        """Remove a member that another one accuses; if the accused does not serve, remove the accuser instead."""
+        """Remove an accused member; if it does not serve, count the accuser as lost instead."""
         assert self._assembly.placement is not None
         if worker in self._assembly.placement.workers:
             self._assembly.expel(worker)

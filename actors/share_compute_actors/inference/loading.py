@@ -25,7 +25,7 @@ from share_compute_actors.messages import Sources, server_source
 def build_shard(
     setup: ServingSetup, weights: Any, shard: Shard, before: EngineStage | None
 ) -> tuple[EngineStage, dict[str, Tensor]]:
-    """Return a shard's module, and its tensors that must still be loaded, by stored name; runs on the compute thread.
+    """Build a shard's module, and return it with the tensors that must still be loaded, by stored name.
 
     Args:
         setup: parameters of the member.
@@ -76,8 +76,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: d
         setup: parameters of the member.
         weights: the `ServedWeights` actor.
         stage: newly built module.
-        missing: tensors to fill, by stored name. The dict is emptied, so that weights can be freed as soon as they
-            are packed.
+        missing: tensors to fill, by stored name. The dict is emptied, so that it keeps no tensor in memory.
 
     Raises:
         ContributorLost: weights arrived damaged in every attempt.
@@ -107,7 +106,7 @@ def _served_as(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torc
 def _tokenizer(weights: Any) -> Path | None:
     """Copy the tokenizer's files to a folder on this machine, and return the folder; None if the model has none.
 
-    The folder is named by a digest of its contents, so that all members on this machine with this tokenizer share it.
+    The folder is named by a digest of its contents, so that members on this machine with the same tokenizer share it.
     """
     files: dict[str, bytes] = ray.get(weights.tokenizer_files.remote())
     if not files:

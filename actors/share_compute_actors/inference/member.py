@@ -46,13 +46,12 @@ _log = logging.getLogger(__name__)
 class ServingMember(LinkedMember):
     """Actor that holds and computes one shard of a deployment's replica. Its shard may change with each epoch.
 
-    Methods of Ray's concurrency group ``orders`` run on the compute thread, one after the other. Methods of the other
-    concurrency groups answer at any time.
+    Methods of Ray's concurrency group ``orders`` wait for the compute thread. The other methods do not.
 
     Args:
         setup: parameters of this member.
         server: the `DeploymentServer` actor that leads this member.
-        key: secret that the member sends with each message to the server, so that no other member can impersonate it.
+        key: secret that the member sends with each message to the server.
     """
 
     _setup: ServingSetup
@@ -68,7 +67,7 @@ class ServingMember(LinkedMember):
         threading.Thread(target=self._notify, name="notify", daemon=True).start()
 
     def _notify(self) -> None:
-        """Send queued messages to the server, on a separate thread because each Ray call would delay the next token."""
+        """Send queued messages to the server, on a thread of its own because a Ray call would delay the next token."""
         try:
             while True:
                 messages = [pack_to_server(self._outgoing.get())]
@@ -86,16 +85,18 @@ class ServingMember(LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(HELD)
     def load(self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool) -> Held:
-        """Load a shard. Parts that this member already holds are kept, and all others are dropped.
+        """Load a shard, and drop the previous one. Tensors that both shards have are kept.
 
         Args:
             weights: the `ServedWeights` actor.
             shard: layers of the model.
-            keeps_plain: whether memory suffices for weights in both forms, plain and packed.
-            is_awaited: whether sequences wait for this member. The shard of a text model is then sealed (optimized)
-                only after these sequences have continued.
+            keeps_plain: argument of `EngineStage.seal`.
+            is_awaited: whether sequences wait for this member. The new shard of a text model is then sealed later, by
+                the `StepEngine`.
 
         Raises:
+            ContributorLost: weights arrived damaged, or this process sees another GPU than the measured one.
+            ShardStoreLost: the `ServedWeights` actor died.
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the model cannot be served, or its weights do not belong to its configuration.
         """
@@ -166,9 +167,7 @@ class ServingMember(LinkedMember):
     @answers(HEARTBEAT)
     def status(self) -> Heartbeat:
         """Return a heartbeat with this member's activity; each call restarts the time limit of `Lifeline`."""
-        if (
-            self._lifeline is None
-        ):  # loading may take longer than the limit, and its server asks only afterwards
+        if self._lifeline is None:  # the server asks only after the first shard was loaded, which may take long
             self._lifeline = Lifeline()
         self._lifeline.pull()
         stage = self._engine.stage
@@ -185,5 +184,5 @@ class ServingMember(LinkedMember):
 
     @ray.method(concurrency_group="life")
     def live(self) -> None:
-        """Block until this process ends, so that the caller learns of its end at once."""
+        """Block forever; the call fails when this process ends, which notifies the caller."""
         threading.Event().wait()

@@ -1,4 +1,4 @@
-"""Defines the messages between the members and the server of a deployment, except for engine steps."""
+"""Messages between the server of a deployment and its members. Engine steps are defined elsewhere."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ServingSetup:
     """IP address at which the other members reach this member."""
     blueprint: Blueprint
     dtype: ServedPrecision
-    """Precision in which the member loads weights and computes."""
+    """Type of weights and hidden states. With int8, all except the quantized weights is float32."""
     window_tokens: int
     """Longest sequence, prompt and answer together, in tokens."""
     threads: int
     device: DeviceKind
     gpu: str
-    """UUID of the GPU that was measured; empty for a CPU."""
+    """UUID of the GPU that the member must use; empty for a CPU, or if it is unknown."""
     pooling: Pooling | None = None
     """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
 
@@ -61,7 +61,7 @@ class Held:
     """The state of a member after it loaded a shard."""
 
     loaded_bytes: Natural
-    """Bytes of weights that the member had to load."""
+    """Size of the tensors that the member loaded, without those that it had already."""
     holding: Holding
     """The member's memory use, from which the server computes the scheduler's limits."""
 
@@ -75,7 +75,7 @@ class Heartbeat:
     process_id: Natural
     """Id of the member's process on its machine."""
     is_computing: bool
-    """Whether the member computes now; false while it waits for engine steps or for other members."""
+    """Whether the member computes an engine step now; false while it waits for inputs."""
     computed_s: Seconds
     """Total compute time since the member started, in seconds."""
     at_s: Seconds
@@ -91,7 +91,7 @@ class Trouble:
     epoch: int
     failure: ShareComputeError
     step: int | None = None
-    """Id of the engine step that failed; None if none was running."""
+    """Id of the engine step that failed; None if unknown."""
 
 
 ToServer = StepResult | Trouble
@@ -131,7 +131,7 @@ def unpack_to_server(data: Any, sender: str) -> ToServer:
         sender: name of the member's machine.
 
     Raises:
-        Undeclared: the data is none of the messages that a member may send.
+        Undeclared: the data encodes no message that a member may send.
     """
     message = _TO_SERVER.unpack(data, sender)
     if isinstance(message, StepResult):

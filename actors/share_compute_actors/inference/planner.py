@@ -15,9 +15,7 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
 _NOTICEABLE = 0.9
-"""New stages are worth the pause if their predicted time is below this fraction of the current stages' time.
-
-The time is that of one request (objective latency) or from token to token (objective throughput)."""
+"""New stages are formed if their `ServingPrediction.bounded_s` is below this fraction of that of the current stages."""
 
 
 class Planner:

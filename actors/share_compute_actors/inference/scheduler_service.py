@@ -42,7 +42,7 @@ class SchedulerService:
             TooLong: a prompt leaves no space in the window for an answer, or a text to embed is too long.
             Busy: too many sequences wait already.
             UserError: the sequences cannot be served as they are.
-            Unavailable: no machines can serve them.
+            ShareComputeError: the service is closed; the error is that given to `close`.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -86,7 +86,7 @@ class SchedulerService:
             self._report(self._scheduler.completed(result))
 
     def reform(self, epoch: int, limits: SchedulerLimits) -> None:
-        """Continue all sequences on the stages of a new epoch."""
+        """Continue the sequences on the stages of a new epoch; those that have become too long fail."""
         with self._lock:
             self._report(self._scheduler.reform(epoch, limits))
 
@@ -96,7 +96,7 @@ class SchedulerService:
             self._scheduler.drop_cached()
 
     def fail(self, sequences: Iterable[int], error: ShareComputeError) -> None:
-        """Fail those of the sequences that have not ended; tokens that were emitted stay valid."""
+        """Fail those of the sequences that have not ended."""
         with self._lock:
             for sequence in sequences:
                 if self._scheduler.cancel(sequence):
@@ -127,7 +127,7 @@ class SchedulerService:
             return self._scheduler.stats()
 
     def measured(self) -> RecentFigures:
-        """Return the measured latency and throughput of tokens."""
+        """Return recent latency, throughput and batch size."""
         with self._lock:
             return self._figures.measured(time.monotonic())
 

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class DeploymentServer:
     """Serves one replica of a deployment.
 
-    Sequences can be submitted from the beginning: they wait until there are stages.
+    Sequences can be submitted at once: they wait until there are stages.
 
     Args:
         assignment: a `ServingAssignment` as JSON.
@@ -90,7 +90,7 @@ class DeploymentServer:
             TooLong: a prompt leaves no space in the window for an answer, or a text to embed is too long.
             Busy: too many sequences wait already.
             UserError: the sequences cannot be served as they are.
-            Unavailable: no machines can serve them.
+            ShareComputeError: the replica accepts no sequences now, for example because machines are lacking.
         """
         self._service.submit(generations_adapter.validate_json(generations))
 
@@ -103,8 +103,8 @@ class DeploymentServer:
     def pull(self, after: int, timeout_s: float) -> str:
         """Return all events after the first ``after`` ones, encoded by `write_events`.
 
-        If there are none, wait for events up to ``timeout_s`` seconds. ``after`` must never decrease: it is the number
-        of events that the single caller has received.
+        If there are none, wait for events up to ``timeout_s`` seconds. There must be one caller only, and ``after`` is
+        the number of events that it has received.
         """
         return write_events(self._service.pull(after, timeout_s))
 

@@ -64,7 +64,7 @@ class ServingGroup(WorkerGroup):
         self._weights = weights
         self._server = server
         self._alive_calls: dict[Any, Worker] = {}
-        """Member that each pending `live` call was sent to; a call ends only when its member dies."""
+        """Pending `live` calls, with the member of each. A call ends when the member's process ends."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self._left = workers_of(assignment.replica_id)
         """Members of an earlier server of the replica that are not taken over yet: worker, by actor."""
@@ -73,7 +73,7 @@ class ServingGroup(WorkerGroup):
         self.detector.are_loading = False
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Count all these members as lost: the server has all sequences, so they can continue on other members."""
+        """Count all these members as lost: the server has all sequences, so other members can continue them."""
         return workers
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -142,8 +142,7 @@ class ServingGroup(WorkerGroup):
     def invite(self, placement: Placement | None) -> None:
         """Start a member on each machine of the placement that has none, and begin to load its shard; do not wait.
 
-        Kill starting members that have no shard, or a different shard, in the placement. None counts as a placement
-        without machines.
+        Kill starting members that have no shard, or a different shard, in the placement. If it is None, kill all.
         """
         shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):
@@ -220,8 +219,9 @@ class ServingGroup(WorkerGroup):
         """Make members load their shards of a placement; they keep the parts that they already have.
 
         Raises:
-            MembersLost: members died meanwhile.
-            PlanInfeasible: a shard does not fit into the memory of its machine.
+            Cancelled: the replica was stopped.
+            MembersLost: members were lost meanwhile.
+            ShareComputeError: a member failed to load its shard.
         """
         self.detector.are_loading = True
         try:
@@ -237,7 +237,8 @@ class ServingGroup(WorkerGroup):
         """Make members start to execute the engine steps of an epoch.
 
         Raises:
-            MembersLost: members died meanwhile.
+            Cancelled: the replica was stopped.
+            MembersLost: members were lost meanwhile.
         """
         self.ask(NOTHING, row.workers, "begin", row)
 

@@ -24,7 +24,7 @@ from share_compute.protocol.membership import Worker
 from share_compute_actors.inference.scheduler_service import SchedulerService
 
 if TYPE_CHECKING:
-    from share_compute_actors.inference.messages import Heartbeat  # that module imports torch
+    from share_compute_actors.inference.messages import Heartbeat
 
 _HEARTBEATS = 20
 """Number of heartbeats over which the fraction of time that a member computes is measured."""
@@ -47,7 +47,7 @@ class StatusRecorder:
     Args:
         service: the scheduler service with the sequences.
         window_tokens: longest sequence, in tokens.
-        embeds: whether the model is an encoder; token rates are not predicted then.
+        embeds: whether the model is an encoder, for which no token rate is predicted.
     """
 
     def __init__(self, service: SchedulerService, window_tokens: int, *, embeds: bool = False) -> None:

@@ -1,8 +1,7 @@
-"""A member's compute thread: it executes engine steps in the order of their ids, and submitted functions in between.
+"""A member's compute thread: it executes engine steps one after the other, and submitted functions in between.
 
-Hidden states go from stage to stage. Tokens that the last stage samples go to the first stage, which feeds them back,
-and to the server. All access to weights, KV caches and the channel happens on this thread. Other threads only queue
-engine steps and functions here, and end waits that have become pointless.
+Each stage sends hidden states to the next one. The last stage sends sampled tokens to the server, and to the first
+stage, where they are the next inputs.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from share_compute_actors.inference.messages import Row, ToServer, Trouble
 from share_compute_actors.transport.envelope import WireLabel
 
 _HANDSHAKE_S = 0.5
-"""Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
-that the receiver notices a loss."""
+"""Time between two handshakes while this member waits, in seconds. A handshake tells the receiver how many tensors were
+sent, so that it notices a loss."""
 _MOST_UNREAD = 64
-"""Most engine steps whose tokens the first stage leaves unread; if there are more, it reads the oldest tokens."""
+"""Largest number of engine steps whose tokens the first stage leaves unread."""
 
 NotifyServer = Callable[[ToServer], None]
 
@@ -45,19 +44,18 @@ class StepEngine(ComputeThread):
         self._notify = notify
         self.stage: EngineStage | None = None
         self.keeps_plain = False
-        """Whether memory suffices for weights in both forms, plain and packed, once the shard is sealed."""
+        """Argument of `EngineStage.seal` for a shard that is sealed during an engine step."""
         self._row: Row | None = None
         self._place = 0
         self._steps: deque[EngineStep] = deque()
         self._halted = 0
-        """Number of the first epoch that is not over; engine steps of earlier epochs are dropped."""
+        """Engine steps of epochs before this one are dropped."""
         self._open: set[int] = set()
         """Sequences that have a KV slot; at the first stage only."""
         self._fed_back: dict[int, int] = {}
         """The last token of each open sequence, which is the sequence's next input; at the first stage only."""
         self._unread: deque[tuple[int, tuple[int, ...]]] = deque()
-        """Engine steps whose tokens were not read yet, with the sequences that they sampled; at the first stage
-        only."""
+        """(step id, sampled sequences) of engine steps whose tokens were not read yet; at the first stage only."""
         self.computed_s = 0.0
         """Total compute time since the member started, in seconds."""
         self.is_computing = False
@@ -139,7 +137,7 @@ class StepEngine(ComputeThread):
             self._open.update(opening.sequence for opening in step.opens)
         inputs = self._inputs(step, self._row.names)
         if not self.stage.is_sealed and all(chunk.count == 1 for chunk in step.chunks):
-            # This step has no prompts, so all sequences that waited for this member have continued.
+            # Sealing is slow. It waits for a step without long prompts, so that restarted sequences continue first.
             self.stage.seal(keeps_plain=self.keeps_plain)
         start_s, self.is_computing = time.perf_counter(), True
         outputs = self.stage.compute(step, inputs)
@@ -177,7 +175,7 @@ class StepEngine(ComputeThread):
         return torch.tensor(step.input_ids(self._fed_back), dtype=torch.int64)
 
     def _require_fit(self, step: EngineStep, hidden: Tensor, place: int, source: str) -> None:
-        """Check that hidden states match the model.
+        """Check shape, dtype and values of received hidden states.
 
         Args:
             step: the engine step of the hidden states.
@@ -186,8 +184,8 @@ class StepEngine(ComputeThread):
             source: name of the sender's machine.
 
         Raises:
-            WrongTensor: shape or dtype is wrong, which no intact machine sends.
-            VerificationFailed: some numbers are not finite, which the model itself can cause.
+            WrongTensor: shape or dtype is wrong.
+            VerificationFailed: some numbers are not finite; the model itself may be the cause.
         """
         assert self.stage is not None
         assert self._row is not None
@@ -203,7 +201,7 @@ class StepEngine(ComputeThread):
             )
 
     def _expect(self, step: EngineStep) -> None:
-        """Record that the last stage will send the tokens that a step samples; read older tokens if many are unread."""
+        """Record that the last stage will send the tokens of a step; read older tokens if too many are unread."""
         assert self._row is not None
         sampling = tuple(chunk.sequence for chunk in step.chunks if chunk.samples)
         if sampling:

@@ -1,4 +1,4 @@
-"""Actor on the head that sends weights to a deployment's members, which may have no access to the server's disk."""
+"""Actor on the server's host that sends weights to a deployment's members."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ServedWeights:
 
     Args:
         folder: folder with config.json and safetensors files.
-        dtype: precision in which members load weights.
+        dtype: precision of the deployment.
         embeds: whether the model is an encoder.
     """
 
@@ -96,7 +96,7 @@ class ServedWeights:
         """Read the configuration, open the weights, and profile the model.
 
         Raises:
-            UserError: there is no model in the folder, or none that can be served.
+            UserError: the folder has no model, or one that cannot be served.
         """
         config = _config(self._folder)
         facts = _facts(self._folder, config, self._precision, self._embeds)
@@ -124,7 +124,7 @@ class ServedWeights:
             self._weights()
 
     def _weights(self) -> PretrainedWeights:
-        """Return the model's opened weight files; open them again if this process was restarted since `prepare`."""
+        """Return a reader of the model's weight files; open them at the first call in this process."""
         if self._opened is None:
             from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
 
@@ -138,14 +138,14 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of tensors, in the deployment's dtype; in float32 if that is int8."""
+        """Return rows of tensors, in the deployment's precision; in float32 if that is int8."""
         return [
             Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in read_extents(extents)
         ]
 
     @ray.method(concurrency_group="weights")
     def exact_weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of tensors as float32, independent of the deployment's dtype."""
+        """Return rows of tensors as float32."""
         return [Piece.of_rows(extent.name, self._read(extent).float()) for extent in read_extents(extents)]
 
     @ray.method(concurrency_group="weights")
@@ -180,7 +180,10 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Return the contents of the folder's small files by name; empty if none of them belongs to a tokenizer."""
+        """Return the contents of the folder's small files, without weights and hidden files, by name.
+
+        Return an empty dict if no name begins with ``tokenizer``.
+        """
         files = [file for file in self._folder.iterdir() if _is_small(file)]
         if not any(file.name.startswith("tokenizer") for file in files):
             return {}
