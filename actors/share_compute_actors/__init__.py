@@ -1,1 +1,1 @@
-"""All code that runs inside Ray: contributors, members, channels, collectives, coordinators and deployments."""
+"""Code of the Ray actors of share-compute, such as contributors, members, coordinators and deployment servers."""

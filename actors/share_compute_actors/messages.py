@@ -164,8 +164,7 @@ class MemberStatus:
     resident_bytes: Natural
     peak_resident_bytes: Natural
     reaches: StepNumber = 0
-    """Number of the last step whose update the weights include, or that the member can apply without other members,
-    because its gradient is complete."""
+    """The last step that the member applied, or can apply without other members because its gradient is complete."""
     holds: tuple[int, int] | None = None
     """Layers [start, stop) that the member computes with; None if it has no weights yet."""
     loaded: tuple[int, int] | None = None

@@ -22,7 +22,7 @@ from share_compute import errors
 from share_compute.errors import ShareComputeError, VerificationFailed
 
 Natural: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
-"""Non-negative integer, such as a count or a size in bytes. A 64-bit float represents integers below 2**53 exactly."""
+"""Count or size in bytes, below 2**53 so that JSON parsers that use 64-bit floats read it exactly."""
 StepNumber: TypeAlias = Annotated[int, Field(ge=-1, lt=2**53)]
 """Number of a step; -1 stands for none."""
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -298,7 +298,7 @@ def answers_by(
             except Exception as failure:  # noqa: BLE001 - the answer contains it, and the caller decides
                 return pack_failure(translate(failure))
 
-        # Ray reads a method's concurrency group behind `__wrapped__`, but `ray.method` stores the group on this wrapper.
+        # With `__wrapped__`, Ray would look for the concurrency group on the method, but it is set on this wrapper.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]
         del answer.__wrapped__
         return answer

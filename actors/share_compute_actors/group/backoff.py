@@ -10,9 +10,9 @@ from share_compute.protocol.membership import Worker
 
 
 class Backoff:
-    """Records machines on which no member may be started for some time, because a member there was lost.
+    """Records a pause for each machine on which a member was lost. No member should be started there meanwhile.
 
-    The pause of a machine doubles with each loss, unless the lost member had joined at least ``lasting_s`` before.
+    The pause doubles with each further loss, unless the lost member had joined at least ``lasting_s`` before.
 
     Args:
         first_s: the first pause, in seconds.

@@ -41,7 +41,7 @@ _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 """First and longest backoff of a machine after its member was lost, in seconds."""
 _LASTING_S = 300.0
-"""Shortest time in seconds that a member must have served before its loss to reset the backoff."""
+"""Shortest time in seconds from a member's joining to its loss that resets the backoff."""
 _PATIENCE_S = 120.0
 """Time without enough machines after which all sequences fail, in seconds."""
 _MOST_IN_VAIN = 5
@@ -250,7 +250,7 @@ class Assembly:
             self._status.set_state(state, f"waiting for machines: {self._lacking}")
 
     def _form(self, placement: Placement) -> None:
-        """Form the stages of a placement, and serve with them from now on; remove members that prove unusable."""
+        """Try to form the stages of a placement; if that succeeds, serve with them from now on."""
         self.placement = None
         self.epoch = max(self.epoch, self._last_epoch) + 1
         self._group.halt(self.epoch)
