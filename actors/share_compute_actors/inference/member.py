@@ -167,7 +167,8 @@ class ServingMember(LinkedMember):
     @answers(HEARTBEAT)
     def status(self) -> Heartbeat:
         """Return a heartbeat with this member's activity; each call restarts the time limit of `Lifeline`."""
-        if self._lifeline is None:  # the server asks only after the first shard was loaded, which may take long
+        # The server asks only after the first shard was loaded, which may take longer than the limit.
+        if self._lifeline is None:
             self._lifeline = Lifeline()
         self._lifeline.pull()
         stage = self._engine.stage
