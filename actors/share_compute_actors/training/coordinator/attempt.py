@@ -57,7 +57,7 @@ class TrainingAttempt:
         self._inbox = inbox
 
     def make(self) -> AttemptEnded:
-        """Prepare, plan, train and save; return the event that reports the attempt's success.
+        """Run the attempt, and return the event that reports its success.
 
         Raises:
             Cancelled: the submitter cancelled the job.
@@ -97,11 +97,11 @@ class TrainingAttempt:
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except (ShardStoreLost, LinkLost, StaleEpoch):
-            is_over = False  # members live: another attempt will continue with them, or already does
+            is_over = False  # another attempt continues with the members
             raise
         except Exception as failure:
             if not step_log.is_claimed:
-                # A later attempt uses the members now, so calls fail here. Only this attempt ends; its members stay.
+                # A later attempt has claimed the step log and may use the members, so they are not killed.
                 is_over = False
                 raise superseded() from failure
             if isinstance(failure, MembersLost):
@@ -143,7 +143,7 @@ class TrainingAttempt:
         return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
-        """Return earlier attempts' valid layer timings; empty while the number of microbatches is unknown."""
+        """Return earlier attempts' layer timings that are still valid; empty without a number of microbatches."""
         if spec.training.microbatches is None:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size

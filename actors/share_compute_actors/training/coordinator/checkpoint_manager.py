@@ -54,7 +54,7 @@ class CheckpointManager:
 
     At a pause, the first member of each stage takes a snapshot. The shard store then fetches the snapshots
     and writes them. Training continues meanwhile if all snapshots are copies of the shards. All methods must
-    be called on the one thread that runs the attempt.
+    be called on the thread that runs the attempt.
 
     Args:
         shard_store: the shard store's actor, which writes the folders.
@@ -82,9 +82,7 @@ class CheckpointManager:
         self._report = report
         self._under_way: _Saving | None = None
         self._whole: str | None = None
-        """Last folder that was reported as saved. The same folder is not saved again.
-
-        A folder may be due for two reasons at one step, or due again after members were lost."""
+        """Last folder that was saved completely; it is not saved again."""
         self._has_reported_memory = False
         every_s = assignment.timed_checkpoints_s
         self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
@@ -100,14 +98,12 @@ class CheckpointManager:
 
         Args:
             state: training state after the last committed step.
-            waits: whether to wait until the checkpoint is complete. If false, the call returns after the
-                snapshots. It waits all the same if a first member of a stage lacks the memory for a copy of
-                its shard.
+            waits: whether to wait until the checkpoint is complete. The call always waits if a machine lacks
+                the memory for a copy of its shard.
 
         Raises:
             Cancelled: the submitter cancelled the job.
-            Unavailable: the server's disk is full.
-            ContributorLost: data of a machine arrived damaged.
+            ShareComputeError: the checkpoint could not be saved, for example because the disk is full.
         """
         began_s = time.monotonic()
         if self._pace is not None:
@@ -134,7 +130,7 @@ class CheckpointManager:
         self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
 
     def poll(self) -> None:
-        """Report a folder whose saving has ended; request a pause if a timed checkpoint or a suspension is due.
+        """Report a folder whose saving has ended; request a pause for a due checkpoint or a requested suspension.
 
         Call it regularly while training continues.
         """
@@ -151,7 +147,7 @@ class CheckpointManager:
 
     @contextmanager
     def salvaging(self) -> Iterator[None]:
-        """If an error leaves the context, wait for a folder in progress, because the next attempt may begin from it.
+        """If an error leaves the context, wait for a save in progress: the next attempt may begin from its folder.
 
         Wait after `MembersLost`, and after each `ShareComputeError` except `StaleEpoch` and `Unavailable`.
         """
@@ -168,7 +164,7 @@ class CheckpointManager:
             try:
                 self._finish()
             except MembersLost:
-                continue  # the shard store itself finds out whether it still needs data of the lost members
+                continue  # the shard store may already have the data of the lost members
             except ShareComputeError as failure:
                 self._report(Note(message=failure.message, level="warning"))
 
@@ -205,13 +201,7 @@ class CheckpointManager:
         return all(are_copies.values())
 
     def _finish(self) -> None:
-        """Wait for the folder that is being written, if there is one.
-
-        Raises:
-            Cancelled: the submitter cancelled the job.
-            MembersLost: members died or became unresponsive meanwhile.
-            ShareComputeError: the shard store could not save the folder.
-        """
+        """Wait for the folder that is being written, if there is one."""
         saving = self._under_way
         if saving is None:
             return

@@ -68,16 +68,11 @@ from share_compute_actors.wire import Undeclared
 
 _POLL_S = 0.2
 _TICK_S = 0.5
-"""Period of the state machine's ticks, in seconds.
-
-An unanswered message is sent again after two ticks, then ever less often."""
+"""Minimum time between two ticks of the state machine, in seconds."""
 _CUT_TICKS = 3
 """Members first test their links after this many ticks in a row without a new answer from any member."""
 _QUIET_S = 120.0
-"""Initial limit for the time in which no member sends a new answer, in seconds.
-
-Beyond the limit, members begin a new epoch at the same step. The limit grows with the duration of steps. It
-doubles with each epoch that commits no step: five such epochs in a row take about an hour."""
+"""Initial limit for the time in which no member sends a new answer, in seconds. After it, a new epoch begins."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
@@ -130,24 +125,23 @@ class Conductor:
         """Membership of the last epoch in which all members were ready to compute."""
         self._lost: set[Worker] = set()
         self._stopped_s: float | None = None
-        """Time when members were last known to compute steps; None while they compute."""
+        """Time when the current interruption of the steps began; None if there is none."""
         self._figures: dict[Worker, StepFigures] = {}
         self._verdict: verdict.Verdict | None = None
-        """Verdict on the last step that all members prepared and whose numbers `verdict.judge` accepted."""
+        """The last result of `verdict.judge`."""
         self._not_finite: NotFinite | None = None
-        """The last error of `verdict.judge`, from this step or an earlier one; None if there was none."""
+        """The last error of `verdict.judge`, perhaps from an earlier step; None if there was none."""
         self._facts: StepFacts | None = None
         """Facts about the step that is being committed, or was committed last."""
         self._is_paused = False
         self._cut: LinksCut | None = None
-        """Cut links, which `_form` raises unless a member was lost since then; None if none were found."""
+        """Error for cut links, which `_form` raises unless a member is lost first; None if no links are cut."""
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
         """Limit for the time without a new answer, in seconds, before `_count_epochs` doubles it."""
         self._epochs_in_vain = 0
-        """Number of epochs begun since a step was committed, a member was lost or suspected, or the step was ordered to
-        start over."""
+        """Number of epochs since a step was last committed or restarted, or a member was last lost or suspected."""
 
     def assemble(self) -> None:
         """Begin the first epoch, with all members, and wait until they pause."""
@@ -156,15 +150,15 @@ class Conductor:
         self._run()
 
     def steps(self, until: int) -> int:
-        """Run the steps up to `until`; return the number of the last step, which all members have applied.
+        """Run the steps up to `until`, and pause; return the number of the last committed step.
 
-        The last step is an earlier one if changes are due (see `change`), or after `pause_early`.
+        Pause at an earlier step if changes are due (see `change`), or after `pause_early`.
 
         Raises:
             Cancelled: the submitter cancelled the job.
             ContributorLost: all holders of some part of the model are lost.
             LinksCut: members that must communicate do not reach each other.
-            NotFinite: numbers of a step are not finite; the step stays open on all members.
+            NotFinite: numbers of a step are not finite; the step is not committed.
             ShareComputeError: a member reported this error, or the job cannot continue for another reason.
         """
         self._is_paused = False
@@ -173,7 +167,7 @@ class Conductor:
         return self._machine.committed
 
     def pause_early(self) -> None:
-        """Pause after the step that is being computed, so that `steps` returns; otherwise do nothing."""
+        """Pause after the step that is being computed, so that `steps` returns; do nothing if no step is computed."""
         is_stepping = self._membership is not None and self._machine.phase == "stepping"
         if is_stepping and self._machine.until > self._machine.committed:
             self._handle(Continue(self._machine.committed))
@@ -181,8 +175,8 @@ class Conductor:
     def at_pause(self, work: Callable[[], Result]) -> Result:
         """Run `work`, and return its result; call this only at a pause.
 
-        If `work` raises `MembersLost`, `StaleEpoch` or `WrongTensor`, form a new epoch if it is needed, pause
-        it, and run `work` again. Other errors are raised.
+        After `MembersLost`, `StaleEpoch` or `WrongTensor`, form a new epoch if it is needed and possible, and
+        run `work` again.
         """
         while True:
             try:
@@ -198,7 +192,7 @@ class Conductor:
             self._run()
 
     def change(self) -> None:
-        """Form an epoch with the changes that are due, and pause it; do nothing if none is due any more.
+        """Form an epoch with the changes that are due, and pause again; do nothing if no change is due.
 
         Call this only at a pause.
 
@@ -249,9 +243,9 @@ class Conductor:
             self._injector.messages.flush()
 
     def _detect_cuts(self) -> None:
-        """Check whether members reach each other, after 1.5 s without a new answer, then after 3 s, 6 s and so on.
+        """Check the links between members after 3, 6, 12, ... ticks without a new answer from any member.
 
-        A cut leaves TCP connections open, so nothing else shows that the tensors of a step cannot arrive.
+        A cut link may leave its TCP connection open, so that no error shows the cut.
         """
         quiet, rest = divmod(self._machine.quiet_ticks, _CUT_TICKS)
         if self._membership is None or rest or quiet.bit_count() != 1:
@@ -267,18 +261,18 @@ class Conductor:
                 self._lose(loss.workers)
 
     def _leave_out_an_end(self, cut: LinksCut, membership: Membership) -> None:
-        """Continue without the member that all cut links share; if that is impossible, let `_form` raise."""
+        """Continue without a member that all cut links share; if that is impossible, let `_form` raise the error."""
         can_lose_one = (
             self._machine.phase == "stepping"
             and self._changes.protection.is_protected
             and self._group.workers.issuperset(membership.everybody)
             and self._group.have_whole_copies(
                 membership.backups.values()
-            )  # no copy was lost since it was reported as complete
+            )  # a copy may be lost after it was reported as complete
         )
         end = self._planner.dispensable(cut.pairs) if can_lose_one else None
         if end is None:
-            self._cut = cut  # `_form` raises it: then all have applied the last committed step
+            self._cut = cut  # `_form` raises it, after members have applied the last committed step
             self._handle(Assemble(self._group.workers))
             return
         self._report_cut(cut)
@@ -314,7 +308,7 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
             self._group.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
-            # The member waited for another member. The failure detector shows whether that one is lost.
+            # The sender waited for another member. The failure detector finds out whether this other member is lost.
             return
         if isinstance(message, NoCopy):
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:
@@ -361,7 +355,7 @@ class Conductor:
         if self._membership is not None and not workers.isdisjoint(
             set(self._membership.everybody) - set(self._membership.workers)
         ):
-            # A catch-up replica is lost. Its primary waits for it, but the state machine counts no replicas.
+            # A catch-up replica outside all stages is lost, so a new epoch must begin without it.
             self._handle(Assemble(self._group.workers))
 
     def _report_lost(self, workers: frozenset[Worker]) -> list[Event]:
@@ -389,7 +383,7 @@ class Conductor:
             self._report_reformed()
 
     def _report_reformed(self) -> None:
-        """Remove members that the new epoch does not use, and report the epoch, unless it is the first."""
+        """Remove members that the new epoch does not use. Report the epoch unless it is the first."""
         before, self._formed = self._formed, self._membership
         # Remove these members before the report, because other jobs may use their machines after it.
         self._changes.end_others(self.membership)
@@ -468,10 +462,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _blame(self, blame: Blame) -> None:
-        """Write a machine's offence, such as wrong numbers, to the step log, and report it to the user.
-
-        The member is removed if it was kept as a suspect. `StepLog.offend` decides about a quarantine.
-        """
+        """Write a machine's wrong numbers to the step log, report them, and remove the member if it is a suspect."""
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
         self._changes.blame(worker)
@@ -486,7 +477,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
-        """Continue without the sender of a wrong tensor, or without its accuser; call it while no step is computed."""
+        """Remove the sender of a wrong tensor, or its accuser; raise the error if one of them is already gone."""
         worker, accuser = failure.worker, failure.accuser
         if not {worker, accuser} <= self._group.workers:
             raise failure
@@ -540,7 +531,7 @@ class Conductor:
         return [MembershipPlanned(form)]
 
     def _without(self, loss: MembersLost) -> list[Event]:
-        """Begin another epoch without the lost members, even if the protocol machine does not know them."""
+        """Begin another epoch without the lost members."""
         return [*self._report_lost(loss.workers), Assemble(self._group.workers)]
 
     def _restart(self, failure: ShareComputeError) -> list[Event]:
@@ -553,9 +544,7 @@ class Conductor:
         return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:
-        """Count a new epoch. From the second one in vain on, double the limit for the time without an answer.
-
-        If nothing has failed, answers are late because the step takes long, so a longer wait suffices.
+        """Count a new epoch; from the second one in vain on, double the limit for the time without an answer.
 
         Raises:
             Unavailable: too many epochs began in vain in a row (see `_epochs_in_vain`).
@@ -593,7 +582,7 @@ def _recorded(standing: Standing | None) -> Recorded:
     """Return the event for a write to the step log.
 
     Raises:
-        StaleEpoch: the step log refused the write, because a newer coordinator of the job has claimed it.
+        StaleEpoch: the step log refused the write.
     """
     if standing is None:
         raise superseded()

@@ -1,7 +1,6 @@
-"""The coordinator: one actor on the head that makes one attempt at a job, and reports its progress as events.
+"""The coordinator: one actor on the head that runs one attempt at a job, and reports its progress as events.
 
-The control plane imports this module, so the import must be quick. The attempt itself is in the module
-`attempt`, which imports torch.
+The control plane imports this module, so the import must be quick. `Coordinator.run` imports torch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4, "mail": 1})
 class Coordinator:
-    """Makes one attempt at one job.
+    """Runs one attempt at one job.
 
     Args:
         assignment: an `Assignment` as JSON.
@@ -47,7 +46,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
-        """Make the attempt, and report its progress as events; the last event reports how the attempt ended."""
+        """Run the attempt, and report its progress as events; the last event reports how the attempt ended."""
         try:
             from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
 
@@ -72,7 +71,7 @@ class Coordinator:
     def events(self, after: int, timeout_s: float) -> str:
         """Return the events after the first ``after`` ones, as JSON; if there is none, wait for the next.
 
-        The list is empty if no event comes in time.
+        Return an empty list if no event is reported in time.
 
         Args:
             after: number of events that the caller has received. These events are deleted, so there must be only one
@@ -83,25 +82,25 @@ class Coordinator:
 
     @ray.method(concurrency_group="mail")
     def receive(self, worker: str, key: bytes, message: bytes) -> None:
-        """Queue a message of a member, unchecked; `Conductor` verifies the sender's key and reads the message."""
+        """Queue a message of a member, unchecked; `Conductor` checks the key before it reads the message."""
         self._inbox.put((worker, key, message))
 
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:
-        """Ask the attempt to end soon; it abandons the step that is being computed."""
+        """Ask the attempt to end soon, without finishing the current step."""
         self._requests.cancelled.set()
 
     @ray.method(concurrency_group="control")
     def suspend(self) -> None:
-        """Ask the attempt to write a checkpoint after its current step, and then to end.
+        """Ask the attempt to save a checkpoint and then to end.
 
-        While the data is prepared, the attempt ends without a checkpoint.
+        If its data is still being prepared, the attempt ends without a checkpoint.
         """
         self._requests.suspended.set()
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:
-        """Set the machines that the attempt may use from now on; it keeps the machines that it already holds.
+        """Set the machines on which the attempt may start members; it keeps the members that it already has.
 
         Args:
             offer: an `Offer` as JSON.

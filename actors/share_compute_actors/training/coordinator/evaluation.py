@@ -27,8 +27,9 @@ from share_compute_actors.training.shard_store import ShardStoreFacts
 from share_compute_actors.wire import TEXT
 
 _EVALUATED_AT_ONCE = 8
-"""Number of microbatches in one evaluation call, per member of the largest stage. This limit bounds the data
-that waits in channels."""
+"""Maximum number of microbatches in one evaluation call, per member of the largest stage.
+
+It bounds the data that waits in channels."""
 
 
 class Evaluation:
@@ -132,12 +133,12 @@ class Evaluation:
         return torch.tensor(logits)
 
     def locate(self, failure: NotFinite) -> UserError:
-        """Return an error that names the module or parameter at which numbers stopped being finite.
+        """Return an error that names the module or parameter with the first value that is not finite.
 
         Return `failure` itself if no member finds such a place, or if members are lost meanwhile.
 
         Args:
-            failure: the error for the open step, whose number it carries.
+            failure: the error for the open step; its attribute ``step`` must be set.
         """
         step, membership = failure.step, self._conductor.membership
         assert step is not None

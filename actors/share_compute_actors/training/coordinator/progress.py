@@ -52,7 +52,7 @@ class Listener(ABC):
 
     @abstractmethod
     def ticked(self) -> None:
-        """Do work that recurs while steps are computed, such as polling a save in progress.
+        """Do periodic work, such as polling a save in progress.
 
         The conductor calls this about every 0.5 s, except at a pause.
         """
@@ -110,8 +110,7 @@ class TrainingProgress:
         seconds, self._last_end = now - self._last_end, now
         self._seconds.append(seconds)
         training = self._training
-        # Figures lack the number of targets if members of the last stage died. All steps have the same
-        # number.
+        # Figures lack the number of targets if members of the last stage died. The number never changes.
         each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
         targets = each * training.batch_size // training.microbatch_size
         norm, is_clean = verdict.norm, math.isfinite(verdict.norm)
@@ -150,5 +149,5 @@ class TrainingProgress:
         self._stopping = self._stopping and self._stopping.after(step, loss)
 
     def busy_fractions(self) -> dict[Worker, float]:
-        """Return, by member, the fraction of the duration of this attempt's steps in which the member computed."""
+        """Return the fraction of this attempt's step time in which each member computed, by member."""
         return {worker: busy_s / max(self._trained_s, 1e-9) for worker, busy_s in self._busy_s.items()}

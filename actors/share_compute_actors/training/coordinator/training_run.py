@@ -1,8 +1,6 @@
 """The training of one attempt, from members that hold the model to the saved result.
 
-Start reading the coordinator's code here. A `TrainingRun` builds the other objects of the coordinator that
-train. `TrainingRun.run` shows the whole training in order. The `Conductor` drives the steps between two
-pauses, and reports to the `TrainingRun` through the methods of `Listener`.
+`Conductor` runs the steps, and reports to `TrainingRun` through the methods of `Listener`.
 """
 
 from __future__ import annotations
@@ -102,7 +100,6 @@ class TrainingRun(Listener):
         Raises:
             Cancelled: the submitter cancelled the job.
             ShareComputeError: the attempt failed.
-            MembersLost: members died, and the remaining members cannot continue without them.
         """
         with self._monitor:
             with self._saving_when_cut():
@@ -139,11 +136,7 @@ class TrainingRun(Listener):
     # -- the training loop -------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        """Run all remaining steps, the work at each pause, and the final test.
-
-        Raises:
-            UserError: numbers of a step are not finite; the message names the place where this first happened.
-        """
+        """Run all remaining steps and the work at each pause; then test the model if there are test samples."""
         progress = self._progress
         # An earlier coordinator may have died between the last step and the work that follows it.
         has_trained = self._start.state.step >= self._start.facts.first_step
@@ -159,7 +152,7 @@ class TrainingRun(Listener):
             self._evaluation.mean_loss("test", progress.state.step)
 
     def _steps(self, until: int) -> None:
-        """Run the steps up to `until`, and pause for changes when they are due."""
+        """Run the steps up to `until`; at an earlier pause, save a checkpoint if it is due, and make due changes."""
         try:
             while self._conductor.steps(until) < until:
                 self._save_before_change()
@@ -193,9 +186,9 @@ class TrainingRun(Listener):
             self._checkpoints.checkpoint(progress.state, waits=progress.has_ended)
 
     def _save_before_change(self) -> None:
-        """Save a checkpoint if one is due, or if the other members cannot hold the leaving members' layers.
+        """Save a checkpoint if one is due, or if the job cannot continue without the leaving members.
 
-        Then wait for a save in progress if it still fetches data from a leaving member.
+        Then wait for a save in progress if it fetches data from a leaving member.
         """
         self._checkpoints.checkpoint_if_due(self._progress.state)
         leaving = self._changes.leaving
@@ -205,11 +198,7 @@ class TrainingRun(Listener):
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
-        """If links between members are cut inside the context, save a checkpoint, and raise the error again.
-
-        Save none if no step was committed after the checkpoint that the attempt began with, or since the
-        job's start.
-        """
+        """If the context raises `LinksCut`, save the committed steps since `first_step`, if any, in a checkpoint."""
         try:
             yield
         except LinksCut:
@@ -235,7 +224,7 @@ class TrainingRun(Listener):
     def reformed(
         self, before: Membership, after: Membership, lost: frozenset[Worker], seconds: float
     ) -> None:
-        """Report a new epoch with its causes, and restart the measurements of step times and members' speeds."""
+        """Report a new epoch with its causes, and restart the measurements of step times and cell times."""
         self._monitor.reform(self._planner.solution, are_lost=bool(lost))
         self._balancer.reform(after)
         joined = frozenset(after.workers) - frozenset(before.workers)
@@ -268,6 +257,6 @@ class TrainingRun(Listener):
         return "; ".join(causes)
 
     def ticked(self) -> None:
-        """Report saved folders and complete backup copies; request a pause if one is due for a checkpoint."""
+        """Poll the save in progress and the backup copies."""
         self._checkpoints.poll()
         self._changes.protection.poll(self._progress.state.step)

@@ -1,8 +1,4 @@
-"""Checks a step that all members prepared, before it is committed.
-
-Losses and gradients must be finite. In float16, a step with a gradient that is not finite is committed all
-the same, but changes no weights. The norm of the whole gradient determines how far the gradient is clipped.
-"""
+"""Checks the losses and the gradient of a step before it is committed, and makes the errors for wrong numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ def diverged(effect: Diverged, found: NotFinite | None, name: Callable[[Worker],
 
     Args:
         effect: the effect of the protocol's state machine.
-        found: the last error of `judge`; None if `judge` raised none, because members found the numbers.
+        found: the last error of `judge`; None if there was none.
         name: returns the name of a member's machine.
     """
     failure = found or not_finite("gradient", effect.step)
@@ -66,7 +62,7 @@ def diverged(effect: Diverged, found: NotFinite | None, name: Callable[[Worker],
 
 
 def offence(blame: Blame, name: Callable[[Worker], str], *, is_over: bool) -> Offended:
-    """Return the event that reports a machine's offence, such as wrong numbers.
+    """Return the event that reports that a machine computed wrong numbers.
 
     Args:
         blame: the effect of the protocol's state machine.
@@ -94,9 +90,9 @@ class Verdict:
     """Losses, gradient norm and gradient factor of a whole step, from the members' messages."""
 
     losses: Mapping[int, float]
-    """Summed loss of each microbatch."""
+    """Summed loss of each microbatch, by microbatch id."""
     norm: float
-    """Norm of the whole gradient, without the loss scale."""
+    """L2 norm of the whole gradient, divided by the loss scale."""
     factor: float
     """Factor by which the gradient is multiplied; `SKIPPED` if the step must change no weights."""
 
@@ -115,7 +111,7 @@ def judge(prepared: Mapping[Worker, Prepared], training: TrainingSpec, step: int
 
 
 def losses_of(prepared: Mapping[Worker, Prepared]) -> dict[int, float]:
-    """Return the summed loss of each microbatch."""
+    """Return the summed loss of each microbatch, by microbatch id."""
     losses: dict[int, float] = {}
     for message in prepared.values():
         losses.update(message.losses)
@@ -123,15 +119,14 @@ def losses_of(prepared: Mapping[Worker, Prepared]) -> dict[int, float]:
 
 
 def global_norm(prepared: Mapping[Worker, Prepared]) -> float:
-    """Return the norm of the whole gradient, which does not depend on how layers are cut into stages.
+    """Return the L2 norm of the whole gradient; infinity if it overflows.
 
-    Each parameter counts once. All members that hold a parameter report the same value for it, also if two
-    stages share the parameter.
+    Each parameter counts once, because all members that hold a parameter report the same value for it.
     """
     squares: dict[str, float] = {}
     for message in prepared.values():
         squares.update(message.squared_norms)
     try:
-        return math.sqrt(math.fsum(squares.values()))  # fsum is exact, so the order does not matter
+        return math.sqrt(math.fsum(squares.values()))  # fsum rounds once, so the order does not matter
     except OverflowError:
         return math.inf
