@@ -28,17 +28,17 @@ class BackupCalls:
 
     @ray.method(concurrency_group="copies")
     def outline(self, shard: ShardRange) -> ShardOutline:
-        """Return the outline of a shard. See `Copier`."""
+        """Return a description of a shard's contents. See `Copier.outline`."""
         return self._engine.copier.outline(shard)
 
     @ray.method(concurrency_group="copies")
     def stage_copy(self, backup: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
-        """Clone some parameters or buffers, so that they can be fetched while training continues. See `Copier`."""
+        """Clone parameters or buffers, so that a backup can fetch them while training continues. See `Copier.copy`."""
         return self._engine.copier.copy(shard, names, backup)
 
     @ray.method(concurrency_group="copies")
     def staged_piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a cloned tensor. See `Copier`."""
+        """Return bytes [start, stop) of a cloned tensor. See `Copier.piece`."""
         return self._engine.copier.piece(ticket, name, start, stop)
 
     # -- as backup ---------------------------------------------------------------------------------------------------
@@ -50,9 +50,8 @@ class BackupCalls:
     ) -> None:
         """Keep copies of exactly these primaries' shards, and drop all other copies.
 
-        This is called before each epoch. Existing copies of these shards stay if they can be brought to the
-        last committed step (see `Copies.keep`). A new copy starts from data that this machine already has, if
-        there is space for it. The rest is fetched while training continues.
+        Existing copies of these shards stay if they are still usable (see `Copies.keep`). New copies are
+        fetched while training continues.
 
         Args:
             epoch: number of the epoch that is about to begin.
@@ -75,7 +74,7 @@ class BackupCalls:
         Args:
             shard: layers [start, stop) of the copy.
             step: number of the step.
-            scales: update factor of each committed step, by step.
+            scales: update factors of committed steps, by step.
         """
         follower = self._engine.copies.of(shard)
         return follower is not None and follower.bring_to(step, scales)
@@ -83,9 +82,9 @@ class BackupCalls:
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def is_up_to_date(self) -> bool:
-        """Have each complete copy apply its pending gradients once, without waiting.
+        """Return whether each usable copy is complete and has applied its pending gradients.
 
-        Return whether each usable copy is complete and has done so.
+        The first call starts this work for a complete copy, and does not wait for it.
         """
         return self._engine.copies.catch_up()
 

@@ -1,8 +1,6 @@
-"""A member's single compute thread: it executes the effects of the protocol machine, and calls from other threads.
+"""A member's compute thread: it executes the effects of the protocol machine, and calls from other threads.
 
-While steps are computed, only this thread uses the weights, and only it calls those methods of the channel
-that are not thread-safe. Other threads queue messages, tensors and calls for this thread. A halt also ends
-the thread's waits for an epoch that is over.
+Other threads queue messages and calls for this thread.
 """
 
 from __future__ import annotations
@@ -58,9 +56,7 @@ from share_compute_actors.transport.collective.backend import EpochGroup, abort_
 from share_compute_actors.transport.envelope import WireLabel
 
 _TICK_S = 5.0
-"""Minimum time in seconds between two `RetransmissionTimeout` events.
-
-At each event, the protocol machine repeats rejections and gradients that are not acknowledged."""
+"""Minimum time between two `RetransmissionTimeout` events, in seconds."""
 
 
 class Forming(NamedTuple):
@@ -74,7 +70,7 @@ NotifyCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | N
 
 
 class TrainingEngine(ComputeThread):
-    """Runs one member's compute thread, which executes all steps, and calls from other threads.
+    """Runs one member's compute thread.
 
     Args:
         machine: the member's protocol machine.
@@ -100,7 +96,7 @@ class TrainingEngine(ComputeThread):
         self.runner: Runner | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
-        """Process group whose formation has begun, until `join` is called; None after `join`."""
+        """Process group that is being formed; None after `join`."""
         self._group_epoch = 0
         self._samples: ShardSamples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
@@ -117,7 +113,7 @@ class TrainingEngine(ComputeThread):
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def receive(self, message: ToMember) -> None:
-        """Queue a message from the coordinator; a halt also ends the thread's waits of earlier epochs."""
+        """Queue a message from the coordinator; a halt also ends the compute thread's waits in earlier epochs."""
         with self._news:
             self._events.append(message)
             self._news.notify()
@@ -137,7 +133,7 @@ class TrainingEngine(ComputeThread):
             channel.wake()
 
     def wait_while_cut(self) -> None:
-        """Return at once; `FaultyEngine` waits here while it cuts the link to the coordinator."""
+        """Do nothing; `FaultyEngine` waits here while it cuts the link to the coordinator."""
 
     def use_shard_store(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
@@ -231,7 +227,7 @@ class TrainingEngine(ComputeThread):
             self._take(POLL_S if due_s is None else min(due_s, POLL_S))
 
     def _due_s(self) -> float | None:
-        """Return the seconds until the thread must call this method again; None if there is no limit.
+        """Return the seconds until this method must be called again; None if there is no limit.
 
         `FaultyEngine` sends its delayed messages here.
         """
@@ -269,12 +265,7 @@ class TrainingEngine(ComputeThread):
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
     def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
-        """Reject a tensor that this member cannot use; return whether it was rejected.
-
-        A tensor is rejected if this member expects none of its kind, or if its shape or dtype is wrong.
-        Except in float16, a tensor of a step is also rejected if its numbers are not finite; gradients for
-        backup copies are not checked for this. Acknowledgements are not checked at all.
-        """
+        """Reject a tensor that this member cannot use; return whether it was rejected."""
         if label.cargo == "logged":
             return False
         if label.cargo == "log":
@@ -310,10 +301,7 @@ class TrainingEngine(ComputeThread):
         self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
-        """Pass an event to the protocol machine, and queue the effects that it returns.
-
-        A halt that arrives meanwhile is handled before the next queued effect.
-        """
+        """Pass an event to the protocol machine, and queue the effects that it returns."""
         self._effects.extend(self._machine.handle(event))
 
     def _carry_out(self, effect: Effect) -> Event | None:
@@ -325,8 +313,7 @@ class TrainingEngine(ComputeThread):
                 self._send(effect)
             case Reduce():
                 if self.channel is not None and self.group is not None:
-                    # This member may wait long in the reduction. Meanwhile, receivers need these counts to
-                    # notice lost tensors.
+                    # The reduction may take long. Receivers need these counts to notice lost tensors.
                     self.channel.report_sent()
                 return self._reduce(effect)
             case Apply():
@@ -433,10 +420,7 @@ class TrainingEngine(ComputeThread):
         return Reduced()
 
     def _sums_held(self, membership: Membership, step: int) -> list[tuple[Node, ...]]:
-        """Return the nodes of the summation tree whose sums each member of this stage holds, by rank.
-
-        The sums are those that the members hold after all cells of the step.
-        """
+        """Return, by rank, the tree nodes whose sums each member of this stage holds after its cells of the step."""
         stage = membership.stage_of(self._machine.worker)
         return [self._tree.cover(ids) for ids in holders(membership, step, stage)]
 
@@ -483,8 +467,7 @@ class TrainingEngine(ComputeThread):
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        # In a restarted step, digests are compared with those before the restart. So even a member that is
-        # alone in its stage sends a digest.
+        # In a restarted step, digests are compared with those before the restart, also in stages of one member.
         is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,
@@ -499,7 +482,7 @@ class TrainingEngine(ComputeThread):
 
 
 def described(label: WireLabel) -> str:
-    """Return the description of a tensor, for display."""
+    """Return a description of a tensor, for messages about it."""
     if label.cargo == "tied":
         return "the gradient of a shared parameter"
     return f"the {label.cargo} of microbatch {label.microbatch}"

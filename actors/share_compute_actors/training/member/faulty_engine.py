@@ -1,7 +1,6 @@
 """Injects faults into a member's compute thread, in subclasses of `TrainingEngine` and `Outbox`.
 
-`TrainingEngine` and `Outbox` themselves inject no faults. A member uses these subclasses if its job has a failure
-script.
+A member uses these subclasses if its job has a failure script.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from share_compute_actors.transport.envelope import WireLabel
 
 
 class FaultyEngine(TrainingEngine):
-    """An engine that executes a member's part of a failure script at the points that the script names.
+    """A compute thread that injects the faults of a failure script.
 
     Args:
         injector: executes this member's part of the script.
@@ -152,7 +151,7 @@ class FaultyEngine(TrainingEngine):
 
 
 class FaultyOutbox(Outbox):
-    """An outbox whose gradients may arrive damaged, late, twice, out of order or never.
+    """An outbox that injects faults into the gradients that it sends.
 
     Args:
         faults: sends messages with their injected faults.

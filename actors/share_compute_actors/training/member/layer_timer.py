@@ -1,8 +1,6 @@
 """Measures the times of each layer of a shard during training, so that the planner need not estimate them.
 
-Time marks are taken where one layer ends and the next begins. In a forward pass, a hook on the layer takes them. In a
-backward pass, a hook on the layer's output takes them when the gradient of that output is complete. The hook does not
-change the gradient, so results stay bit-identical. The times of all layers add up to the time of the whole pass.
+Hooks take time marks where one layer ends and the next begins. They change no outputs and no gradients.
 """
 
 from __future__ import annotations
@@ -26,8 +24,9 @@ _Mark: TypeAlias = "float | torch.cuda.Event"
 class _Pass(NamedTuple):
     begin: _Mark
     inner: dict[int, _Mark]
-    """Mark of each layer except the last, by layer index. In a forward pass: the end of the layer. In a backward pass:
-    the time at which the gradient of the layer's output was complete; none if it needs no gradient."""
+    """Mark of each layer except the last, by layer index.
+
+    Forward: the end of the layer. Backward: the time at which the gradient of the layer's output was complete."""
     end: _Mark
 
 

@@ -78,8 +78,8 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
 def _stored(stage: Stage, client: SourceClient, seed: int) -> dict[str, Tensor]:
     """Return the tensors to load from sources.
 
-    The job may add tensors to the model (LoRA adapters). Added tensors are initialized here from the seed.
-    They are left out of the result if no source has them.
+    Tensors that the job adds to the model (LoRA adapters) are initialized here from the seed. They are left
+    out of the result if no source has them.
     """
     tensors = stage.persistent()
     if not stage.added:
@@ -90,12 +90,7 @@ def _stored(stage: Stage, client: SourceClient, seed: int) -> dict[str, Tensor]:
 
 
 def _inventory(client: SourceClient, source: Source) -> tuple[str, ...]:
-    """Return the names of the tensors that a source has.
-
-    Raises:
-        Undeclared: the shard store's answer is not a list of names.
-        WrongTensor: a member's answer is not a list of names.
-    """
+    """Return the names of the tensors that a source has."""
     answer = client.ask(source, "inventory")
     try:
         return unpack_answer(NAMES, answer, source.name)
@@ -106,11 +101,7 @@ def _inventory(client: SourceClient, source: Source) -> tuple[str, ...]:
 
 
 def _restore(runner: Runner, client: SourceClient) -> None:
-    """Load the optimizer's state from its sources.
-
-    Raises:
-        WrongTensor: a tensor is larger than its parameter, or the data of a member does not fit.
-    """
+    """Load the optimizer's state from its sources."""
     assert runner.optimizer is not None
     shapes: dict[str, tuple[int, ...]] = {}
     for place, source in enumerate(client.sources.all):

@@ -60,8 +60,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     """Does one machine's work for one job. One actor serves many epochs.
 
     Methods of the concurrency group ``orders`` do their work on the compute thread, one after the other.
-    Methods of each other concurrency group run on that group's own threads, so most of them answer while the
-    compute thread is busy. Only `outline`, `stage_copy` and `keep_copies` wait for the compute thread, too.
+    Most methods of other concurrency groups answer while the compute thread is busy.
 
     Args:
         setup: parameters of this member.
@@ -99,7 +98,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         self._next: Runner | None = None
         """Runner that `load` filled and `adopt` has not taken yet; None if there is none."""
         self._next_applied = 0
-        """Last step whose update the weights included that `load` filled in last."""
+        """Last step whose update is in the weights of the last `load`."""
         self._built: Runner | None = None
         """Runner that `build` made and `load` has not filled yet; None if there is none."""
         self._names: dict[Worker, str] = {}
@@ -120,7 +119,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
         """Build a shard for the next epoch and fill it; return the size of its weights and buffers in bytes.
 
-        The current shard stays until `adopt`, because other members may want to read it.
+        The current shard stays until `adopt`, because other members may read it.
 
         Args:
             shard_store: the shard store, from which the member gets samples.
@@ -148,10 +147,9 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(STATUS)
     def build(self, shard: Shard) -> MemberStatus:
-        """Build a shard, whose weights `load` will fill in, and return a heartbeat.
+        """Build a shard for a later call of `load`, and return a heartbeat.
 
-        A member that joins a running job gets this call first. Building a shard is slow, and the other
-        members train meanwhile.
+        A member that joins a running job gets this call first, because building a shard is slow.
 
         Raises:
             ContributorLost: this process sees another GPU than the one that was measured, or none.
@@ -184,7 +182,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
-    # A cut of the server's network breaks this call. With `max_task_retries`, Ray repeats the call.
+    # `max_task_retries`: Ray repeats the call if a cut of the server's network breaks it.
     @ray.method(concurrency_group="pieces", max_task_retries=-1)
     @answers(NAMES)
     def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
@@ -300,8 +298,6 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
         """Take a snapshot of this shard, which the shard store then fetches with `piece`.
 
-        Only the first member of each stage is asked for a snapshot.
-
         Args:
             place: index of the stage.
             kind: whether the folder is a checkpoint or an artifact.
@@ -351,8 +347,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         """Return a piece of the snapshot, or None after the last one.
 
         Args:
-            number: index of the piece, from 0: either the next piece, or the last returned piece again if it arrived
-                damaged.
+            number: index of the piece, from 0: either the next piece, or the last returned piece again.
         """
         assert self._pieces is not None
         return self._pieces.give(number)
@@ -360,7 +355,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="pieces")
     @answers(NOTHING)
     def release_snapshot(self) -> None:
-        """Drop the snapshot, because the shard store has given up its fetch."""
+        """Drop the snapshot, which will not be fetched any more."""
         self._pieces = None
 
     @ray.method(concurrency_group="control")

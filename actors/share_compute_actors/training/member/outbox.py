@@ -17,13 +17,10 @@ from share_compute_actors.transport.envelope import WireLabel
 POLL_S = 0.5
 """Longest wait of the compute thread for a tensor, in seconds. Messages and calls of `order` end the wait.
 
-This is also the minimum interval between two reports of how many tensors were sent, and between two reports
-that a tensor is missing."""
+It is also the minimum interval between reports in `Outbox.misses`."""
 _AGAIN_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
-"""A gradient is sent to a backup member again after `_AGAIN_S` seconds plus its transfer time at this rate,
-at the earliest. A receiver in a stage reports a lost tensor sooner, and another epoch begins. A catch-up
-replica outside all stages reports no lost tensor, so it needs the repetition."""
+"""A gradient is sent again at the earliest after `_AGAIN_S` seconds plus its transfer time at this rate."""
 
 
 class Outbox:
@@ -38,7 +35,7 @@ class Outbox:
         """Send a step's gradient to a backup member.
 
         A repeated call for the same epoch, step and receiver sends the gradient again only if enough time has
-        passed: `_AGAIN_S` seconds plus the transfer time at `_SLOWEST_BYTES_PER_S`.
+        passed.
 
         Args:
             channel: channel of the epoch.
@@ -61,8 +58,8 @@ class Outbox:
         for place, tensor in gradient_messages(
             runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)
         ):
-            # The first message may still arrive. Then the step may be applied while the repeated message is
-            # in transit, which changes the gradient. So the repeated message carries a copy of the gradient.
+            # If the first message arrives, the step may be applied while the repeated message is in transit.
+            # Applying the step changes the gradient, so the repeated message carries a copy of it.
             content = tensor.clone() if is_repeated else tensor
             encoded = channel.write(log.holder, WireLabel("train", log.step, "log", place, stage), content)
             self._post_log(channel, log.holder, place, encoded)

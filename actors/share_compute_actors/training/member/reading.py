@@ -24,9 +24,9 @@ from share_compute_actors.wire import NAMES
 class GivesState:
     """Mixin with methods that let other members and the coordinator read a member's shard or backup copies.
 
-    These methods are called while no step is computed. The argument `shard` is the layer range [start, stop)
-    of the backup copy to read; None reads the member's own shard. `pack_extents` makes the argument
-    `extents`.
+    Call the methods that read tensors only while no step is computed. The argument `shard` is the layer range
+    [start, stop) of the backup copy to read; None reads the member's own shard. The argument `extents` is
+    the result of `pack_extents`.
     """
 
     _engine: TrainingEngine

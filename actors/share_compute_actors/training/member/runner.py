@@ -1,7 +1,6 @@
 """Computes one member's cells (forward or backward of a microbatch), sums gradients in its stage, updates its weights.
 
-This module knows the shard, the gradients and the stage's process group, but no events or messages of the
-step protocol. `TrainingEngine` calls its methods.
+This module does not depend on the events and messages of the step protocol.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.backend import EpochGroup
 
 _TIMED_STEPS = 3
-"""Number of steps in which layers are timed. The first of them is an epoch's second step, because the epoch's
-first step includes warm-up."""
+"""Number of steps in which layers are timed, from an epoch's second step, because the first includes warm-up."""
 
 
 class Graph(NamedTuple):
@@ -100,7 +98,7 @@ class Runner:
         self._held: Sequence[Sequence[Node]] = ()
 
     def join(self, group: EpochGroup | None, rank: int) -> None:
-        """Use this process group from now on, and forget reductions in the previous one.
+        """Use this process group from now on, and drop pending reductions of the previous one.
 
         Args:
             group: process group of the stage; None if the stage has no other members.
@@ -149,8 +147,8 @@ class Runner:
             adds: whether the backward adds to the parameters' gradients; if not, it only computes the
                 gradient for the previous stage.
             holders: nodes of the summation tree whose sums each member of the stage holds after this
-                backward, by rank. Given at most for this member's last cell of the step. Reductions then
-                begin during the backward, bucket by bucket.
+                backward, by rank. If given, reductions begin during the backward, bucket by bucket. Give it
+                only for this member's last cell of the step.
         """
         graph = self._graphs.pop(microbatch)
         if adds:
@@ -172,7 +170,7 @@ class Runner:
                 if share.requires_grad and (adds or inputs):
                     share.backward(inputs=inputs)  # type: ignore[no-untyped-call]
         elif graph.outputs.requires_grad and (adds or inputs):
-            # Outputs require no gradient if no layer up to here is trained. Then there is nothing to compute.
+            # Outputs require no gradient if no layer up to here is trained.
             with self._timed("backward"):
                 graph.outputs.backward(incoming.to(self._device), inputs=inputs)  # type: ignore[no-untyped-call]
         if adds:
@@ -249,7 +247,7 @@ class Runner:
             wait = self._group.start_tree_sum(
                 self.gradients.parts(bucket), self._held, self._tree, out=self.gradients.result(bucket)
             )
-        except ContributorLost as failure:  # `wait` raises it later: a backward may run now
+        except ContributorLost as failure:  # raised later by `reduce`, because a backward may run now
             wait = partial(_raise, failure)
         self._reductions.append(wait)
 
@@ -286,7 +284,7 @@ class Runner:
 
         Args:
             source: rank of the member that has the sum.
-            has_it: whether this member has the sum, too. If so, its sum stays valid, even after an error.
+            has_it: whether this member already has the sum. If so, its sum stays valid, even after an error.
 
         Raises:
             ContributorLost: a member died or became unresponsive, or a halt aborted the process group.
@@ -312,11 +310,7 @@ class Runner:
     def _finish_on_device(self) -> None:
         """Wait until the process group's operations on a GPU are complete, and check that none was aborted.
 
-        On a GPU, the wait for an operation ends when the operation is enqueued. So it does not show success.
-
-
-        Raises:
-            ContributorLost: an operation was aborted.
+        This is needed because earlier waits return when the operation is enqueued on the GPU.
         """
         if self._device.type == "cuda" and self._group is not None:
             torch.cuda.synchronize(self._device)

@@ -35,7 +35,7 @@ _MOST_REASON = 2000
 
 
 class Logits:
-    """Encodes logits of the next token, ``[vocabulary]``, or None, which all stages but the last return."""
+    """Encodes the logits of the next token, ``[vocabulary]``; None stands for no logits."""
 
     _frame = WithContent(Schema(int | None))
 
@@ -72,7 +72,7 @@ def pack_said(message: ToCoordinator | ShareComputeError, figures: StepFigures |
 
 
 def unpack_said(data: Any, worker: Worker, sender: str, microbatches: int) -> Said:
-    """Return a member's message or error, and the figures of a step; None if the message has no figures.
+    """Return a member's message or error, and its figures of a step; the figures are None if it has none.
 
     Args:
         data: the message as it was received.

@@ -14,11 +14,11 @@ class Spent(NamedTuple):
     seconds: float
     """Time from `StepClock.start` to `StepClock.read`."""
     waited_s: float
-    """The part of ``seconds`` in which the member ran no cell: waits for other members, transfers, reductions."""
+    """The part of ``seconds`` in which the member did not compute."""
 
 
 class StepClock:
-    """Measures the time since the first cell of a step, and the part of it in which cells ran."""
+    """Measures the duration of a step, and the part of it in which the member computed."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
@@ -34,7 +34,7 @@ class StepClock:
         self._began_s, self._computed_s = time.perf_counter(), 0.0
 
     def stop(self) -> None:
-        """Stop the clock: the time that follows is a wait for the next epoch, not work."""
+        """Stop the clock, because the time until the next epoch is no part of a step."""
         self._began_s = None
 
     @contextmanager
@@ -54,8 +54,8 @@ class StepClock:
     def read(self) -> Spent:
         """Stop the clock at the end of a step, and return the step's durations.
 
-        If the clock does not run, because `stop` was called, ``seconds`` is the time in which cells ran, and
-        ``waited_s`` is 0.
+        If the clock does not run, because `stop` was called, ``seconds`` is the computing time, and ``waited_s``
+        is 0.
         """
         computed_s = self._computed_s
         seconds = time.perf_counter() - self._began_s if self._began_s is not None else computed_s

@@ -11,10 +11,9 @@ import ray
 from ray.exceptions import RayError
 
 _LATE_S = 0.7
-"""Time in seconds after which an unacknowledged message is repeated. An idle machine acknowledges in 1 to 2 ms."""
+"""Time in seconds after which an unacknowledged message is repeated."""
 _MOST = 64
-"""Maximum number of messages that are kept. If there are more, the oldest is dropped. If it answered a
-request, the coordinator repeats the request."""
+"""Maximum number of messages that are kept. If there are more, the oldest is dropped."""
 
 
 class _Sent(NamedTuple):
@@ -28,8 +27,8 @@ class _Sent(NamedTuple):
 class Unacknowledged:
     """Keeps messages until they are acknowledged, so that heartbeats can repeat them.
 
-    After a cut of the network, a call to the coordinator may hang or be lost: TCP may wait as long as the cut
-    lasted before it sends lost data again. Heartbeats use another connection, which the coordinator opens.
+    After a cut of the network, a call to the coordinator may hang or be lost. Heartbeats use another
+    connection, which the coordinator opens.
     """
 
     def __init__(self) -> None:
@@ -49,9 +48,9 @@ class Unacknowledged:
             self._sent.append(_Sent(call, time.monotonic(), key, message))
 
     def overdue(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return (key, message) of each kept message that is older than 0.7 s, in the order of sending.
+        """Return (key, message) of each message to repeat: kept for more than 0.7 s, in the order of sending.
 
-        An acknowledged message is kept, and returned, as long as an earlier message is not acknowledged.
+        An acknowledged message is returned, too, as long as an earlier message is not acknowledged.
         """
         with self._lock:
             self._drop_acknowledged()
@@ -59,7 +58,7 @@ class Unacknowledged:
             return tuple((sent.key, sent.message) for sent in self._sent if sent.sent_s < late_s)
 
     def clear(self) -> None:
-        """Drop all messages, because another coordinator takes over and requests new reports."""
+        """Drop all messages, because another coordinator takes over."""
         with self._lock:
             self._sent.clear()
 
