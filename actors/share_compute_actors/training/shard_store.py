@@ -1,8 +1,6 @@
 """The shard store: an actor on the head that serves samples and starting weights, and writes checkpoints and results.
 
-Members may be on machines without access to the server's disk, so this actor reads and writes all files for
-them. Members request samples by step, and weights by rows of tensors. The shard store fetches their snapshots
-in pieces.
+Members may be on machines without access to the server's disk, so this actor reads and writes files for them.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ Part: TypeAlias = Literal["inputs", "targets"]
 Rows: TypeAlias = dict[int, NDArray[Any]]
 """Inputs or targets of each microbatch's samples, by microbatch id; each array is ``[samples, ...]``."""
 _DEATHS = (RayActorError, ObjectLostError)
-"""Ray errors of a member that died before it answered, or whose answer was lost with it."""
+"""Ray errors for a member that died before its answer arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +70,10 @@ class ShardStoreFacts:
     microbatches: int | None
     """Number of microbatches in a batch, from the specification or the checkpoint; None lets the planner choose it."""
     runs: tuple[int, ...] | None
-    """Runs of the job's `SummationTree`, from the checkpoint; None without a checkpoint, or if the runs in
-    the checkpoint do not sum up to `microbatches`."""
+    """Runs of the job's `SummationTree`, from the checkpoint; None if there are none that sum up to `microbatches`."""
     notes: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
-    """Token ids of the prompts that the model continues for sample texts, ``[prompts][tokens]``; empty if the
-    job wants no sample texts or has no tokenizer."""
+    """Token ids of the prompts for sample texts, ``[prompts][tokens]``; empty without sample texts or tokenizer."""
     text_ends: tuple[int, ...] = ()
     """Token ids that end a sample text."""
 
@@ -92,11 +88,11 @@ class Saved:
     """The outcome of saving a folder."""
 
     size_bytes: int | None
-    """Size of the folder in bytes; None if a member was lost or sent malformed data, so none was saved."""
+    """Size of the folder in bytes; None if none was saved, because data of a member was missing or malformed."""
     culprit: int | None = None
-    """Index of the member that sent malformed data, in ``members`` of `ShardStore.save`; None if none did."""
+    """Index in ``members`` of `ShardStore.save` of the member with malformed data; None if there is none."""
     fault: str = ""
-    """Defect of the malformed data, for the user; empty if no member sent such data."""
+    """Defect of the malformed data, for the user; empty if there is no malformed data."""
 
 
 FACTS: Schema[ShardStoreFacts] = Schema(ShardStoreFacts)
@@ -105,7 +101,7 @@ STATE_OF_TRAINING: Schema[TrainingState] = Schema(TrainingState)
 PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
 
 
-# `max_task_retries`: Ray repeats calls whose connection broke, and asks the GCS whether the actor is dead.
+# `max_task_retries`: Ray repeats calls whose connection broke.
 @ray.remote(
     num_cpus=0,
     max_task_retries=-1,
@@ -232,10 +228,9 @@ class ShardStore:
         self._runs = tuple(runs)
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
-        """Return the ids of special tokens by name, None for a token that does not exist.
+        """Return the ids of special tokens by name, from the job's model configuration, else from the tokenizer.
 
-        An id comes from the job file's model configuration, or from the tokenizer if the configuration lacks
-        it. The result is empty if the job file has no model configuration, or if there is no tokenizer.
+        Return an empty dictionary if the job has no model configuration or no tokenizer.
         """
         if self._spec.model.config is None or tokenizer is None:
             return {}
@@ -331,7 +326,7 @@ class ShardStore:
     ) -> Saved:
         """Fetch the members' snapshots and write them to a folder, which becomes visible only when it is complete.
 
-        If a member is lost or sends malformed data, no folder is written, and the result says so.
+        If a member is lost or sends malformed data, no folder is written.
 
         Args:
             folder: path of the folder, relative to the job's folder.
@@ -342,14 +337,13 @@ class ShardStore:
 
         Raises:
             Unavailable: the disk is full or cannot be written.
-            ContributorLost: data of a machine arrived damaged.
+            ContributorLost: a piece arrived damaged in every attempt.
         """
         writer = FolderWriter(self._assignment.folder / folder)
         place = 0
         try:
             self._describe(writer, kind, STATE_OF_TRAINING.unpack(state, "the coordinator"))
             for place, (machine, member) in enumerate(zip(machines, members, strict=True)):
-                # Pieces are return values, which Ray frees at once. Arguments of calls would accumulate.
                 take_all(machine, place, partial(_piece, member, machine), writer.write)
             size_bytes = writer.finish()
         except BaseException as failure:
@@ -365,7 +359,7 @@ class ShardStore:
         return Saved(size_bytes)
 
     def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
-        """Write a folder's files beside the weights: configuration or layers, tokenizer, training state."""
+        """Write the files of a folder that are not written from snapshots, such as the model's configuration."""
         assert self._prepared is not None
         facts = {
             **asdict(state),

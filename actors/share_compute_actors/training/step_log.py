@@ -1,4 +1,4 @@
-"""The durable step log of a job: a step written here as committed stays committed, whichever process dies."""
+"""The step log of a job: a SQLite file with its epochs, committed steps, offences and validation losses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from share_compute.training.loss_scale import LossScale
 
 FILE = "steps.sqlite3"
 _SHAPE = 5
-"""Version of the tables. Tables of another version are replaced, and their job continues from its checkpoint."""
+"""Version of the tables. Tables of another version are dropped."""
 _STEPS_KEPT = 10_000
-"""Number of the latest committed steps that the log keeps. Steps are reported and replayed long before they are
-deleted."""
+"""Number of the latest committed steps that the log keeps."""
 _TABLES = """
     CREATE TABLE standing (
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -49,15 +48,14 @@ class Standing(NamedTuple):
     committed: int
     """Last committed step."""
     scale: float
-    """Factor by which the gradient of the last committed step was multiplied; 1.0 if the log does not have the step."""
+    """Factor by which the gradient of the last committed step was multiplied; 1.0 if the log lacks the step."""
     generation: int = 0
-    """Number of times that the last committed step was restarted because its numbers were in doubt; 0 if the
-    log does not have the step."""
+    """Number of restarts of the last committed step because of doubtful numbers; 0 if the log lacks the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """Facts about a job's members: all that another coordinator needs to continue with the same members."""
+    """Facts about a job's members, with which another coordinator can continue with the same members."""
 
     membership: Membership
     """Membership of the last epoch that was planned; its members may not have begun it."""
@@ -87,9 +85,7 @@ _steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
 class StepLog:
     """The step log of one job: a SQLite file in the job's folder.
 
-    If two coordinators of one job run, only the coordinator of the later attempt may write. It claims the step log.
-    From then on, all writes of the other coordinator are refused. Also refused are an epoch that is not later
-    than the last one, and a membership or commit of any epoch except the last one.
+    Each attempt calls `claim` before it writes. A claim makes later writes of earlier attempts fail.
 
     Args:
         folder: folder of the job.
@@ -154,7 +150,7 @@ class StepLog:
     def begin_epoch(self, epoch: int) -> Standing | None:
         """Write that an epoch begins, and return the job's position.
 
-        Return None if this or a later epoch has begun before, or if a later attempt has claimed the step log.
+        Return None if this or a later epoch has begun, or if a later attempt has claimed the step log.
         """
         return self._write(
             "UPDATE standing SET epoch = ? WHERE epoch < ? AND attempt = ?", epoch, epoch, self._attempt
@@ -224,8 +220,7 @@ class StepLog:
             step: number of the step.
             what: description of the offence, such as wrong numbers, for the user.
             is_grave: whether this offence alone suffices to quarantine the machine.
-            accuser: the member whose report is the only evidence; None if the coordinator or the machine
-                itself found the offence.
+            accuser: the member whose report is the only evidence; None if there is other evidence.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -330,7 +325,7 @@ class StepLog:
 
 
 def superseded() -> StaleEpoch:
-    """Return the error for a coordinator that another coordinator has replaced."""
+    """Return the error for a refused write to the step log, or for an attempt that a later attempt has replaced."""
     return StaleEpoch(
         "another coordinator has taken over this job", hint="no action needed: follow the job's other attempt"
     )
