@@ -1,4 +1,4 @@
-"""Ends an abandoned member, which is a member that has got no heartbeat request for too long."""
+"""Ends the process of a member that has received no heartbeat request for too long."""
 
 from __future__ import annotations
 

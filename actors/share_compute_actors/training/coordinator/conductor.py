@@ -188,7 +188,7 @@ class Conductor:
             except WrongTensor as failure:
                 for event in self._without_sender(failure):
                     self._handle(event)
-            self._is_paused = self._machine.phase == "paused"  # still paused if the epoch loses no member
+            self._is_paused = self._machine.phase == "paused"  # still paused if no epoch began
             self._run()
 
     def change(self) -> None:
@@ -272,7 +272,7 @@ class Conductor:
         )
         end = self._planner.dispensable(cut.pairs) if can_lose_one else None
         if end is None:
-            self._cut = cut  # `_form` raises it, after members have applied the last committed step
+            self._cut = cut  # `_form` raises it, unless a member is lost first
             self._handle(Assemble(self._group.workers))
             return
         self._report_cut(cut)
@@ -334,7 +334,7 @@ class Conductor:
     def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
         if figures is not None:
             known = self._figures.setdefault(worker, figures)
-            if figures.targets > known.targets:  # the member reports again, after it moved to the last stage
+            if figures.targets > known.targets:  # reported again, after a move to the last stage
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(RECEIVED[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
@@ -477,7 +477,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
-        """Remove the sender of a wrong tensor, or its accuser; raise the error if one of them is already gone."""
+        """Remove the sender of a wrong tensor or the accuser; raise the error if either is already gone."""
         worker, accuser = failure.worker, failure.accuser
         if not {worker, accuser} <= self._group.workers:
             raise failure

@@ -198,7 +198,7 @@ class TrainingRun(Listener):
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
-        """If the context raises `LinksCut`, save the committed steps since `first_step`, if any, in a checkpoint."""
+        """If the context raises `LinksCut`, save a checkpoint if steps were committed after the starting state."""
         try:
             yield
         except LinksCut:

@@ -61,7 +61,7 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
         ShardStoreLost: the shard store is a source, and died.
         StaleEpoch: a member that is a source died.
         UserError: the shard store's weights do not fit the model's configuration.
-        WrongTensor: a member that is a source returned data that does not fit the shard.
+        WrongTensor: a source returned data that does not fit the shard.
     """
     stage = runner.stage
     with fits(stage.shard, setup.name), passing_through():

@@ -57,7 +57,7 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
 class Member(GivesState, BackupCalls, LinkedMember):
-    """Does one machine's work for one job. One actor serves many epochs.
+    """Runs one machine's part of one job, in all its epochs.
 
     Methods of the concurrency group ``orders`` do their work on the compute thread, one after the other.
     Most methods of other concurrency groups answer while the compute thread is busy.

@@ -32,10 +32,9 @@ class Outbox:
         """Epoch and step of the last gradient that was sent to each backup member, and the time when it was sent."""
 
     def give(self, channel: Channel, log: Log, stage: int, runner: Runner) -> None:
-        """Send a step's gradient to a backup member.
+        """Send a step's gradient to a backup member or catch-up replica.
 
-        A repeated call for the same epoch, step and receiver sends the gradient again only if enough time has
-        passed.
+        A repeated call for the same epoch, step and receiver may do nothing (see `_SLOWEST_BYTES_PER_S`).
 
         Args:
             channel: channel of the epoch.

@@ -67,7 +67,7 @@ class Passing:
             ContributorLost: a tensor of another member did not arrive in time.
             RayActorError: the shard store died.
             StaleEpoch: a halt for a later epoch arrived, or a tensor was lost in transit.
-            WrongTensor: another member sent a tensor that contradicts the blueprint.
+            WrongTensor: a tensor has a wrong shape or dtype, or cannot be read.
         """
 
         def owner(place: int, microbatch: int) -> Worker:
@@ -105,7 +105,7 @@ class Passing:
         Raises:
             ContributorLost: the tensor of the previous stage did not arrive in time.
             StaleEpoch: a halt for a later epoch arrived, or a tensor was lost in transit.
-            WrongTensor: another member sent a tensor that contradicts the blueprint.
+            WrongTensor: a tensor has a wrong shape or dtype, or cannot be read.
         """
 
         def label(place: int) -> WireLabel:

@@ -32,7 +32,7 @@ from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.backend import EpochGroup
 
 _TIMED_STEPS = 3
-"""Number of steps in which layers are timed, from an epoch's second step, because the first includes warm-up."""
+"""Number of timed steps. Timing starts with an epoch's second step, because the first step includes warm-up."""
 
 
 class Graph(NamedTuple):
@@ -280,7 +280,7 @@ class Runner:
         self._keep_tied()
 
     def copy(self, source: int, *, has_it: bool) -> None:
-        """Copy the stage's gradient sum, and at the last stage the losses, from one member to all others.
+        """Copy the gradient sum from one member of the stage to those that lack it; at the last stage, also the losses.
 
         Args:
             source: rank of the member that has the sum.

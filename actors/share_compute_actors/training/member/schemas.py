@@ -1,4 +1,4 @@
-"""Declared schemas of the messages and answers that members of a training job send to the coordinator."""
+"""Schemas of the messages and answers that members of a training job send to the coordinator."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def unpack_said(data: Any, worker: Worker, sender: str, microbatches: int) -> Sa
         microbatches: number of microbatches in a step.
 
     Raises:
-        Undeclared: the message is not declared, names another member, or has impossible values.
+        Undeclared: the message matches no schema, names another member, or has impossible values.
     """
     message, figures = _SAID.unpack(data, sender)
     if isinstance(message, Raised):

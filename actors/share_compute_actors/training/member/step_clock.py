@@ -12,7 +12,7 @@ class Spent(NamedTuple):
     """Durations of one step at one member, in seconds."""
 
     seconds: float
-    """Time from `StepClock.start` to `StepClock.read`."""
+    """Duration of the step; only the computing time if `StepClock.stop` was called."""
     waited_s: float
     """The part of ``seconds`` in which the member did not compute."""
 
