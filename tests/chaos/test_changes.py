@@ -53,16 +53,18 @@ def offer(coordinator: Any, machines: Topology, answers: int | None = None) -> N
     coordinator.offer.remote(Offer(topology=machines, answers=answers).model_dump_json())
 
 
+@pytest.mark.parametrize("validate_every", [None, 1], ids=["few pauses", "a pause after each step"])
 def test_what_a_stage_of_one_holds_moves_to_others_when_it_leaves(
-    attempt: Attempt, topology: Topology, tmp_path: Path
+    attempt: Attempt, topology: Topology, tmp_path: Path, validate_every: int | None
 ) -> None:
     def leave(event: AttemptEvent, coordinator: Any) -> None:
         if event.type == "started":
             coordinator.drain.remote("c1")
 
     machines = Topology(topology.contributors[:2])
-    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", job(2, 1), machines=machines)
-    weights, curve, events = train(attempt, tmp_path / "left", job(2, 1), on_event=leave, machines=machines)
+    document = job(2, 1, validate_every=validate_every)
+    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
+    weights, curve, events = train(attempt, tmp_path / "left", document, on_event=leave, machines=machines)
     (change,) = reformed(events)
     assert (change.left, change.lost, change.recomputed, sizes(change)) == (("c1",), (), 0, [1])
     assert curve == calm_curve

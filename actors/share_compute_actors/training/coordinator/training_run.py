@@ -148,6 +148,8 @@ class TrainingRun(Listener):
             progress.begin_steps()
             self._steps(step)
             self._between(step)
+            if not progress.has_ended:
+                self._change()  # `_steps` made none if each step is followed by a pause
         if self._start.facts.sizes["test"]:
             self._evaluation.mean_loss("test", progress.state.step)
 
@@ -155,8 +157,7 @@ class TrainingRun(Listener):
         """Run the steps up to `until`; at an earlier pause, save a checkpoint if it is due, and make due changes."""
         try:
             while self._conductor.steps(until) < until:
-                self._save_before_change()
-                self._conductor.change()
+                self._change()
         except NotFinite as failure:
             raise self._evaluation.locate(failure) from failure
 
@@ -184,6 +185,11 @@ class TrainingRun(Listener):
             self._evaluation.sample(training.samples, step)
         if progress.has_ended or (training.checkpoint_every and step % training.checkpoint_every == 0):
             self._checkpoints.checkpoint(progress.state, waits=progress.has_ended)
+
+    def _change(self) -> None:
+        """Save a checkpoint if it is needed, and make the changes that are due."""
+        self._save_before_change()
+        self._conductor.change()
 
     def _save_before_change(self) -> None:
         """Save a checkpoint if one is due, or if the job cannot continue without the leaving members.
