@@ -1,1 +1,1 @@
-"""Plans: which layers go to which machines, and why."""
+"""Plans: the layers of each machine, with predicted times and reasons."""

@@ -28,13 +28,13 @@ class DriftLimits(StrictModel):
     drift: float = 0.25
     """Maximum difference of the measured step time from the predicted one, as a share of the predicted one."""
     steps: int = 20
-    """Number of consecutive steps that must differ by more than ``drift`` before the job is planned again."""
+    """Number of consecutive steps beyond ``drift`` before drift first causes the job to be planned again."""
     least_gain: float = 0.05
-    """Minimum share of the step time that another plan must save. Callers raise it if step times vary by more."""
+    """Minimum share of the step time that another plan must save."""
     least_time_s: float = 60.0
     """Minimum seconds between a membership change and a new plan that only drift causes."""
     restart_s: float = 3.0
-    """Seconds without training while members reconnect. The time to move state is added to it."""
+    """Assumed seconds without training while members reconnect, besides the time to move state."""
 
 
 class DriftWatch:
@@ -52,8 +52,7 @@ class DriftWatch:
     def observe(self, predicted_s: float, measured_s: float) -> bool:
         """Record one step; return whether enough consecutive steps drifted to plan again.
 
-        After True, counting restarts and the required number of steps doubles, because planning takes time and may find
-        no better plan.
+        After True, counting restarts and the required number of steps doubles: planning may find no better plan.
         """
         drifted = abs(measured_s / predicted_s - 1) > self._limits.drift
         self._beyond = self._beyond + 1 if drifted else 0
@@ -75,7 +74,7 @@ class Replan:
     """Seconds saved over all remaining steps; the cost of moving is not subtracted."""
     move_cost_s: float
     moved_bytes: int
-    """Bytes of weights and optimizer state that move to another machine."""
+    """Bytes of weights and optimizer state that machines must fetch."""
     sentence: str
 
 
@@ -90,12 +89,11 @@ def plan_again(
 ) -> Solution:
     """Plan a running job with its requested layout, or with the best layout if the machines cannot satisfy the request.
 
-    A job that runs on several machines, or requests several, is planned on at least two machines if two can hold it.
-    Each layer that only one machine holds then has a backup on another machine. With `parallelism.backups` set to
-    false, the plan may use one machine.
+    With ``parallelism.backups``, a job that runs on several machines, or requests several, gets at least two machines
+    if possible. A single machine could not back up its state.
 
     Args:
-        spec: the job, with a fixed number of microbatches.
+        spec: the job.
         topology: the machines.
         profile: cost profile of the model.
         epoch: epoch of the plan.
@@ -142,25 +140,17 @@ def propose(
 ) -> Replan | None:
     """Plan again with measured times; return the new plan if it is worth the cost of moving, otherwise None.
 
-    A job on fewer machines than it requests moves to more machines whatever the cost. Return None also in
-    these cases:
-
-    - There is no new plan, it has no prediction, or it is equal to the plan in use.
-    - A machine of the plan in use is not in ``topology``.
-    - The plan in use, or the move, needs a dead link.
-
-    The job may already be moving to another plan, ``under_way``. If the new plan has other shards than that
-    plan, machines must fetch weights again. Then the new plan must be worth the cost compared with
-    ``under_way``, too.
+    A job on fewer machines than it requests moves to more machines whatever the cost.
 
     Args:
         spec: the job.
-        topology: the machines that the job may use, in any order; they may include more than the plan's machines.
+        topology: the machines that the job may use.
         current: the plan in use.
         timings: measured times of the layers on its machines.
         steps_left: number of steps that would run on the new plan.
-        limits: the cost of a restart and the least gain.
-        under_way: the plan that the job is about to move to; None if there is none.
+        limits: source of ``restart_s`` and ``least_gain``.
+        under_way: the plan that the job is about to move to; None if there is none. A new plan with other shards must
+            be worth the cost compared with this plan, too.
     """
     # Keep the number of microbatches: another number would change the order of gradient sums, and so the result.
     fixed = spec.with_microbatches(current.plan.microbatches)
@@ -230,7 +220,7 @@ def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, in
     """Return (seconds, bytes) to move weights and optimizer state from one layout to another.
 
     Each machine fetches its missing layers one after the other, each from the holder with the fastest link. Machines
-    fetch in parallel. The time is infinite if a layer can only come over a dead link.
+    fetch in parallel. The time is infinite if a layer's holders have only dead links to the machine.
     """
     holders: dict[int, list[int]] = defaultdict(list)
     for stage in before.stages:
@@ -259,10 +249,7 @@ def _state_bytes(cost: TrainingCost, layer: int) -> int:
 
 
 def layout_of(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
-    """Return (first layer, one past the last, ((contributor id, microbatch ids) of each member)) for each stage.
-
-    If two plans have equal results, each machine has the same layers and microbatches in both.
-    """
+    """Return (first layer, one past the last, ((contributor id, microbatch ids) of each member)) for each stage."""
     return [
         (
             stage.start,
@@ -274,7 +261,7 @@ def layout_of(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ..
 
 
 def have_same_shards(one: Plan, other: Plan) -> bool:
-    """Return whether the same machines hold the same layers; the plans may still differ in shares of microbatches."""
+    """Return whether both plans have the same stages, with the same members in the same order."""
 
     def held(plan: Plan) -> list[tuple[int, int, list[str]]]:
         return [

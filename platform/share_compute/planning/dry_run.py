@@ -1,7 +1,4 @@
-"""Dry runs: plan a job without running it, and report its timeline, alternatives, training in islands and serving.
-
-`lay_out` simulates a step of an existing plan.
-"""
+"""Dry runs: plan a job without running it. `lay_out` simulates a step of an existing plan."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
 
 _MOST_CELLS = 4096
-"""Maximum number of cells in a timeline; larger timelines cannot be displayed and are left out."""
+"""Maximum number of cells in a timeline. Larger timelines are left out, because they cannot be displayed."""
 
 
 def dry_run(
@@ -60,7 +57,7 @@ def dry_run(
 
     Raises:
         PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
-            these requests. If known, ``details`` says what is missing and which changes would make the job fit.
+            these requests.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
@@ -86,14 +83,14 @@ def lay_out(
     profile: ModelProfile,
     timings: Mapping[str, MachineTimings],
 ) -> PlanTimeline:
-    """Simulate one step of an existing plan; the result's ``problem`` says why if no step can be predicted.
+    """Simulate one step of an existing plan. If that is impossible, ``problem`` of the result says why.
 
     Args:
         spec: the job.
         plan: the existing plan.
         topology: the machines of the plan, possibly among others.
         profile: cost profile of the job's model.
-        timings: timings of the job's layers by contributor id; timings that no longer hold are ignored.
+        timings: timings of the job's layers by contributor id; `holding` selects the valid ones.
     """
     problem = unpredictable(plan, topology)
     if problem is not None:

@@ -1,20 +1,13 @@
 """Islands: groups of machines that train in lockstep and average their weights with other islands every H steps.
 
-Slow links between machines make every step slow. Islands are cut along the slowest links. Each island trains on its
-own share of the batch, and all islands average their weights every H steps over a ring ::
+Each island trains on a part of the batch. All islands average their weights every H steps over a ring (DiLoCo,
+Douillard et al., 2023) ::
 
-    share of an island = proportional to the samples a second at which the island alone trains on the whole batch
-    synchronisation    = max over the links of the ring of
-                         (2 * (n - 1) / n * weight bytes / bandwidth + 2 * (n - 1) * latency), for n islands
-    samples a second   = H * batch / (H * slowest island's step + synchronisation)
+    synchronisation  = max over the links of the ring of
+                       (2 * (n - 1) / n * weight bytes / bandwidth + 2 * (n - 1) * latency), for n islands
+    samples a second = H * batch / (H * slowest island's step + synchronisation)
 
-Cuts are tried from coarse to fine. They are the levels of a single-linkage clustering of the regions, which merges the
-regions with the best links first. A level with more islands than `most_islands` is skipped. The last cut makes every
-machine an island of its own; it is skipped for more than `_MOST_ALONE` machines.
-
-H is the smallest interval at which synchronisation takes at most 5 % of the time, but at most `MOST_STEPS`. Averaging
-less often lowers the sample efficiency by an unknown amount. Therefore islands are proposed only if they are more than
-`WORTH` times as fast as one plan for all machines in lockstep.
+The islands that are tried are the levels of a single-linkage clustering of the regions, and single machines.
 """
 
 from __future__ import annotations
@@ -35,9 +28,12 @@ from share_compute.planning.search.search import search
 SYNCHRONISATION_SHARE = 0.05
 """Maximum share of the time that synchronisation takes, unless `MOST_STEPS` limits the interval."""
 MOST_STEPS = 500
-"""Longest interval between synchronisations, in steps: that of the DiLoCo paper (Douillard et al., 2023)."""
+"""Longest interval between synchronisations, in steps: that of the DiLoCo paper."""
 WORTH = 1.1
-"""Minimum ratio of samples/s in islands to samples/s in lockstep; covers the progress lost by averaging less often."""
+"""Minimum ratio of samples/s in islands to samples/s in lockstep.
+
+It is above 1 because averaging less often lowers the progress per sample by an unknown amount.
+"""
 _MOST_ALONE = 64
 """Maximum number of machines for which the cut into single machines is tried."""
 
@@ -46,7 +42,7 @@ Machines = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Island:
-    """An island and its best layouts for the whole batch. Layouts index the machines of the island, from 0."""
+    """An island and its best layouts for the whole batch. Layouts number the machines of the island from 0."""
 
     machines: Machines
     cost: TrainingCost
@@ -57,14 +53,14 @@ class _Island:
 def propose_islands(
     cost: TrainingCost, *, lockstep_samples_per_s: float | None = None, most_islands: int = 8
 ) -> IslandProposal | None:
-    """Return the fastest way to train in several islands.
+    """Return the fastest partition into islands that was tried.
 
-    Return None if no way is more than `WORTH` times as fast as lockstep over all machines.
+    Return None if none is more than `WORTH` times as fast as lockstep over all machines.
 
     Args:
         cost: the job on all machines.
         lockstep_samples_per_s: samples/s of one plan for all machines; None searches for that plan.
-        most_islands: maximum number of islands that regions are grouped into.
+        most_islands: maximum number of islands; it does not limit the cut into single machines.
     """
     best: IslandProposal | None = None
     known: dict[Machines, _Island | None] = {}
@@ -86,9 +82,9 @@ def propose_islands(
 
 
 def interval(step_s: float, synchronisation_s: float) -> int:
-    """Return the number of steps between synchronisations; at most `MOST_STEPS`.
+    """Return the smallest number of steps with which synchronisation takes at most `SYNCHRONISATION_SHARE` of the time.
 
-    This is the smallest number with which synchronisations take at most `SYNCHRONISATION_SHARE` of the time.
+    The number is at least 1 and at most `MOST_STEPS`.
     """
     if synchronisation_s <= 0:
         return 1
@@ -101,7 +97,7 @@ def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Ma
     groups: dict[int, list[int]] = {}
     for machine in range(machines):
         groups.setdefault(int(network.region[machine]), []).append(machine)
-    # Groups of regions that each become one island. The islands form a ring in the order of this list.
+    # Each group of regions becomes one island. The ring follows the order of this list.
     level: list[tuple[int, ...]] = [(region,) for region in sorted(groups)]
     levels = [level]
     for one, other in _best_first(network, sorted(groups)):
@@ -118,7 +114,7 @@ def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Ma
 
 
 def _best_first(network: Network, regions: Iterable[int]) -> list[tuple[int, int]]:
-    """Return all pairs of regions, the pair with the best link first."""
+    """Return all pairs of regions, the highest bandwidth first; ties go to the lower latency."""
     return sorted(
         combinations(regions, 2),
         key=lambda pair: (-network.bytes_per_s[pair], network.latency_s[pair], pair),
@@ -126,13 +122,13 @@ def _best_first(network: Network, regions: Iterable[int]) -> list[tuple[int, int
 
 
 def _link(network: Network, ours: Iterable[int], theirs: Iterable[int]) -> tuple[float, float]:
-    """Return (latency in s, bytes/s) of the best link between two groups of regions."""
+    """Return (latency in s, bytes/s) of the link with the highest bandwidth between two groups of regions."""
     links = [(float(network.latency_s[a, b]), float(network.bytes_per_s[a, b])) for a in ours for b in theirs]
     return max(links, key=lambda link: (link[1], -link[0]))
 
 
 def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
-    """Search layouts for one island; return None if no layout fits and can run on its machines."""
+    """Search layouts for one island; return None if no layout fits into memory with a finite step time."""
     part = cost.part(machines)
     layouts = tuple(found.layout for found in search(part, finalists=3) if part.fits(found.layout))
     if not layouts:
@@ -142,7 +138,7 @@ def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
 
 
 def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal | None:
-    """Return a proposal that splits the batch among islands, each of which can train the whole model.
+    """Return a proposal that splits the batch among these islands.
 
     Return None for fewer than two islands, for fewer microbatches than islands, or for a ring with a dead link.
     """
@@ -173,7 +169,7 @@ def _with_share(island: _Island, microbatches: int, microbatch_size: float) -> I
         island.cost.workload, batch_size=round(microbatches * microbatch_size), microbatches=microbatches
     )
     cost = replace(island.cost, workload=workload)
-    # An island's share may be smaller than the number of members of a stage. Members without a microbatch are left out.
+    # An island may have fewer microbatches than a stage has members. Members without a microbatch are left out.
     layouts = [_reshared(cost, layout) for layout in island.layouts]
     step_s, layout = min((simulate_step(cost, layout).step_s, layout) for layout in layouts)
     return IslandPlan(

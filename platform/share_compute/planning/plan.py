@@ -1,4 +1,4 @@
-"""A plan: the ordered stages of one job at one epoch, with predicted time and reasons."""
+"""Models of a plan: stages and their members, idle machines, predicted times and reasons."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
 
 
 class Bottleneck(StrictModel):
-    """The cause that slows down a step or a request most."""
+    """The part of a step or a request that costs the most time."""
 
     kind: CauseKind
     where: str
-    """Names of the machine, of both ends of the link, or of the machines that sum gradients."""
+    """Name of the machine, or names of the machines, that cause the bottleneck."""
     sentence: str
     """Explanation of the bottleneck for people."""
 
 
 class Bounded(StrictModel):
-    """A predicted time, with a lower bound for all plans on these machines."""
+    """A predicted time, with a lower bound for any plan on these machines."""
 
     lower_bound_s: float
     bottleneck: Bottleneck
     exact: bool
-    """Whether the search proved that no other plan has a shorter time by the cost model's formula."""
+    """Whether the planner proved that no other plan it may choose has a shorter time by the cost model's formula."""
     links_assumed: bool = False
     """Whether no link was measured, so that communication times are assumptions."""
 
     @property
     @abstractmethod
     def bounded_s(self) -> float:
-        """The predicted time, in seconds, that the bound applies to."""
+        """The predicted time in seconds to which `lower_bound_s` applies."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def gap(self) -> float | None:
-        """Excess of the prediction over the bound, as a share of the bound; None for a bound of 0."""
-        # Prediction and bound add the same times in a different order: rounding must not give a negative gap.
+        """Relative excess of the predicted time over the lower bound; None if the bound is 0."""
+        # Rounding can make the predicted time slightly smaller than the bound.
         return max(0.0, self.bounded_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else None
 
     @model_validator(mode="before")
@@ -70,7 +70,6 @@ class Prediction(Bounded):
 
 
 NOT_MEASURED = "its speed was not measured, while that of others was"
-"""Reason for leaving out a machine whose step times cannot be predicted."""
 
 
 class IdleMachine(StrictModel):
@@ -90,20 +89,18 @@ class MemberPlan(StrictModel):
     microbatches: tuple[int, ...]
     """Ids of the microbatches that the member computes in each step."""
     memory_bytes: int
-    """Predicted memory need: weights, gradients, optimizer state, activations and exchanged tensors.
-
-    In serving plans: weights, KV caches and working memory."""
+    """Predicted memory need, in bytes."""
     lent_bytes: int | None = None
-    """Memory that the machine's owner lends; None in plans of older releases."""
+    """Memory that the machine's owner lends, in bytes; None in plans of older releases."""
     busy_fraction: float | None = None
-    """Predicted share of a step in which the member computes; None if no machine's speed was measured.
+    """Predicted share of a step in which the member computes; None if it was not predicted.
 
-    In serving plans, the share of a request's time (latency) or of the time between tokens (throughput).
+    In serving plans, the share of a request (objective latency) or of the time between tokens (objective throughput).
     """
     reason: str
     """Reason why the member holds its layers, in one sentence."""
     standing: str = ""
-    """Part of ``reason`` that no other field states: why this machine was chosen, and the stage's other members."""
+    """Part of ``reason`` that no other field of the plan states."""
 
 
 class StagePlan(StrictModel):
@@ -118,16 +115,16 @@ class StagePlan(StrictModel):
 
 
 def layer_span(start: int, stop: int) -> str:
-    """Return the layers [start, stop) as text: ``layers 0-3``, counted from 0 as in the model's code."""
+    """Return the layers [start, stop) as text, for example ``layers 0-3``."""
     return f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
 
 
 class Plan(StrictModel):
-    """The ordered stages of one job, at one epoch."""
+    """The ordered stages of one job in one epoch, a period in which members and their layers stay the same."""
 
     epoch: int
     model_id: str = "model"
-    """Name of the model: that of its job or deployment."""
+    """Name of the job or deployment."""
     strategy: str
     num_layers: int
     parameters: int
@@ -138,9 +135,7 @@ class Plan(StrictModel):
     idle: tuple[IdleMachine, ...] = ()
     """Contributors without work, and the reasons."""
     prediction: Prediction | None = None
-    """Predicted figures; None if no machine's speed was measured, and in serving plans.
-
-    Also None in the plan of an epoch whose members or microbatches differ from the planned ones."""
+    """Predicted figures; None if they are unknown, and in serving plans."""
 
     @property
     def stage_sizes(self) -> list[int]:

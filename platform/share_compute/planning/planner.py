@@ -1,4 +1,4 @@
-"""Makes plans: gets layouts from the strategy, chooses among them by simulation, and explains the choice."""
+"""Makes training plans: chooses among the layouts of a strategy, and explains the choice."""
 
 from __future__ import annotations
 
@@ -53,22 +53,20 @@ class Solution:
 def solve(
     spec: TrainJob, topology: Topology, profile: ModelProfile, epoch: int, timings: Timings
 ) -> Solution:
-    """Return a plan of a job on the machines, by the strategy that the job names, with the cost model behind it.
+    """Plan a job on the machines, with the strategy that the job names.
 
-    Machines whose speed was not measured are left out. If no machine's speed was measured, all machines count as equal
-    and the plan has no prediction.
+    Machines whose speed was not measured are left out. If no machine's speed was measured, all machines count as
+    equally fast and the plan has no prediction.
 
     Args:
-        spec: the job; if it does not set the number of microbatches, the plan chooses it.
+        spec: the job; if it does not set the number of microbatches, the planner chooses it.
         topology: the machines that the job may use, and the links between them.
         profile: cost profile of the job's model.
         epoch: epoch that is copied into the plan.
         timings: measured times of layers, which replace estimates.
 
     Raises:
-        PlanInfeasible: too few machines, layers or microbatches, too little memory, dead links, or a stage
-            with different kinds of devices. If known, ``details`` says what is missing and which changes
-            would make the job fit.
+        PlanInfeasible: there is no plan that fits these machines and the requested numbers.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     if profile.parameters == 0:
@@ -100,7 +98,7 @@ def solve(
 
 
 def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
-    """Return the workload that the cost model reads, for a job with this number of microbatches."""
+    """Return the input of the cost model for a job with this number of microbatches."""
     training = spec.training
     return TrainingWorkload(
         batch_size=training.batch_size,
@@ -133,7 +131,7 @@ def _divisors(number: int) -> list[int]:
 def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured: bool) -> int | None:
     """Return the number of stages that the plan must have; None leaves it to the search.
 
-    If the job requests none and no speed was measured, as many stages are required as machines and layers allow.
+    Without a request and measured speeds, this is the largest number that machines and layers allow.
 
     Raises:
         PlanInfeasible: the job requests several stages, and its model cannot be cut.
@@ -154,7 +152,7 @@ def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], addit
     if isinstance(strategy, AutoPartitioning):
         choice = thorough(problems, additions)
         if not choice:
-            # The last problem has the smallest microbatches, so it needs the least memory.
+            # The last problem has the smallest microbatches, so its activations need the least memory.
             raise infeasible(strategy, problems[-1], None)
         return choice
     choice = Choice()

@@ -1,4 +1,4 @@
-"""Reports of dry runs (plans of jobs that were not submitted), and the timeline of a step of a plan."""
+"""Models of the results of dry runs, and of the timeline of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from share_compute.topology import Topology
 
 
 class TimelineCell(StrictModel):
-    """One cell of one step (a forward or a backward of one microbatch), as the event simulator scheduled it."""
+    """One simulated cell of a step: a forward or a backward of one microbatch on one member."""
 
     stage: int
     member: int
@@ -23,7 +23,7 @@ class TimelineCell(StrictModel):
 
 
 class TimelineTransfer(StrictModel):
-    """One tensor on its way from a member to a member of the next stage (F) or of the previous one (B)."""
+    """One simulated transfer of a tensor, to a member of the next stage (F) or of the previous stage (B)."""
 
     microbatch: int
     kind: Literal["F", "B"]
@@ -37,10 +37,7 @@ class TimelineTransfer(StrictModel):
 
 
 class TimelineUpdate(StrictModel):
-    """One member's update of its weights, and its fixed work at the end of the step.
-
-    Before the update, the member waits for the sums of gradients and for messages from the other stages.
-    """
+    """One member's update of its weights, and its fixed work at the end of the step."""
 
     stage: int
     member: int
@@ -49,28 +46,27 @@ class TimelineUpdate(StrictModel):
 
 
 class PlanTimeline(StrictModel):
-    """One step of a plan as the event simulator predicts it, from the timings known now."""
+    """One simulated step of a plan."""
 
     step_s: float | None = None
-    """Predicted time of the step; None if nothing can be predicted: ``problem`` says why."""
+    """Predicted time of the step; None if it cannot be predicted, for the reason in ``problem``."""
     cells: tuple[TimelineCell, ...] = ()
-    """Cells of the step; empty if there are too many to display, or if nothing can be predicted.
+    """Cells of the step; empty if there are too many to display, or if the step cannot be predicted.
 
-    A cell's ``stage`` is an index of the plan's stages, and its ``member`` an index of that stage's members."""
+    ``stage`` of a cell is an index into the plan's stages, and ``member`` is an index into that stage's members."""
     transfers: tuple[TimelineTransfer, ...] = ()
     updates: tuple[TimelineUpdate, ...] = ()
     cell_count: int = 0
-    """Number of cells in the whole step, also if they are too many to display; 0 if nothing can be
-    predicted."""
+    """Number of cells in the whole step, even if ``cells`` is empty; 0 if the step cannot be predicted."""
     problem: str | None = None
 
 
 class Alternative(StrictModel):
-    """The plan of one strategy for the same job, in figures."""
+    """Figures of the plan that one strategy makes for the job."""
 
     strategy: str
     step_s: float | None = None
-    """Predicted time of a step; None if there is no plan or nothing can be predicted."""
+    """Predicted time of a step; None if there is no plan, or if the plan has no prediction."""
     samples_per_s: float | None = None
     stages: int = 0
     machines: int = 0
@@ -80,7 +76,7 @@ class Alternative(StrictModel):
 
 
 class IslandPlan(StrictModel):
-    """One island: machines that train on their own between synchronisations."""
+    """One island: machines that train without other machines between synchronisations."""
 
     machines: tuple[str, ...]
     stages: int
@@ -89,7 +85,7 @@ class IslandPlan(StrictModel):
 
 
 class IslandProposal(StrictModel):
-    """Several islands that would replace lockstep on all machines. Only a prediction: jobs cannot run this way yet."""
+    """Prediction for training in several islands instead of in lockstep. Jobs cannot run this way yet."""
 
     islands: tuple[IslandPlan, ...]
     interval_steps: int
@@ -106,21 +102,24 @@ class ServingPrediction(Bounded):
     objective: Literal["latency", "throughput"]
     plan: Plan
     first_token_s: float
-    """TTFT of a request alone."""
+    """Time to first token (TTFT) of a request alone."""
     next_token_s: float
-    """TPOT of a request alone (objective latency), or with all sequences in flight (objective throughput)."""
+    """Time per output token (TPOT).
+
+    Objective latency: of a request alone. Objective throughput: with all sequences in flight.
+    """
     request_s: float
     """Time of a request alone, from its prompt to its last token."""
     tokens_per_s: float
     """Tokens per second with all sequences in flight."""
     within_limits: bool = True
-    """Whether the placement keeps the limits on TTFT and TPOT; False if the search found no placement that does."""
+    """Whether the plan keeps the limits on TTFT and TPOT; always true for objective latency."""
     speeds_assumed: bool = False
     """Whether no machine's speed was measured, so that all times are assumptions."""
 
     @property
     def bounded_s(self) -> float:
-        """Time of a request alone (objective latency), or from token to token (objective throughput), in seconds."""
+        """Time of a request alone (objective latency), or per output token (objective throughput), in seconds."""
         return self.request_s if self.objective == "latency" else self.next_token_s
 
 
@@ -130,7 +129,7 @@ class PlanReport(StrictModel):
     plan: Plan
     """The training plan; the serving plan if serving was requested and the machines can only serve the model."""
     timeline: tuple[TimelineCell, ...] = ()
-    """Cells of one step; empty if there are too many to display or nothing can be predicted."""
+    """Cells of one step; empty if there are too many to display, or if the plan has no prediction."""
     alternatives: tuple[Alternative, ...] = ()
     """Figures of all installed strategies; empty unless a comparison was requested."""
     islands: IslandProposal | None = None
@@ -138,7 +137,7 @@ class PlanReport(StrictModel):
 
 
 def unpredictable(plan: Plan, topology: Topology) -> str | None:
-    """Return the reason why no step of a plan can be predicted on these machines; None if a step can be predicted."""
+    """Return a message that names the computing members whose speed was not measured; None if there are none."""
     measured = {machine.id for machine in topology.contributors if 0 < machine.flops_per_s() < math.inf}
     unknown = {
         member.name
