@@ -7,7 +7,7 @@ Douillard et al., 2023) ::
                        (2 * (n - 1) / n * weight bytes / bandwidth + 2 * (n - 1) * latency), for n islands
     samples a second = H * batch / (H * slowest island's step + synchronisation)
 
-The islands that are tried are the levels of a single-linkage clustering of the regions, and single machines.
+The partitions that are tried are the levels of a single-linkage clustering of the regions, and single machines.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class MemberPlan(StrictModel):
     reason: str
     """Reason why the member holds its layers, in one sentence."""
     standing: str = ""
-    """Part of ``reason`` that no other field of the plan states."""
+    """Part of ``reason`` without the layers and the memory."""
 
 
 class StagePlan(StrictModel):

@@ -1,4 +1,4 @@
-"""Assigns hosts to groups so that all links between the same two groups, which form one block, are similar."""
+"""Assigns hosts to groups so that all links between two groups, called a block, are similar."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from share_compute.planning.network.clustering import LEAST_BYTES_PER_S, LEAST_L
 from share_compute.planning.network.network import Floats
 
 _SWEEPS = 4
-"""Maximum number of rounds in which every host may change its group; few hosts change after the second round."""
+"""Maximum number of rounds in which every host may change its group."""
 _CHUNK = 1 << 20
-"""Maximum number of elements of a temporary array."""
+"""Approximate maximum number of elements in a temporary array."""
 
 Labels = NDArray[np.int64]
 
@@ -28,17 +28,16 @@ def fit(
 ) -> dict[int, int]:
     """Return a label for each host: hosts with similar links get the same label.
 
-    In several rounds, each host moves to the group that fits it best. A host that fits no group stays in its
-    group; outside the ``most`` largest groups, it gets a label of its own. Then each group, the smallest
-    first, is dissolved if every member fits into another group as well.
+    In several rounds, each host moves to the group that fits it best. Then each group, the smallest first, is dissolved
+    if all its hosts fit into other groups.
 
     Args:
         groups: groups of hosts with good links between them, the largest group first.
-        links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group is compared as
-            a group of its own.
-        factor: maximum ratio of latencies, and of bandwidths, at which links count as similar (in the geometric mean).
+        links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group counts as a
+            group of one host.
+        factor: maximum ratio of latencies, and of bandwidths, of similar links, as a geometric mean.
         least_evidence: minimum number of links of a host that must be comparable with links of a group that it joins.
-        most: maximum number of groups that are considered.
+        most: maximum number of groups that hosts can join; further groups are ignored.
     """
     blocks = _Blocks(groups, links, factor, least_evidence, most)
     blocks.sweep()
@@ -47,7 +46,7 @@ def fit(
 
 
 class _Blocks:
-    """Labels of all hosts, and their links. The links between two labels form one block with mean values."""
+    """Labels of all hosts, and the links between hosts."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class _Blocks:
         }
 
     def sweep(self) -> None:
-        """Move each host to the group that fits it best; a host that fits no group keeps its label."""
+        """Move hosts to the groups that fit them best, in up to `_SWEEPS` rounds."""
         everybody = np.arange(len(self._hosts))
         for _ in range(_SWEEPS):
             best = self._best(everybody, without=None)
@@ -100,7 +99,7 @@ class _Blocks:
             self._label[everybody[changed]] = best[changed]
 
     def dissolve(self) -> None:
-        """Dissolve each group whose members all fit into other groups, the smallest group first."""
+        """Dissolve each group whose hosts all fit into other groups, the smallest group first."""
         sizes = np.bincount(self._label[self._label >= 0], minlength=self._columns)[: self._groups]
         for label in sorted(range(self._groups), key=lambda label: (sizes[label], -label)):
             members = np.flatnonzero(self._label == label)
@@ -111,10 +110,7 @@ class _Blocks:
                 self._label[members] = best
 
     def _best(self, members: Labels, without: int | None) -> Labels:
-        """Return the label that fits each member best, shape ``[members]``; -1 where none fits.
-
-        Label ``without`` is left out.
-        """
+        """Return the label other than ``without`` that fits each member best, shape ``[members]``; -1 if none fits."""
         means, counts = self._means()
         found = np.full(len(members), -1, dtype=np.int64)
         if not self._groups:
@@ -132,7 +128,7 @@ class _Blocks:
         toward = self._label[self._target[edges]]
         known = toward >= 0
         edges, owner, toward = edges[known], owner[known], toward[known]
-        # Members of a dissolved group move together: the links among them must match the inside of the new group.
+        # Members of a dissolved group may move together: links among them must match links inside the new group.
         is_own = toward == without
         block, count = means[:, :, toward], counts[:, toward]
         if without is not None and is_own.any():
@@ -151,8 +147,7 @@ class _Blocks:
 
         total = per_member(np.where(has, distance, 0.0))
         matching, evidence = per_member(has), per_member(has & ~is_own)
-        # Each score counts one additional link at the limit of similarity, so that labels with little
-        # evidence score worse.
+        # One additional link at the limit of similarity makes labels with few comparable links score worse.
         score = (total + self._tolerance) / (matching + 1)
         fits = (evidence >= self._least_evidence) & (total <= self._tolerance * matching)
         if without is not None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 LEAST_LATENCY_S = 5e-4
 """Smaller latencies count as this value, since delays in busy processes exceed them."""
 LEAST_BYTES_PER_S = 1.0
-"""Assumed bandwidth of a dead link, so low that the link is not similar to any working link."""
+"""Smaller bandwidths, such as 0 of a dead link, count as this value, because their logarithm is needed."""
 
 
 class _Average(NamedTuple):
@@ -35,8 +35,8 @@ class Clusters:
     """Agglomerative clustering of hosts. At first each host is a group of its own.
 
     Args:
-        hosts: numbers of the hosts, ascending. Other numbers, such as the head's, may be ends of links. Their links
-            are compared, but they never join a group.
+        hosts: numbers of the hosts, ascending. Links may end at other numbers, such as the number of the head, which
+            join no group.
         factor: maximum ratio of mean latencies, and of mean bandwidths, at which groups of links count as similar.
     """
 
@@ -85,8 +85,7 @@ class Clusters:
     def _join_along(self, one: int, other: int, latency_s: float) -> None:
         nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
         first, second = self.find(one), self.find(other)
-        # A link with far more latency than the fastest link of one of its hosts leads to another group, so it
-        # joins no groups.
+        # A link with far more latency than the fastest link of either host leads to another group.
         if (
             first != second
             and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance
@@ -95,7 +94,7 @@ class Clusters:
             self._join(first, second)
 
     def _are_alike(self, one: int, other: int) -> bool:
-        """Return whether the mean links inside two groups, between them, and to each common third end are similar."""
+        """Return whether two groups have similar mean links: inside, between them, and to each common third end."""
         inside = [self._inside.get(one), self._inside.get(other), self._across[one].get(other)]
         known = [average for average in inside if average is not None]
         if not all(average.distance(known[0]) <= self._tolerance for average in known[1:]):

@@ -13,10 +13,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """All links of a topology, by region. The diagonal holds the links between two machines of one region.
-
-    A dead link has 0 bytes/s.
-    """
+    """All links of a topology, by region. The diagonal holds links inside a region. A dead link has 0 bytes/s."""
 
     region: NDArray[np.int64]
     """Region of each machine ``[machines]``, numbered from 0."""
@@ -29,7 +26,7 @@ class Network:
 
     @classmethod
     def alike(cls, machines: int) -> Self:
-        """Return a network with the same fast link between all machines, to check whether only links prevent a plan."""
+        """Return a network with the same fast link between all machines: 1 ms and 1 GB/s."""
         region = np.zeros(machines, dtype=np.int64)
         return cls(region=region, latency_s=np.full((1, 1), 1e-3), bytes_per_s=np.full((1, 1), 1e9))
 
@@ -42,7 +39,7 @@ class Network:
         return self.between(int(self.region[source]), int(self.region[target]))
 
     def between(self, here: int, there: int) -> tuple[float, float]:
-        """Return (latency in s, bytes/s) of the links from one region to another, or between machines of one region."""
+        """Return (latency in s, bytes/s) of the links between two regions, or inside one region."""
         return float(self.latency_s[here, there]), float(self.bytes_per_s[here, there])
 
 

@@ -1,23 +1,13 @@
 """Estimates all links from the few that were measured: machines with similar links form a region.
 
-Only the links from each contributor to the head and to a few other machines are measured. The other links are estimated
-in these steps:
-
-1. If a link was measured in both directions, or repeatedly, the worst values count.
-2. Machines at one address are one host. Hosts are joined to regions along links, best links first. They are joined
-   only if their links inside the region, and to the same third place (the head, another host or region), are alike:
-   on average within a factor of `ALIKE`, in latency and in bandwidth. Then each host moves to the region that its
-   links fit best. Hosts that fit none keep their region, which may be theirs alone.
-3. All links inside a region, or between two regions, get the median of the measurements between different
-   hosts there. If a region is a single host, links inside it get the median of the measurements inside the
-   host. Without such measurements they get `HOST_LATENCY_S` and `HOST_BYTES_PER_S`.
-4. Two regions without a measured link reach each other over the best path through other regions or the head.
-   So do the hosts of one region. The path's latency is the sum of its latencies, and its bandwidth is the
-   smallest on it. Without such a path the link has 0 bytes/s. A host of one machine without any measured link
-   also has 0 bytes/s, if other machines have measured links.
-5. If no link was measured at all, all machines are assumed to share a LAN, and the network is marked as `assumed`.
-
-A measured link of 0 bytes/s is dead. No path around it is assumed, since members send to each other directly.
+1. If a link was measured in both directions, or repeatedly, the worst latency and the worst bandwidth count.
+2. Machines at one address are one host. Hosts with similar links are clustered into regions.
+3. All links between two regions, or between the hosts of one region, get the median of the measurements there. Without
+   measurements they get the latency and the bandwidth of the best path through other regions or the Ray head. Without
+   such a path they have 0 bytes/s.
+4. In a region of one host, links get the median of the measurements inside the host. Without measurements they get
+   `HOST_LATENCY_S` and `HOST_BYTES_PER_S`.
+5. If no link was measured at all, all machines are assumed to share a LAN.
 """
 
 from __future__ import annotations
@@ -37,7 +27,7 @@ from share_compute.planning.network.network import Floats, Network
 from share_compute.topology import HEAD, Topology, absurdities
 
 ALIKE = 2.0
-"""Links are alike if their latencies and bandwidths differ at most by this factor."""
+"""Maximum ratio of the latencies, and of the bandwidths, of similar links."""
 MOST_REGIONS = 256
 """Maximum number of regions. If there are more, hosts are clustered again with twice the similarity factor.
 
@@ -57,7 +47,7 @@ _COARSEST = 2.0**10
 
 
 class _Measured(NamedTuple):
-    """A link between two places: machines by index, -1 for the head; the smaller index first."""
+    """A measured link between two machines (by index), or between the head (-1) and a machine; the smaller number first."""
 
     latency_s: float
     bytes_per_s: float
@@ -66,7 +56,7 @@ class _Measured(NamedTuple):
 
 
 def complete(topology: Topology) -> Network:
-    """Return all links of a topology: measured ones, and estimates for the others.
+    """Return the estimated links between all machines of a topology.
 
     Measurements with impossible figures, and links to machines that are not in the topology, are ignored.
 
@@ -91,7 +81,7 @@ def complete(topology: Topology) -> Network:
 
 
 def _merged(topology: Topology) -> list[_Measured]:
-    """Return each measured pair once, with the worst of its measurements; best links first."""
+    """Return each measured pair once, with its worst latency and bandwidth; the lowest latency first."""
     places = {machine.id: index for index, machine in enumerate(topology.contributors)} | {HEAD: _HEAD}
     worst: dict[tuple[int, int], tuple[float, float]] = {}
     for link in topology.links:
@@ -115,7 +105,7 @@ def _hosts(topology: Topology) -> list[int]:
 
 
 def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64], int]:
-    """Return the region of each machine, and the region of machines without usable links (-1 if there are none).
+    """Return the region of each machine, and the region of machines that fit no other region (-1 if there is none).
 
     Regions are numbered in the order of their first machines.
     """
@@ -141,7 +131,7 @@ def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64
         if len(set(roots)) <= MOST_REGIONS or factor > _COARSEST:
             break
         factor, least_evidence = factor * ALIKE, 1
-    # Unreachable hosts have no label. They, and all groups beyond the limit, share one region.
+    # Hosts that are not in `linked` have no label. These hosts and all groups beyond the limit share one region.
     sensible = dict.fromkeys(root for root in roots if root is not None)
     fits = len(set(roots)) <= MOST_REGIONS
     kept = set(list(sensible)[: MOST_REGIONS if fits else MOST_REGIONS - 1])
@@ -153,10 +143,9 @@ def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64
 
 
 def _home_of_head(between: Iterable[_Measured]) -> int | None:
-    """Return the host that the head runs on; None if the measured links do not show it.
+    """Return the host with a far better link to the head than all other hosts; None if there is none.
 
-    The host of the head has a far better link to the head than all other hosts. That link crosses no network, so the
-    caller must not count it as evidence that the host and its neighbours belong to different regions.
+    The head probably runs on this host. The link between them crosses no network, so it must not affect the regions.
     """
     paths = [link for link in between if link.one == _HEAD]
     if len(paths) < 2:
@@ -211,7 +200,7 @@ def _median(links: Iterable[_Measured]) -> tuple[float, float]:
 
 
 def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[np.bool_]) -> None:
-    """Give each unmeasured pair of regions its best path over other regions or the head (Floyd-Warshall)."""
+    """Give each unmeasured pair of regions its best path through other regions or the head (Floyd-Warshall)."""
     cost_s = _message_s(latency_s, bytes_per_s)
     for via in range(len(cost_s)):
         latency = latency_s[:, via, None] + latency_s[None, via, :]
@@ -226,7 +215,7 @@ def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[
 
 
 def _message_s(latency_s: Floats, bytes_per_s: Floats) -> Floats:
-    """Return the seconds that a message of `_MESSAGE_BYTES` takes; infinite for a bandwidth of 0.0 or -0.0."""
+    """Return the seconds that a message of `_MESSAGE_BYTES` takes; infinite for a bandwidth of 0."""
     with np.errstate(over="ignore"):
         carried_s = np.divide(
             _MESSAGE_BYTES, bytes_per_s, out=np.full_like(bytes_per_s, np.inf), where=bytes_per_s > 0
