@@ -1,24 +1,20 @@
 """Lower bound on the step time that `share_compute.planning.cost.cost` predicts for any layout on given machines.
 
-Each bound below holds for all layouts with a given number of stages on a given set of regions. The largest of
-these bounds counts. The result is the minimum over all numbers of stages and over the clusters of a
-single-linkage clustering of the regions: each cluster is a set of regions that links above some speed
-connect.
+The largest of these bounds counts for a number of stages on a set of regions. The result is the minimum over all numbers
+of stages and over the clusters of a single-linkage clustering of the regions.
 
-- Work: all machines together do the work of all layers and microbatches, as if layers could be divided
-  anywhere and no machine ever waited. A machine in use computes at least one microbatch of one layer, and
-  does its fixed work once.
-- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and crosses each link
-  between neighbouring stages twice, as activation and as gradient. A layout on several regions uses at least
-  one link that is no faster than the slowest link of a minimum spanning tree of these regions.
+- Work: all machines together do the work of all layers and microbatches, as if layers could be divided anywhere and no
+  machine ever waited.
+- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and crosses each link between
+  neighbouring stages twice, as activation and as gradient.
 - Gradient sums: a stage of several machines must sum its gradients within the time of a step. This limits its trained
   parameters, and so its share of the work.
 - If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it. At
   most as many microbatches are in flight as there are stages, and each link carries all microbatches.
-- Memory: machines are counted from the largest memory down until together they hold the state (weights, gradients and
-  optimizer state). A layout has at least this many stages.
+- Memory: the smallest number of machines that together hold the state (weights, gradients and optimizer state) is a
+  lower bound on the number of stages.
 
-A layout on one machine is evaluated exactly.
+For a layout on one machine, the bound is its step time by the formula.
 """
 
 from __future__ import annotations
@@ -40,11 +36,11 @@ class _Group(NamedTuple):
 
     regions: frozenset[int]
     links_s: tuple[float, ...]
-    """One-way times of a microbatch over the links of a minimum spanning tree of the regions, in rising order."""
+    """One-way times of a microbatch over the edges of a minimum spanning tree of the regions, ascending."""
 
 
 def lower_bound_s(cost: TrainingCost) -> float:
-    """Return a lower bound in seconds on the step of any layout; infinite if `Options.usable` is empty."""
+    """Return a lower bound in seconds on the step of any layout; infinite if no machine is usable (`Options.usable`)."""
     usable = np.array(Options(cost).usable, dtype=np.int64)
     if not len(usable):
         return math.inf
@@ -60,7 +56,6 @@ class _Relaxation:
         least = cells.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
-            # Maximum over all layers of the compute time per trained parameter.
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
@@ -124,11 +119,10 @@ class _Relaxation:
         if counts.max() > 1:
             near = _hops(self._cost, regions)
             shortest = min([*links[:1], *near.diagonal()[counts > 1]])
-            # Each layout has a hop at least as slow as the slowest tree link. Its other hops may use the fastest link.
+            # Hops inside a region may repeat. So all hops but the slowest tree edge may use the fastest link.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
-        # The stages span all regions of the group. So every layout uses a link at least as slow as the
-        # slowest link of the group's minimum spanning tree.
+        # A layout on all regions of the group uses a link at least as slow as the slowest edge of the spanning tree.
         times: Floats = np.maximum(crossed, max(group.links_s, default=0.0))
         return times
 
@@ -140,8 +134,7 @@ class _Relaxation:
 def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
     """Return lower bounds on the one-way seconds of a microbatch between two regions ``[regions, regions]``.
 
-    Each microbatch counts as the smallest tensor that can cross a boundary of stages. Times are infinite on
-    dead links. They omit latencies if ``latency`` is false.
+    Each microbatch counts as the smallest tensor that can cross a boundary of stages. Times are infinite on dead links.
     """
     size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
     rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
@@ -153,8 +146,7 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
 def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
     """Return the clusters of a single-linkage clustering of the usable machines' regions.
 
-    Single regions come first. Then, as in Kruskal's algorithm, each link of a minimum spanning tree, fastest
-    first, joins two sets of regions, and the union is a further cluster.
+    Single regions come first. Each edge of a minimum spanning tree, the fastest first, then joins two clusters.
     """
     regions = np.unique(cost.network.region[usable])
     groups = [_Group(frozenset({int(region)}), ()) for region in regions]

@@ -1,4 +1,4 @@
-"""Layouts: the layers and machines of each stage, in the form that the search uses. `Plan` adds names and reasons."""
+"""Layouts: the layers, machines and microbatches of each stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class StageLayout(NamedTuple):
     start: int
     stop: int
     members: tuple[int, ...]
-    """Indices into the topology's contributors."""
+    """Machines, as indices into the topology's contributors."""
     shares: tuple[int, ...]
     """Number of microbatches that each member computes in a step, at least 1. In serving plans, always 1."""
 

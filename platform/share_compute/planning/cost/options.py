@@ -1,4 +1,4 @@
-"""Precomputed tables for the search: times and memory limits of a stage for all ranges of layers."""
+"""Tables for the search: times and memory limits of a possible stage, for all ranges of layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from share_compute.specification.workload import GRADIENT_BUCKET_BYTES
 
 Ints = NDArray[np.int64]
 _MOST_BYTES: Final = 128 * 2**20
-"""Maximum size of the cached tables; beyond it the cache is cleared."""
+"""Size in bytes of the cached tables above which the cache is cleared."""
 ANY_WINDOW: Final = 2**31
 """Value of `Option.window` for "no limit": the layers fit with any number of microbatches in flight."""
 
@@ -27,9 +27,8 @@ ANY_WINDOW: Final = 2**31
 class Option:
     """One possible stage: its members, and tables of its times and memory limits for ranges of layers [start, stop).
 
-    Tables are indexed ``[stop, stop - 1 - start]``, so that short ranges are at the front of each row. They have one
-    column for each number of layers that the search considers. Times are infinite for ranges that do not exist, and
-    where a member would get no microbatch.
+    Tables are indexed ``[stop, stop - 1 - start]``. Times are in seconds. They are infinite for ranges that do not
+    exist, and where a member would get no microbatch.
     """
 
     members: tuple[int, ...]
@@ -54,7 +53,7 @@ class Option:
 
 
 class Options:
-    """Cache of options, which are built on demand."""
+    """Builds options on demand, and caches them."""
 
     def __init__(self, cost: TrainingCost) -> None:
         self._cost = cost
@@ -63,18 +62,18 @@ class Options:
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
-        """Machines with a known speed, and with `TrainingMemory.least_bytes` or more of memory for a plan."""
+        """Machines with a known speed and at least `TrainingMemory.least_bytes` of memory for a plan."""
         cost = self._cost
         times = cost.forward_s[:, -1] + cost.backward_s[:, -1]
         able = np.isfinite(times) & (cost.memory_bytes > 0) & (cost.memory_bytes >= cost.least_bytes)
         return tuple(int(machine) for machine in np.flatnonzero(able))
 
     def of(self, machines: Sequence[int], most_layers: int, ceiling_s: float = math.inf) -> Option:
-        """Return the option with these members, built on demand.
+        """Return the option with these members.
 
         Args:
             machines: usable machines that may be members of one stage (`TrainingCost.may_share`).
-            most_layers: maximum number of layers in a range.
+            most_layers: number of layers up to which ranges are needed.
             ceiling_s: step time in seconds; ranges of layers that need more than this may be left out.
         """
         members = tuple(sorted(machines))
@@ -94,7 +93,7 @@ class Options:
             np.arange(cost.num_layers + 1)[:, None] > np.arange(min(most_layers, cost.num_layers))
         )
         if len(members) > 1 and math.isfinite(ceiling_s):
-            # Computing shares is slow. Ranges with too many layers for the ceiling are dropped first.
+            # Computing shares is slow, so ranges with too many layers for the ceiling are dropped first.
             hopeful = self._rough_s(members, stop - 1 - more, stop) <= ceiling_s * (1 + 1e-9)
             most_layers = int(more[hopeful].max(initial=0)) + 1
             stop, more = stop[more < most_layers], more[more < most_layers]
@@ -208,9 +207,7 @@ class Options:
 
 
 def _after_a_loss(shares: Floats) -> Floats:
-    """Return the approximate share of each member after the loss of the other member with the largest share.
-
-    This is `share_compute.planning.cost.memory.after_a_loss`, vectorized over layer ranges.
+    """Vectorize `share_compute.planning.cost.memory.after_a_loss` over layer ranges.
 
     Args:
         shares: number of microbatches of each member, shape ``[members, ranges]``.
@@ -219,17 +216,16 @@ def _after_a_loss(shares: Floats) -> Floats:
         return shares
     count = shares.sum(axis=0)
     others = np.array([np.delete(shares, place, axis=0).max(axis=0) for place in range(len(shares))])
-    left = np.maximum(count - others, 1)  # no division by 0 where another member gets all microbatches
+    left = np.maximum(count - others, 1)  # no division by 0 if one member gets all microbatches
     most: Floats = np.ceil(shares * count / left)
     return most
 
 
 def _shares(cells: Floats, microbatches: int) -> Floats:
-    """Return the number of microbatches of each member for many layer ranges, shape ``[members, ranges]``.
+    """Vectorize `fill_shares` over layer ranges; return shares of shape ``[members, ranges]``.
 
-    This is `fill_shares`, vectorized over layer ranges; where `fill_shares` returns None, at least one share is 0.
-    `fill_shares` assigns microbatches one by one, in the order in which they finish. Here all microbatches that surely
-    finish early are assigned at once, and only the rest one by one.
+    Where `fill_shares` returns None, at least one share is 0. Most microbatches are assigned at once by a lower bound
+    on the shares, and only the rest one by one.
 
     Args:
         cells: time of one microbatch on each member, shape ``[members, ranges]``.

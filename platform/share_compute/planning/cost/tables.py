@@ -6,8 +6,8 @@ The estimated time of a layer on a machine is ::
 
 If a profiler timed the layer on the machine, the measured time replaces the estimate. Estimates of the machine's other
 layers are multiplied by the ratio of its measured to its estimated times. For machines without timed layers, the factor
-is the median ratio of timed machines with the same kind of device, or else of all timed machines. Without this factor a
-machine could look faster than timed ones only because it was not timed.
+is the median ratio of timed machines with the same kind of device, or else of all timed machines. So the same bias
+applies to all machines.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ from share_compute.specification.workload import Workload
 from share_compute.topology import Topology
 
 MEMORY_SHARE = 0.9
-"""Share of the lent memory that a plan may fill.
-
-The rest is for the process and for memory that the cost model does not include.
-"""
+"""Share of the lent memory that a plan may fill. The cost model does not include all memory of a process."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +40,7 @@ class CostTables:
         topology: the machines.
         network: links between the machines.
         workload: the training steps or the requests.
-        timings: measured times, which replace and correct estimates.
+        timings: measured times of layers; the module docstring says how they are used.
     """
 
     profile: ModelProfile
@@ -79,15 +76,12 @@ class CostTables:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Kind of device of each machine; "" without a device.
-
-        The members of a stage sum gradients, which requires devices of one kind.
-        """
+        """Kind of device of each machine; "" without a device."""
         return tuple(machine.device.kind if machine.devices else "" for machine in self.topology.contributors)
 
     @cached_property
     def host_threads(self) -> Mapping[str, int]:
-        """Number of threads by host, only for hosts whose CPU machines together use more threads than the host has."""
+        """Number of threads of each host whose CPU machines together use more threads than the host has."""
         wanted: dict[str, int] = defaultdict(int)
         found: dict[str, int] = {}
         for kind, machine in zip(self.kinds, self.topology.contributors, strict=True):
@@ -104,7 +98,7 @@ class CostTables:
 
     @cached_property
     def overhead_s(self) -> Floats:
-        """Seconds of one small operation on each machine ``[machines]``; 0 where it was not measured."""
+        """Seconds of overhead of one operation on each machine ``[machines]``; 0 where it was not measured."""
         return np.array([machine.overhead_s for machine in self.topology.contributors], dtype=np.float64)
 
     @cached_property
@@ -121,7 +115,7 @@ class CostTables:
 
         Args:
             flops: floating point operations of each layer ``[layers]``.
-            moved_bytes: bytes that each layer reads of its weights and cache ``[layers]``.
+            moved_bytes: bytes that each layer reads from memory ``[layers]``.
             operations: calls of kernels in each layer ``[layers]``.
         """
         speed = self._flops_per_s[:, None]
@@ -137,7 +131,7 @@ class CostTables:
         ]
 
     def corrections(self, estimated_s: Floats, timed: Sequence[Mapping[int, float]]) -> Floats:
-        """Return the factor by which to multiply the estimates of each machine ``[machines, 1]``.
+        """Return the correction factor for the estimates of each machine ``[machines, 1]``.
 
         Args:
             estimated_s: estimated seconds of each layer ``[machines, layers]``.
@@ -157,7 +151,7 @@ class CostTables:
         return own[:, None]
 
     def corrected_s(self, estimated_s: Floats, timed: Sequence[Mapping[int, float]]) -> Floats:
-        """Return the measured or corrected time of the first l layers on each machine ``[machines, layers + 1]``.
+        """Return the measured or corrected seconds of the first l layers on each machine ``[machines, layers + 1]``.
 
         Args:
             estimated_s: estimated seconds of each layer ``[machines, layers]``.

@@ -1,4 +1,4 @@
-"""Measured times of layers, which replace the cost model's estimates, and the conditions under which they hold."""
+"""Measured times of layers, and the conditions under which they hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.topology import BASE_DTYPE, Device, Topology
 
 _MOST_CHANGE = 1.5
-"""Maximum ratio between the figures of two probes; beyond it the machine has changed and its timings are invalid."""
+"""Maximum ratio between the figures of two probes of an unchanged device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ Timings: TypeAlias = Mapping[str, Mapping[int, LayerTiming]]
 
 
 class MachineTimings(StrictModel):
-    """Timings of one machine, and the conditions under which they were taken."""
+    """Timings of one machine, with the microbatch size and the device that they hold for."""
 
     microbatch_size: int = Field(ge=1)
     """Samples in the timed microbatch."""
@@ -61,7 +61,7 @@ def holding(kept: Mapping[str, MachineTimings], topology: Topology, microbatch_s
     """Return the timings of present, unchanged machines that were taken with microbatches of this size.
 
     Args:
-        kept: timings by contributor id; a machine that rejoins keeps its id.
+        kept: timings by contributor id.
         topology: the machines, as they are now.
         microbatch_size: samples in one microbatch.
     """
@@ -76,7 +76,7 @@ def holding(kept: Mapping[str, MachineTimings], topology: Topology, microbatch_s
 
 
 def is_alike(one: Device, other: Device) -> bool:
-    """Return whether two probes can be of the same device in the same condition."""
+    """Return whether two probes agree in kind and name, and within `_MOST_CHANGE` in float32 speed and bandwidth."""
     figures = (
         (one.flops_per_s.get(BASE_DTYPE, 0.0), other.flops_per_s.get(BASE_DTYPE, 0.0)),
         (one.memory_bytes_per_s, other.memory_bytes_per_s),

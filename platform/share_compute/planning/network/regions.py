@@ -47,7 +47,7 @@ _COARSEST = 2.0**10
 
 
 class _Measured(NamedTuple):
-    """A measured link between two machines (by index), or between the head (-1) and a machine; the smaller number first."""
+    """A measured link. Its ends are indices of machines, or -1 for the head; the smaller number comes first."""
 
     latency_s: float
     bytes_per_s: float
