@@ -1,7 +1,7 @@
 """Lower bound on the step time that `share_compute.planning.cost.cost` predicts for any layout on given machines.
 
-The largest of these bounds counts for a number of stages on a set of regions. The result is the minimum over all numbers
-of stages and over the clusters of a single-linkage clustering of the regions.
+For a number of stages on a set of regions, the largest of the bounds below counts. The result is the minimum over all
+numbers of stages and over the clusters of a single-linkage clustering of the regions.
 
 - Work: all machines together do the work of all layers and microbatches, as if layers could be divided anywhere and no
   machine ever waited.
@@ -40,7 +40,7 @@ class _Group(NamedTuple):
 
 
 def lower_bound_s(cost: TrainingCost) -> float:
-    """Return a lower bound in seconds on the step of any layout; infinite if no machine is usable (`Options.usable`)."""
+    """Return a lower bound in seconds on the step of any layout; infinite if `Options.usable` is empty."""
     usable = np.array(Options(cost).usable, dtype=np.int64)
     if not len(usable):
         return math.inf
@@ -119,7 +119,7 @@ class _Relaxation:
         if counts.max() > 1:
             near = _hops(self._cost, regions)
             shortest = min([*links[:1], *near.diagonal()[counts > 1]])
-            # Hops inside a region may repeat. So all hops but the slowest tree edge may use the fastest link.
+            # Several hops may use the fastest link, but one hop is at least as slow as the slowest tree edge.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
         # A layout on all regions of the group uses a link at least as slow as the slowest edge of the spanning tree.

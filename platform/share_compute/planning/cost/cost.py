@@ -10,33 +10,29 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     first(p)   = forward and backward of one microbatch on the fastest member
     busy(p)    = max over members of (its microbatches * its forward and backward of one)
     hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link
-    before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p: the way of the first microbatch to the stage,
-                 and of the last one back
+    before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p
     most(p)    = M / (members(p) + members(p + 1) - 1), rounded up. Shares are contiguous blocks, so microbatches cross
-                 between at most members(p) + members(p + 1) - 1 pairs of members. At least one pair carries most(p).
+                 between at most members(p) + members(p + 1) - 1 pairs of members. One pair carries at least most(p).
     trip(p)    = sum of first(q) for q >= p + 2 * sum of hop(q) for q >= p
-    flight(p)  = maximum number of microbatches in flight in stages p and later: window(p) + members(p) of the
-                 1F1B schedule
+    flight(p)  = window(p) + members(p), with the window of the 1F1B schedule (`share_compute.protocol.schedule`)
     tail(p)    = gradient sums that are not hidden behind the last backward + the optimizer's update
                  + the transfer of the gradient to a backup member
                = max(ring(p) - backward(p), ring(p) / buckets(p)) + log(p) + update(p)
     backward(p) = longest backward of one microbatch among the stage's members
     buckets(p) = number of buckets in which the stage's gradients are summed
     update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
-    call       = STEP_OPERATIONS * measured overhead of an operation: the fixed work of a member in each step
+    call       = STEP_OPERATIONS * measured overhead of one operation: the fixed work of a member in each step
     ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
     log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link from the stage's machine to a backup
                  member; 0 unless backups are on and the stage has one member and not all layers
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
                  + operations * measured overhead of one
+    backward   = as forward, with the FLOPs and operations of the backward and twice the weight bytes; with activation
+                 checkpointing, plus another forward of each layer that has a backward
 
-An operation is a call of a kernel. Its overhead does not depend on the size of its tensors, and dominates in small
-models. If a profiler timed a layer on a machine, the measured time replaces the estimate. Every term is a wait that no
-schedule avoids. Therefore the event simulator (`share_compute.planning.cost.schedule_simulator`), which knows the order
-of all forwards and backwards, does not predict less. There is one exception: summing and backing up the gradient of a
-stage after the first may be hidden behind the backwards of the stages before it.
-
-Memory is in `share_compute.planning.cost.memory`.
+An operation is a call of a kernel. If a profiler timed a layer on a machine, the measured time replaces the estimate.
+The event simulator (`share_compute.planning.cost.schedule_simulator`) predicts a shorter step than the formula only if
+gradient sums and backups overlap with backwards of other stages.
 """
 
 from __future__ import annotations
@@ -60,7 +56,6 @@ from share_compute.specification.workload import BYTES, GRADIENT_BUCKET_BYTES
 STEP_OPERATIONS = 400
 """Fixed work of a member in each step besides forwards and backwards, as a number of small operations.
 
-In a step, a member is called, gets its samples, computes the norm of gradients, runs the optimizer and answers.
 Measured with a small CNN on a CPU.
 """
 _UPDATE_PASSES = 3
@@ -69,21 +64,21 @@ _UPDATE_PASSES = 3
 
 @dataclass(frozen=True, eq=False)
 class TrainingCost(TrainingMemory):
-    """Cost model of one training job on one topology: time and memory tables, and the step formula of this module."""
+    """Cost model of one training job on one topology, with the step formula of this module."""
 
     # -- tables --------------------------------------------------------------------------------------------------
 
     @cached_property
     def forward_s(self) -> Floats:
-        """Forward time in seconds of the first ``l`` layers for one microbatch, as ``[machine, l]``.
+        """Forward seconds of the first l layers for one microbatch, shape ``[machines, layers + 1]``.
 
-        The shape is ``[machines, layers + 1]``. Times are infinite for machines of unknown speed.
+        Times of machines of unknown speed are infinite for l > 0.
         """
         return self._seconds("forward")
 
     @cached_property
     def backward_s(self) -> Floats:
-        """Backward time of the first l layers for one microbatch, shaped as `forward_s`."""
+        """Backward seconds of the first l layers for one microbatch, shape ``[machines, layers + 1]``."""
         return self._seconds("backward")
 
     @cached_property
@@ -126,10 +121,7 @@ class TrainingCost(TrainingMemory):
         return float(forward[stop] - forward[start] + backward[stop] - backward[start])
 
     def shares(self, members: Sequence[int], start: int, stop: int) -> tuple[int, ...] | None:
-        """Return the number of microbatches of each member (see `fill_shares`).
-
-        Return None if a member gets none or has an unknown speed.
-        """
+        """Return `fill_shares` for these members; None if a member gets no microbatch or has an unknown speed."""
         return fill_shares(
             [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
         )
@@ -139,7 +131,7 @@ class TrainingCost(TrainingMemory):
         return min(self.cell_s(member, stage.start, stage.stop) for member in stage.members)
 
     def busy_s(self, stage: StageLayout) -> float:
-        """Return the time that the busiest member of a stage computes in a step."""
+        """Return the compute time in a step of the busiest member of a stage."""
         return max(
             share * self.cell_s(member, stage.start, stage.stop)
             for member, share in zip(stage.members, stage.shares, strict=True)
@@ -154,9 +146,9 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return a lower bound on the seconds for which the busiest link between two stages carries tensors.
+        """Return a lower bound on the seconds for which the busiest link between two stages carries tensors one way.
 
-        The link's first microbatch and latencies are not included.
+        The first microbatch and latencies are not included.
         """
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
@@ -179,7 +171,7 @@ class TrainingCost(TrainingMemory):
     def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
         """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if it needs no backup.
 
-        Infinite if no other machine can be reached.
+        The time is infinite if no other machine can be reached.
 
         Args:
             stage: the stage.
@@ -216,7 +208,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def tail_s(self, stage: StageLayout) -> float:
-        """Return the time after the last backward: gradient sum (where it does not overlap), backup, and update."""
+        """Return the time after the last backward: gradient sums that do not overlap with it, backup, and update."""
         return self.log_s(stage) + self.end_s(stage)
 
     def end_s(self, stage: StageLayout) -> float:
@@ -267,9 +259,7 @@ class TrainingCost(TrainingMemory):
 def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
     """Return the number of microbatches of each member so that the last member finishes as early as possible.
 
-    Return None if a member gets none, or has an infinite time.
-
-    Each microbatch goes to the member that would finish it first, which is optimal because all have the same size.
+    Return None if a member gets none or has an infinite time.
 
     Args:
         cell_s: time of one microbatch on each member.

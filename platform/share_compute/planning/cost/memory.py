@@ -5,25 +5,23 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
     state      = parameters * 4 + trained parameters * 4 * (sets + optimizer tensors)
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
-    transient  = activation bytes inside one layer, if it is recomputed
+    transient  = activation bytes inside the largest layer, if layers are recomputed
                  + max(4 * elements of the largest trained parameter,
                        8 * elements of a trained tied parameter, if another stage holds it, too)
 
-    share      = microbatches of the member after the loss of the other member with the most microbatches
-    sets       = maximum number of gradient sets that the member holds at once, each with one sum for every
-                 trained parameter
+    share      = approximate microbatches of the member after the loss of the other member with the most microbatches
+    sets       = maximum number of gradient sets that the member holds at once. A set has one sum for each trained
+                 parameter
 
-Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
-is committed. A member that replaces a lost one is sent these tensors again.
+Members on both sides of a boundary between stages keep the activations and gradients that crossed it until the step is
+committed, because a member that replaces a lost one needs them again.
 
-The order in which gradients are summed (`share_compute.protocol.tree`) follows the shares of the widest stage of the
-job's first plan. Members of stages with these shares hold one gradient set; members of other stages may hold several.
-Autograd allocates the gradient of a parameter before it is added to a set. Stages that share a tied parameter keep
-their own sum of its gradient and the sum that the other stage sent.
+`share_compute.protocol.tree` explains why a member may hold several gradient sets. Autograd allocates the gradient of a
+parameter before it is added to a set. Two stages with a tied parameter each hold two sums of its gradient: one per
+stage.
 
-In two-byte precision, each microbatch in flight also keeps a copy of the weights in that type. With activation
-checkpointing, at most the size of a layer's output counts as its activations. The activations inside a layer then
-exist for one layer and microbatch at a time, and the layer's backward includes a second forward.
+In two-byte precision, each microbatch in flight also keeps a copy of the layers' weights in that type. With activation
+checkpointing, at most the size of a layer's output counts as its activations.
 """
 
 from __future__ import annotations
@@ -58,10 +56,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def trained(self) -> Floats:
-        """Number of trained parameters of the first l layers ``[layers + 1]``.
-
-        Only trained parameters have gradients and optimizer state.
-        """
+        """Number of trained parameters of the first l layers ``[layers + 1]``."""
         return sums(np.array([float(piece.parameters - piece.frozen) for piece in self._pieces]))
 
     @cached_property
@@ -84,7 +79,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def boundary_bytes(self) -> Floats:
-        """Bytes that one microbatch sends across a cut before layer l ``[layers + 1]``; 0 at both ends."""
+        """Bytes of the tensor that crosses a cut before layer l for one microbatch ``[layers + 1]``; 0 at both ends."""
         return np.array([0.0, *map(self._leaving_bytes, self.profile.layers[:-1]), 0.0])
 
     @cached_property
@@ -121,10 +116,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def least_bytes(self) -> float:
-        """Lower bound on the bytes of any stage: state and activations of one microbatch, for the smallest layer.
-
-        Tensors that cross boundaries are not included: a stage with more layers may have fewer boundaries.
-        """
+        """Lower bound on the bytes of any stage: state and activations of one microbatch, for the smallest layer."""
         state = self.state_bytes(np.diff(self.parameters), np.diff(self.trained))
         return float(np.min(state + np.diff(self.activation_bytes)))
 
@@ -150,7 +142,7 @@ class TrainingMemory(CostTables):
         return FLOAT_BYTES * (held + trained * (1 + self.workload.optimizer_tensors))
 
     def carried_bytes(self, start: int, stop: int) -> float:
-        """Return the bytes that a new member fetches: weights and optimizer state, without gradients."""
+        """Return the bytes of weights and optimizer state of a member with layers [start, stop)."""
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
         return FLOAT_BYTES * (held + trained * self.workload.optimizer_tensors)
 
@@ -185,17 +177,17 @@ class TrainingMemory(CostTables):
         """
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
         fixed = float(self.state_bytes(held, trained)) + self.for_a_time_bytes(start, stop)
-        # If another stage is wider, all `window + 1` microbatches in flight may belong to one member of this stage.
+        # All `window + 1` microbatches in flight may belong to one member if another stage has more members.
         in_flight = min(share, window + 1)
         inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
         return fixed + in_flight * inside + share * self.kept_bytes(start, stop)
 
     def for_a_time_bytes(self, start: int, stop: int) -> float:
-        """Return the transient bytes of layers [start, stop), independent of the number of microbatches."""
+        """Return the transient bytes of a member with layers [start, stop)."""
         return float(self.for_a_time_from(start)[stop - start - 1])
 
     def for_a_time_from(self, start: int) -> Floats:
-        """Return the transient memory in bytes of the layer ranges [start, stop), shape ``[layers - start]``.
+        """Return the transient bytes of the layer ranges [start, stop), shape ``[layers - start]``.
 
         ``stop`` runs from ``start + 1`` to the number of layers.
         """
@@ -231,8 +223,7 @@ class TrainingMemory(CostTables):
     def may_fit(self, layout: Layout) -> bool:
         """Return whether each member has enough memory if it holds one gradient set.
 
-        The number of sets depends on all stages, but the search considers one stage at a time. Its results must also
-        pass `fits` before they become plans.
+        A layout that passes may still fail `fits`.
         """
         return all(
             self._one_set_bytes(layout, place, member) <= self.memory_bytes[machine]

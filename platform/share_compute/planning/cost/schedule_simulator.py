@@ -1,23 +1,19 @@
-"""Event simulation of one training step: the real schedule, cell by cell, with links that carry one tensor at a time.
+"""Event simulation of one training step, cell by cell.
 
-A cell is a forward or a backward of one microbatch on one member. The formula of `share_compute.planning.cost.cost`
-adds up waits that every schedule contains. This module simulates all waits: each member runs its actions in the order
-of `share_compute.protocol.schedule`, as early as its inputs arrive.
-The order of a member's actions is fixed, and so is the order of tensors on a link. Every cell's time therefore follows
-from times that are already known, and one pass over the cells is enough.
+A cell is a forward or a backward of one microbatch on one member. Each member runs its cells in the order of
+`share_compute.protocol.schedule`, as early as their inputs arrive.
 
 - A link carries one tensor after the other in each direction. A tensor occupies it for size / bandwidth; latency does
   not occupy it. Both directions work at the same time, and sending does not delay computing.
-- If the machines of one host together use more threads than the host has, the machines that compute at the
-  same moment share its threads in proportion to their own (processor sharing, Kleinrock 1967). Cells then
-  take longer than alone, and an event queue orders them by time.
+- If the machines of one host together use more threads than the host has, the machines that compute at the same moment
+  share its threads in proportion to their own (processor sharing, Kleinrock 1967).
 - Members of a stage start to sum gradients when all of them are in their last backward. They sum the last bucket after
-  all these backwards.
-- If backups are on, the member of a one-member stage with a part of the layers sends its gradient to its backup member
-  over the best link. The step is complete only after that.
+  these backwards.
+- If backups are on, the member of a one-member stage with a part of the layers sends its gradient to another machine of
+  the layout over the best link, before its update.
 - The first and the last stage exchange the gradients of tied weights.
 - The update waits for a message from each other stage, which takes one latency. The fixed work of a member in each step
-  (`call` in the formula) follows the update and does not count as computing.
+  (``call`` in the formula of `share_compute.planning.cost.cost`) follows the update.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from share_compute.protocol.schedule import Action, one_forward_one_backward
 
 
 class SimulatedCell(NamedTuple):
-    """One cell (a forward or a backward of one microbatch) and the time in which a member computes it."""
+    """One cell (a forward or a backward of one microbatch) and its begin and end in seconds."""
 
     stage: int
     member: int
@@ -50,7 +46,7 @@ class SimulatedCell(NamedTuple):
 
 
 class SimulatedTransfer(NamedTuple):
-    """One tensor between two members, and the time of its transfer."""
+    """One transfer of a tensor between two members."""
 
     microbatch: int
     kind: Literal["F", "B"]
@@ -70,13 +66,11 @@ class StepTimeline:
     """One simulated step. All times are in seconds from its start."""
 
     step_s: float
-    """Time until the last member has updated its weights and done its fixed work; infinite if a tensor or
-    message never arrives."""
+    """Time until the last member has done its update and its fixed work; infinite if a tensor never arrives."""
     cells: tuple[SimulatedCell, ...]
     """Cells, ordered by stage, member and time."""
     busy_fractions: dict[int, float]
-    """Share of the step in which a machine computes cells or updates weights, by its index in the
-    topology."""
+    """Share of the step in which a machine computes cells or updates weights, by its index in the topology."""
     updates: dict[int, tuple[float, float]] = field(default_factory=dict)
     """(begin, end) of each machine's weight update and of the fixed work after it, by index in the topology."""
     transfers: tuple[SimulatedTransfer, ...] = ()
@@ -84,7 +78,7 @@ class StepTimeline:
     slowdowns: dict[int, float] = field(default_factory=dict)
     """Ratio of a machine's cell times to its cell times on unshared cores, by its index in the topology.
 
-    Empty if no cores are shared.
+    Empty if every host has enough threads for its machines.
     """
 
 
@@ -92,9 +86,9 @@ def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = 
     """Simulate one step of a layout.
 
     Args:
-        cost: tables of the job on its machines.
+        cost: cost model of the job on its machines.
         layout: stages in pipeline order; each stage's shares add up to the step's microbatches.
-        with_transfers: whether to record transfers, too; searches do not need them.
+        with_transfers: whether to record transfers between stages.
     """
     transfers: list[SimulatedTransfer] | None = [] if with_transfers else None
     pipeline = _Pipeline(cost, layout, transfers)
@@ -162,7 +156,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Host:
-    """Cores that members share; each computing member gets the same fraction of the threads that it uses alone."""
+    """A host whose threads the computing members share in proportion to the threads that they use alone."""
 
     threads: float
     wants: dict[int, int] = field(default_factory=dict)
@@ -185,7 +179,7 @@ class _Host:
 
 
 class _Pipeline:
-    """Simulates all cells of a step."""
+    """Simulates all cells and transfers of a step."""
 
     def __init__(self, cost: TrainingCost, layout: Layout, transfers: list[SimulatedTransfer] | None) -> None:
         self._cost = cost
@@ -203,7 +197,7 @@ class _Pipeline:
         self._arrived["F"][0] = [0.0] * self._count
         self._arrived["B"][-1] = [
             0.0
-        ] * self._count  # the loss is in the last stage: no gradient is sent to it
+        ] * self._count  # the last stage computes the loss, so it receives no gradient
         self._link_free_s: dict[tuple[int, int], float] = {}
 
     def run(self) -> None:
@@ -218,7 +212,7 @@ class _Pipeline:
         assert all(member.next is None for members in self.members for member in members)
 
     def run_on(self, hosts: Sequence[_Host]) -> None:
-        """Simulate every cell as early as its input allows; cells on oversubscribed hosts take longer than alone."""
+        """Simulate every cell as early as its input allows, with shared threads on each host."""
         host_of = {machine: host for host in hosts for machine in host.wants}
         by_machine = {member.machine: member for members in self.members for member in members}
         events: list[tuple[float, int, _Member]] = []
@@ -271,7 +265,7 @@ class _Pipeline:
         return None if math.isnan(arrived_s) else max(member.free_s, arrived_s)
 
     def _complete(self, member: _Member, action: Action, start_s: float, stop_s: float) -> _Member | None:
-        """Record one cell and send its output; return the member that was waiting for this output, or None."""
+        """Record one cell and send its output; return the receiver if it was waiting for the output, else None."""
         forward = action.kind == "F"
         member.free_s = stop_s
         cell = SimulatedCell(member.stage, member.place, action.microbatch, action.kind, start_s, stop_s)
@@ -301,7 +295,7 @@ class _Pipeline:
 
 
 def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
-    """Return the hosts of a layout's machines; an empty list if no host has more threads in use than cores."""
+    """Return the hosts of a layout's machines; an empty list if every host has enough threads for its machines."""
     if not cost.host_threads:
         return []
     shared: dict[str, _Host] = {host: _Host(threads) for host, threads in cost.host_threads.items()}
@@ -333,7 +327,7 @@ def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member
 
 
 def _prepared_s(cost: TrainingCost, stage: StageLayout, members: list[_Member]) -> float:
-    """Return the time when the gradients of a stage are summed."""
+    """Return the time when the gradient sums of a stage are complete."""
     done_s = max(member.free_s for member in members)
     ring_s = cost.ring_s(stage)
     if ring_s == 0:
@@ -360,8 +354,8 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
 def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
     """Return (time when a machine ends the step, seconds of its weight update alone) by machine.
 
-    A machine waits for one message from the first member of each other stage, which takes the latency between their
-    regions. Only the latest other stage in each region matters, so the two latest stages of a region are enough.
+    A machine waits for a message from the first member of each other stage, which takes one latency. Only the latest
+    other stage in each region matters, so the two latest stages of a region are enough.
     """
     latest: dict[int, list[tuple[float, int]]] = {}
     for index, stage in enumerate(layout.stages):

@@ -6,8 +6,8 @@ The estimated time of a layer on a machine is ::
 
 If a profiler timed the layer on the machine, the measured time replaces the estimate. Estimates of the machine's other
 layers are multiplied by the ratio of its measured to its estimated times. For machines without timed layers, the factor
-is the median ratio of timed machines with the same kind of device, or else of all timed machines. So the same bias
-applies to all machines.
+is the median ratio of timed machines with the same kind of device, or else of all timed machines. Without this factor,
+a machine could look faster than timed machines only because it was not timed.
 """
 
 from __future__ import annotations
