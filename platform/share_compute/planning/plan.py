@@ -21,7 +21,7 @@ class Bottleneck(StrictModel):
     where: str
     """Name of the machine, or names of the machines, that cause the bottleneck."""
     sentence: str
-    """Explanation of the bottleneck for people."""
+    """Explanation of the bottleneck, in one sentence."""
 
 
 class Bounded(StrictModel):

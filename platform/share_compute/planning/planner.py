@@ -114,7 +114,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
 def microbatch_choices(spec: TrainJob) -> list[int]:
     """Return the candidate numbers of microbatches: the number that the job sets, or the divisors of its batch size.
 
-    Divisors below the required number of members per stage are left out.
+    Divisors below the required number of members per stage are left out, except the batch size itself.
     """
     training = spec.training
     if training.microbatches is not None:

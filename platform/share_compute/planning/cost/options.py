@@ -207,7 +207,7 @@ class Options:
 
 
 def _after_a_loss(shares: Floats) -> Floats:
-    """Vectorize `share_compute.planning.cost.memory.after_a_loss` over layer ranges.
+    """Return the shares of `share_compute.planning.cost.memory.after_a_loss` for many layer ranges at once.
 
     Args:
         shares: number of microbatches of each member, shape ``[members, ranges]``.
@@ -222,10 +222,10 @@ def _after_a_loss(shares: Floats) -> Floats:
 
 
 def _shares(cells: Floats, microbatches: int) -> Floats:
-    """Vectorize `fill_shares` over layer ranges; return shares of shape ``[members, ranges]``.
+    """Return the shares of `fill_shares` for many layer ranges at once, shape ``[members, ranges]``.
 
-    Where `fill_shares` returns None, at least one share is 0. Most microbatches are assigned at once by a lower bound
-    on the shares, and only the rest one by one.
+    Where `fill_shares` returns None, at least one share is 0. Each member first gets a lower bound of its share. The
+    other microbatches are assigned one by one.
 
     Args:
         cells: time of one microbatch on each member, shape ``[members, ranges]``.

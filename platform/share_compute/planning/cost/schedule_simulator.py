@@ -66,7 +66,7 @@ class StepTimeline:
     """One simulated step. All times are in seconds from its start."""
 
     step_s: float
-    """Time until the last member has done its update and its fixed work; infinite if a tensor never arrives."""
+    """Time until the last member has done its update and its fixed work; infinite if the step needs a dead link."""
     cells: tuple[SimulatedCell, ...]
     """Cells, ordered by stage, member and time."""
     busy_fractions: dict[int, float]

@@ -1,4 +1,4 @@
-"""Assigns hosts to groups so that all links between two groups, called a block, are similar."""
+"""Assigns hosts to groups so that all links between two groups (a block) are similar."""
 
 from __future__ import annotations
 
