@@ -1338,7 +1338,7 @@ export interface components {
         };
         /**
          * Alternative
-         * @description The plan of one strategy for the same job, in figures.
+         * @description Figures of the plan that one strategy makes for the job.
          */
         Alternative: {
             /**
@@ -1361,7 +1361,7 @@ export interface components {
             stages: number;
             /**
              * Step S
-             * @description Predicted time of a step; None if there is no plan or nothing can be predicted.
+             * @description Predicted time of a step; None if there is no plan, or if the plan has no prediction.
              */
             step_s?: number | null;
             /** Strategy */
@@ -1609,7 +1609,7 @@ export interface components {
         };
         /**
          * Bottleneck
-         * @description The cause that slows down a step or a request most.
+         * @description The part of a step or a request that costs the most time.
          */
         Bottleneck: {
             /**
@@ -1619,12 +1619,12 @@ export interface components {
             kind: "compute" | "memory" | "link" | "latency" | "synchronisation";
             /**
              * Sentence
-             * @description Explanation of the bottleneck for people.
+             * @description Explanation of the bottleneck, in one sentence.
              */
             sentence: string;
             /**
              * Where
-             * @description Names of the machine, of both ends of the link, or of the machines that sum gradients.
+             * @description Name of the machine, or names of the machines, that cause the bottleneck.
              */
             where: string;
         };
@@ -3677,7 +3677,7 @@ export interface components {
         };
         /**
          * IslandPlan
-         * @description One island: machines that train on their own between synchronisations.
+         * @description One island: machines that train without other machines between synchronisations.
          */
         IslandPlan: {
             /** Machines */
@@ -3691,7 +3691,7 @@ export interface components {
         };
         /**
          * IslandProposal
-         * @description Several islands that would replace lockstep on all machines. Only a prediction: jobs cannot run this way yet.
+         * @description Prediction for training in several islands instead of in lockstep. Jobs cannot run this way yet.
          */
         IslandProposal: {
             /**
@@ -4413,23 +4413,21 @@ export interface components {
         MemberPlan: {
             /**
              * Busy Fraction
-             * @description Predicted share of a step in which the member computes; None if no machine's speed was measured.
+             * @description Predicted share of a step in which the member computes; None if it was not predicted.
              *
-             *     In serving plans, the share of a request's time (latency) or of the time between tokens (throughput).
+             *     In serving plans, the share of a request (objective latency) or of the time between tokens (objective throughput).
              */
             busy_fraction?: number | null;
             /** Contributor Id */
             contributor_id: string;
             /**
              * Lent Bytes
-             * @description Memory that the machine's owner lends; None in plans of older releases.
+             * @description Memory that the machine's owner lends, in bytes; None in plans of older releases.
              */
             lent_bytes?: number | null;
             /**
              * Memory Bytes
-             * @description Predicted memory need: weights, gradients, optimizer state, activations and exchanged tensors.
-             *
-             *     In serving plans: weights, KV caches and working memory.
+             * @description Predicted memory need, in bytes.
              */
             memory_bytes: number;
             /**
@@ -4446,7 +4444,7 @@ export interface components {
             reason: string;
             /**
              * Standing
-             * @description Part of ``reason`` that no other field states: why this machine was chosen, and the stage's other members.
+             * @description Part of ``reason`` without the layers and the memory.
              * @default
              */
             standing: string;
@@ -4813,7 +4811,7 @@ export interface components {
         };
         /**
          * Plan
-         * @description The ordered stages of one job, at one epoch.
+         * @description The ordered stages of one job in one epoch, a period in which members and their layers stay the same.
          */
         Plan: {
             /** Epoch */
@@ -4831,7 +4829,7 @@ export interface components {
             microbatches: number;
             /**
              * Model Id
-             * @description Name of the model: that of its job or deployment.
+             * @description Name of the job or deployment.
              * @default model
              */
             model_id: string;
@@ -4842,11 +4840,7 @@ export interface components {
              * @description Number of parameters of the whole model; tied weights count once.
              */
             parameters: number;
-            /**
-             * @description Predicted figures; None if no machine's speed was measured, and in serving plans.
-             *
-             *     Also None in the plan of an epoch whose members or microbatches differ from the planned ones.
-             */
+            /** @description Predicted figures; None if they are unknown, and in serving plans. */
             prediction?: components["schemas"]["Prediction"] | null;
             /** Stages */
             stages: components["schemas"]["StagePlan"][];
@@ -4870,7 +4864,7 @@ export interface components {
             serving?: components["schemas"]["ServingPrediction"] | null;
             /**
              * Timeline
-             * @description Cells of one step; empty if there are too many to display or nothing can be predicted.
+             * @description Cells of one step; empty if there are too many to display, or if the plan has no prediction.
              * @default []
              */
             timeline: components["schemas"]["TimelineCell"][];
@@ -4906,21 +4900,20 @@ export interface components {
         };
         /**
          * PlanTimeline
-         * @description One step of a plan as the event simulator predicts it, from the timings known now.
+         * @description One simulated step of a plan.
          */
         PlanTimeline: {
             /**
              * Cell Count
-             * @description Number of cells in the whole step, also if they are too many to display; 0 if nothing can be
-             *     predicted.
+             * @description Number of cells in the whole step, even if ``cells`` is empty; 0 if the step cannot be predicted.
              * @default 0
              */
             cell_count: number;
             /**
              * Cells
-             * @description Cells of the step; empty if there are too many to display, or if nothing can be predicted.
+             * @description Cells of the step; empty if there are too many to display, or if the step cannot be predicted.
              *
-             *     A cell's ``stage`` is an index of the plan's stages, and its ``member`` an index of that stage's members.
+             *     ``stage`` of a cell is an index into the plan's stages, and ``member`` is an index into that stage's members.
              * @default []
              */
             cells: components["schemas"]["TimelineCell"][];
@@ -4928,7 +4921,7 @@ export interface components {
             problem?: string | null;
             /**
              * Step S
-             * @description Predicted time of the step; None if nothing can be predicted: ``problem`` says why.
+             * @description Predicted time of the step; None if it cannot be predicted, for the reason in ``problem``.
              */
             step_s?: number | null;
             /**
@@ -4950,7 +4943,7 @@ export interface components {
             bottleneck: components["schemas"]["Bottleneck"];
             /**
              * Exact
-             * @description Whether the search proved that no other plan has a shorter time by the cost model's formula.
+             * @description Whether the planner proved that no other plan it may choose has a shorter time by the cost model's formula.
              */
             exact: boolean;
             /**
@@ -4960,7 +4953,7 @@ export interface components {
             formula_s: number;
             /**
              * Gap
-             * @description Excess of the prediction over the bound, as a share of the bound; None for a bound of 0.
+             * @description Relative excess of the predicted time over the lower bound; None if the bound is 0.
              */
             readonly gap: number | null;
             /**
@@ -5769,17 +5762,17 @@ export interface components {
             bottleneck: components["schemas"]["Bottleneck"];
             /**
              * Exact
-             * @description Whether the search proved that no other plan has a shorter time by the cost model's formula.
+             * @description Whether the planner proved that no other plan it may choose has a shorter time by the cost model's formula.
              */
             exact: boolean;
             /**
              * First Token S
-             * @description TTFT of a request alone.
+             * @description Time to first token (TTFT) of a request alone.
              */
             first_token_s: number;
             /**
              * Gap
-             * @description Excess of the prediction over the bound, as a share of the bound; None for a bound of 0.
+             * @description Relative excess of the predicted time over the lower bound; None if the bound is 0.
              */
             readonly gap: number | null;
             /**
@@ -5792,7 +5785,9 @@ export interface components {
             lower_bound_s: number;
             /**
              * Next Token S
-             * @description TPOT of a request alone (objective latency), or with all sequences in flight (objective throughput).
+             * @description Time per output token (TPOT).
+             *
+             *     Objective latency: of a request alone. Objective throughput: with all sequences in flight.
              */
             next_token_s: number;
             /**
@@ -5819,7 +5814,7 @@ export interface components {
             tokens_per_s: number;
             /**
              * Within Limits
-             * @description Whether the placement keeps the limits on TTFT and TPOT; False if the search found no placement that does.
+             * @description Whether the plan keeps the limits on TTFT and TPOT; always true for objective latency.
              * @default true
              */
             within_limits: boolean;
@@ -6313,7 +6308,7 @@ export interface components {
         };
         /**
          * TimelineCell
-         * @description One cell of one step (a forward or a backward of one microbatch), as the event simulator scheduled it.
+         * @description One simulated cell of a step: a forward or a backward of one microbatch on one member.
          */
         TimelineCell: {
             /**
@@ -6334,7 +6329,7 @@ export interface components {
         };
         /**
          * TimelineTransfer
-         * @description One tensor on its way from a member to a member of the next stage (F) or of the previous one (B).
+         * @description One simulated transfer of a tensor, to a member of the next stage (F) or of the previous stage (B).
          */
         TimelineTransfer: {
             /**
@@ -6371,8 +6366,6 @@ export interface components {
         /**
          * TimelineUpdate
          * @description One member's update of its weights, and its fixed work at the end of the step.
-         *
-         *     Before the update, the member waits for the sums of gradients and for messages from the other stages.
          */
         TimelineUpdate: {
             /** Member */
