@@ -29,12 +29,11 @@ class Assignment(StrictModel):
     checkpoint: Path | None = None
     """Folder of the checkpoint to continue from; None if there is none."""
     known_step: int = 0
-    """Last committed step that the control plane knows of; the attempt first reports the committed steps after it."""
+    """Last committed step that the control plane knows; the attempt reports later committed steps again."""
     drift: float = Field(default=0.25, gt=0)
     """Fraction by which measured step times may differ from predicted ones before the job is replanned."""
     checkpoint_every_s: float | None = Field(default=None, gt=0)
-    """Seconds between checkpoints, from the server's settings; None if these ask for no checkpoints. See
-    `timed_checkpoints_s`."""
+    """Seconds between checkpoints, from the server's settings; None for no checkpoints by time."""
     timings: dict[str, MachineTimings] = Field(default_factory=dict)
     """Layer times that earlier attempts measured, by contributor id."""
     failures: tuple[InjectedFailure, ...] = ()
@@ -42,25 +41,22 @@ class Assignment(StrictModel):
 
     @property
     def timed_checkpoints_s(self) -> float | None:
-        """Return the seconds between checkpoints that the server's settings ask for.
-
-        None if they ask for no checkpoints, or if the job sets its own interval.
-        """
+        """Return ``checkpoint_every_s``, or None if the job has ``training.checkpoint_every``."""
         return self.checkpoint_every_s if self.spec.training.checkpoint_every is None else None
 
 
 class Offer(StrictModel):
     """Machines that a running attempt may use from now on; replaces the earlier offer.
 
-    The attempt asks with a `ReplanProposed` for machines that it does not hold yet. It starts nothing on them before
-    the control plane has answered.
+    The attempt requests machines that it does not hold with a `ReplanProposed`, and waits for the answer before it
+    starts anything on these machines.
     """
 
     topology: Topology
     """Machines that the attempt holds, and free ones that are offered to no other job."""
     answers: int | None = None
-    """Step of the answered `ReplanProposed`; None if none is answered. The attempt now holds the proposed machines that
-    are in ``topology``."""
+    """Step of the answered `ReplanProposed`; None if none is answered. The attempt now holds those proposed machines
+    that are in ``topology``."""
 
 
 class Planned(StrictModel):
@@ -92,7 +88,7 @@ class Reformed(StrictModel):
     recomputed: int = Field(ge=0)
     """Number of microbatches of the uncommitted step that had to be computed again."""
     sentence: str
-    """Description for people: the machines that were lost, left or joined, or another cause; without figures."""
+    """Cause of the change, for people."""
 
 
 class Started(StrictModel):
@@ -169,7 +165,7 @@ class Measured(StrictModel):
 
 
 class LayersTimed(StrictModel):
-    """Report of measured layer times on the machines that hold the layers; the job's next plans use them."""
+    """Report of measured layer times, for the next plans of the job."""
 
     type: Literal["layers-timed"] = "layers-timed"
     step: int
@@ -179,10 +175,7 @@ class LayersTimed(StrictModel):
 
 
 class ReplanProposed(StrictModel):
-    """Proposal of a plan that saves more time than moving to it costs, or that restores the requested machines.
-
-    It is applied once its machines have joined.
-    """
+    """Proposal of another plan, which is applied once the machines of this plan have joined."""
 
     type: Literal["replan-proposed"] = "replan-proposed"
     step: int
@@ -192,9 +185,9 @@ class ReplanProposed(StrictModel):
     current_step_s: float
     """Seconds of a step with the current plan, predicted from measured times."""
     gain_s: float
-    """Seconds saved over the remaining steps."""
+    """Seconds saved over the remaining steps; ``move_cost_s`` is not subtracted."""
     move_cost_s: float
-    """Seconds to move the state to its new machines and to connect the members anew."""
+    """Seconds to move the state to other machines, and to connect the members again."""
     sentence: str
 
 
@@ -206,7 +199,7 @@ class ReplanAbandoned(StrictModel):
 
 
 class Offended(StrictModel):
-    """Report that a machine computed wrong numbers, or wrongly rejected a tensor. Wrong numbers were not used."""
+    """Report that a machine computed wrong numbers, or wrongly rejected a tensor."""
 
     type: Literal["offended"] = "offended"
     machine: str
@@ -215,7 +208,7 @@ class Offended(StrictModel):
     what: str
     """Description of the error, for people."""
     quarantined: bool
-    """Whether the machine is quarantined from now on: it gets no work until the operator clears it."""
+    """Whether this report alone puts the machine in quarantine; otherwise earlier reports count too."""
     accuser: str | None = None
     """Id of the contributor whose claim is the only evidence; None if the coordinator or the machine itself found the
     error."""
@@ -234,14 +227,14 @@ class LinkCut(StrictModel):
 class Protection(StrictModel):
     """Report whether the job can lose any one machine without losing a step.
 
-    At the start of each epoch a job counts as not protected, until a report says that it is.
+    Each epoch starts unprotected.
     """
 
     type: Literal["protection"] = "protection"
     step: int
     """Last committed step."""
     is_protected: bool
-    """Whether each layer is on two machines; complete backups count."""
+    """Whether each layer is on at least two machines; complete backups count."""
 
 
 class CheckpointSaved(StrictModel):

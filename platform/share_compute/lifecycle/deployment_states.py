@@ -17,7 +17,7 @@ class DeploymentState(StrEnum):
     ready = "ready"
     """It answers requests. If it is scaled to zero, the next request starts a replica and waits for it."""
     degraded = "degraded"
-    """Members are missing: requests wait, or fewer replicas than the requested minimum are ready."""
+    """Fewer replicas than the requested minimum are ready; requests may wait."""
     stopped = "stopped"
     """It was taken down."""
     failed = "failed"
@@ -34,7 +34,7 @@ LIVE = tuple(state for state in DeploymentState if not state.is_final)
 _ENDS = frozenset({DeploymentState.stopped, DeploymentState.failed})
 _NEXT: dict[DeploymentState, frozenset[DeploymentState]] = {
     DeploymentState.pending: _ENDS | {DeploymentState.loading},
-    # A deployment goes back to pending if its machines went away, or if the server was stopped.
+    # A deployment returns to pending if it lost its machines, or if the server restarted.
     DeploymentState.loading: _ENDS
     | {DeploymentState.ready, DeploymentState.degraded, DeploymentState.pending},
     DeploymentState.ready: _ENDS

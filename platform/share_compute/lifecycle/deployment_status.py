@@ -10,11 +10,11 @@ from share_compute.planning.report import ServingPrediction
 
 
 class StageStatus(StrictModel):
-    """One stage of a replica, and the state of the member and the machine that hold it."""
+    """One stage of a replica, and the member that holds the stage."""
 
     contributor_id: str
     name: str
-    """Name of its machine."""
+    """Name of the member's machine."""
     start: int
     """First layer."""
     stop: int
@@ -22,15 +22,15 @@ class StageStatus(StrictModel):
     is_alive: bool
     """Whether a heartbeat arrived recently."""
     busy_fraction: float | None = None
-    """Fraction of the last seconds in which its member computed, 0 to 1; None before it was measured."""
+    """Fraction of the last seconds in which the member computed, 0 to 1; None before it was measured."""
     predicted_busy_fraction: float | None = None
-    """Predicted fraction of the time in which its member computes, with all sequences in flight; None if unknown."""
+    """Predicted fraction of the time in which the member computes, with all sequences in flight; None if unknown."""
     process_id: int | None = None
-    """Process id of its member on that machine."""
+    """Process id of the member."""
     resident_bytes: int = 0
-    """Resident memory (RSS) of that process."""
+    """Resident memory (RSS) of the member's process."""
     cache_bytes: int = 0
-    """Memory of the KV slots of this stage; on a GPU it is not part of ``resident_bytes``."""
+    """Memory of the KV slots of this stage; on a GPU, ``resident_bytes`` does not include this memory."""
 
 
 class LatencyStatus(StrictModel):
@@ -39,14 +39,11 @@ class LatencyStatus(StrictModel):
     p50_s: float | None = None
     p95_s: float | None = None
     predicted_s: float | None = None
-    """Predicted latency of a request that runs alone.
-
-    With objective throughput, the latency of the next token is predicted for all sequences in flight.
-    """
+    """Latency that the plan predicts."""
 
 
 class QueueStatus(StrictModel):
-    """Sequences of the scheduler, and its use of KV capacity."""
+    """Sequences of a replica's scheduler, and their use of KV capacity."""
 
     queued: int = 0
     """Waiting sequences, including sequences that were interrupted by a membership change or a lack of KV capacity."""
@@ -55,11 +52,11 @@ class QueueStatus(StrictModel):
     """Mean number of sequences in the last engine steps; None before there were any."""
     steps_in_flight: int = 0
     kv_tokens: int = 0
-    """KV capacity: number of tokens whose caches fit."""
+    """KV capacity of all slots together, in tokens; 0 for an encoder."""
     kv_tokens_used: int = 0
-    """Part of the KV capacity reserved for sequences that run."""
+    """KV capacity reserved for running sequences, in tokens."""
     kv_tokens_cached: int = 0
-    """Part of the KV capacity in slots of ended sequences, kept for later sequences with the same first tokens."""
+    """KV capacity in slots of ended sequences, in tokens; kept for later sequences with the same first tokens."""
     prefix_hits: int = 0
     """Number of KV slots that started with a copy of another slot's first tokens."""
     emitted_tokens: int = 0
@@ -70,14 +67,14 @@ class QueueStatus(StrictModel):
 
 
 class Interruption(StrictModel):
-    """A time in which a replica computed nothing because it lost a part. Requests waited; no token was lost."""
+    """A time in which a replica could not answer, for example because a member was lost. Requests waited."""
 
     number: int
     """Sequence number of the interruption, from 1, counted by the replica's server."""
     reason: str
     """Cause, in a few words."""
     machines: tuple[str, ...] = ()
-    """Names of the machines that were lost; empty if something else went wrong."""
+    """Names of the machines that were lost; empty if the cause was another one."""
     ago_s: float
     """Seconds since the interruption was noticed."""
     seconds: float | None = None
@@ -91,9 +88,9 @@ class ServingStatus(StrictModel):
     reason: str
     """Reason for the state, in one sentence."""
     is_reading_model: bool = False
-    """Whether it still reads its model, so that the machines it needs are unknown."""
+    """Whether the replica still reads its model, so that the machines it needs are unknown."""
     epoch: int = 0
-    """Epoch of the present stages; each time that stages are formed, a new epoch starts."""
+    """Epoch of the present stages; each forming of stages starts a new epoch."""
     window_tokens: int | None = None
     """Maximum length of a sequence, prompt and answer together; None before the model was read."""
     prediction: ServingPrediction | None = None
@@ -106,7 +103,7 @@ class ServingStatus(StrictModel):
     first_token: LatencyStatus = LatencyStatus()
     next_token: LatencyStatus = LatencyStatus()
     recoveries: int = 0
-    """Number of times that members or their results were lost, so that the stages had to be formed again."""
+    """Number of times that the stages became unusable, for example because a member was lost."""
     last_gap_s: float | None = None
     """Duration of the last gap: seconds from noticing a loss until the next token was sampled; None without a gap."""
     interruptions: tuple[Interruption, ...] = ()
@@ -114,4 +111,4 @@ class ServingStatus(StrictModel):
     holds: tuple[str, ...] = ()
     """Ids of contributors on which members run, or are about to start."""
     error: dict[str, Any] | None = None
-    """Code and facts of the error, if it failed."""
+    """Code and facts of the error, if the replica failed."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from share_compute.specification.batch import BATCH_KINDS
 
 TRAINING = "jobs"
-"""Subfolder of the data folder for checkpoints and results, written by coordinators on the Ray head."""
+"""Subfolder of the data folder for the checkpoints and results of training jobs."""
 BATCHES = "batches"
-"""Subfolder of the data folder for the answers of batches; only the control plane may write there, no Ray process."""
+"""Subfolder of the data folder for the answers of batch jobs."""
 
 
 def job_folder(data_folder: Path, kind: str, job_id: str) -> Path:

@@ -31,7 +31,7 @@ class ContributorState(StrEnum):
     probing = "probing"
     ready = "ready"
     quarantined = "quarantined"
-    """It computed wrong numbers, and gets no work until the operator clears it."""
+    """It was reported for wrong results, and gets no work until the operator clears it."""
     draining = "draining"
     left = "left"
     lost = "lost"
@@ -43,7 +43,7 @@ HERE = tuple(state for state in ContributorState if state not in GONE)
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.queued: frozenset({JobState.planning, JobState.cancelled, JobState.failed}),
-    # A job goes back to queued if the server was stopped, or for another attempt after a failed one.
+    # A job returns to queued for another attempt.
     JobState.planning: frozenset({JobState.running, JobState.queued, JobState.failed, JobState.cancelled}),
     JobState.running: frozenset({JobState.succeeded, JobState.queued, JobState.failed, JobState.cancelled}),
     JobState.succeeded: frozenset(),

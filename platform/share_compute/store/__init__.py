@@ -1,7 +1,4 @@
-"""Persistent state of the server: in SQLite by default, or in PostgreSQL if its URL is given.
-
-Every state change is committed to the database before the server acts on it.
-"""
+"""Persistent state of the server: in SQLite by default, or in PostgreSQL if its URL is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads summaries of machines in a few queries. A summary has only the fields that a map or a table shows."""
+"""Reads summaries of machines for maps and tables, and the links that machines measured."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClusterRows:
     def summaries(self, contributor_ids: Collection[str] | None = None) -> list[MachineSummaryRecord]:
         """Return summaries of the given machines, in the order they joined.
 
-        Without ids, return those of all machines that are present or that left or were lost at most a day ago.
+        Without ids, return those of the machines that are present or left in the last day (see `here_since`).
         """
         query = select(*_COLUMNS).order_by(ContributorRow.joined_at, ContributorRow.id)
         if contributor_ids is not None:
@@ -78,7 +78,7 @@ class ClusterRows:
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
     """Return {contributor id: label of its invite}, only for contributors whose invite has a label.
 
-    A device that joined as a sibling has the invite of its host's first contributor.
+    A sibling has the invite of the contributor that ``sibling_of`` names.
     """
     first = aliased(ContributorRow)
     query = select(ContributorRow.id, InviteRow.label)
@@ -126,7 +126,7 @@ class _Measured(NamedTuple):
 def _measured(capacity: str | None, links: str | None) -> _Measured:
     """Summarize a machine's measured capacity and links, given as JSON text.
 
-    The result is cached: measurements seldom change, and in a large cluster parsing them would dominate the query time.
+    The result is cached, because parsing the JSON text of many machines is slow.
     """
     devices: list[dict[str, Any]] = from_json(capacity or "null") or []
     among: list[dict[str, Any]] = from_json(links or "null") or []
@@ -164,8 +164,5 @@ def _summary(row: Any, owner: str | None, held: HeldRecord | None) -> MachineSum
 
 
 def _rounded(measured: float) -> float:
-    """Round a measurement to four significant digits.
-
-    More digits carry no information, and in a large cluster they would be a third of the response.
-    """
+    """Round a measurement to four significant digits, because more would only make the response longer."""
     return float(f"{measured:.4g}")

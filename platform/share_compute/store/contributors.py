@@ -53,7 +53,7 @@ class Contributors:
         Raises:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the invite is unknown, used up, revoked or expired.
             UserError: the machine lends more than the invite allows.
-            Conflict: a machine with this name is present; the invite is not used.
+            Conflict: a machine with this name is present.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -70,6 +70,7 @@ class Contributors:
         """Add another device of a contributor's host as a separate contributor; return its record and its new key.
 
         Raises:
+            NotFound: no contributor has this id.
             NotAuthorized: the operator sent the host away, or one of its devices is quarantined.
             UserError: the device lends more than the invite of the host allows.
             Conflict: a machine with this name is present, or the host has `MOST_DEVICES` contributors already.
@@ -120,7 +121,8 @@ class Contributors:
         """Return a page of contributors in the order they joined, and the cursor of the next page if there is one.
 
         Args:
-            states: states to include; default: all contributors except those gone for more than a day.
+            states: states to include; default: all states, but of the machines that are gone only those of the last
+                day (see `here_since`).
             limit: maximum number of contributors to return.
             cursor: cursor that came with the previous page; None for the first page.
         """
@@ -139,9 +141,9 @@ class Contributors:
         return page, write_cursor(page[-1].joined_at, page[-1].id) if len(found) > limit else None
 
     def presences(self, gone_since: datetime) -> list[PresenceRecord]:
-        """Return the machines that are present, or that left or were lost at ``gone_since`` or later, in joining order.
+        """Return the machines that `here_since` selects for ``gone_since``, in the order they joined.
 
-        Unlike `list` it reads no measurements, so it can be polled often in a large cluster.
+        Unlike `list`, this method reads no measurements.
         """
         columns = [getattr(ContributorRow, name) for name in PresenceRecord.model_fields]
         query = (
@@ -161,8 +163,8 @@ class Contributors:
         """Return contributors in the order they joined.
 
         Args:
-            states: only contributors in one of these states.
-            ids: only contributors with one of these ids.
+            states: only contributors in one of these states; None for all.
+            ids: only contributors with one of these ids; None for all.
         """
         query = select(ContributorRow).order_by(ContributorRow.joined_at, ContributorRow.id)
         if ids is not None:
@@ -190,7 +192,7 @@ class Contributors:
             return {contributor_id: name for contributor_id, name in rows}  # noqa: C416 - mypy does not see pairs
 
     def authorize(self, contributor_id: str, key: str) -> ContributorRecord:
-        """Return the contributor if the key is its own; otherwise raise NotAuthorized.
+        """Return the contributor if the key belongs to it; otherwise raise NotAuthorized.
 
         The error does not reveal whether the contributor exists.
         """
@@ -217,7 +219,8 @@ class Contributors:
         """Store the Ray node and address of a contributor whose raylet runs now, and set its state to ``probing``.
 
         Raises:
-            ContributorLost: the contributor was declared lost meanwhile; it may rejoin.
+            NotFound: no contributor has this id.
+            ContributorLost: the contributor is lost, and was not sent away; it may rejoin.
             Conflict: the contributor is leaving, has left, or was sent away.
         """
         with self._database.write() as session:
@@ -246,16 +249,17 @@ class Contributors:
         links: Iterable[Link],
         threads: int | None = None,
     ) -> ContributorRecord:
-        """Store the measurements of a contributor and make it ready, or quarantined if its quarantine still holds.
+        """Store a contributor's measurements; set its state to ``ready``, or ``quarantined`` if it is in quarantine.
 
         Args:
             contributor_id: id of the machine.
-            capacity: its devices.
-            links: its links to other machines and to the head.
-            threads: number of threads that it was measured with; None for all that it lends.
+            capacity: the machine's devices.
+            links: the machine's links to other machines and to the Ray head.
+            threads: number of threads with which the machine was measured; None for all that it lends.
 
         Raises:
-            Conflict: the contributor is leaving or gone.
+            NotFound: no contributor has this id.
+            Conflict: the contributor's state is not ``probing``, ``ready`` or ``quarantined``.
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
@@ -267,10 +271,11 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def ready_again(self, contributor_id: str) -> ContributorRecord:
-        """Make a contributor ready with its last measurements, or quarantined if its quarantine still holds.
+        """Set a contributor's state as in `ready`, but keep the stored measurements.
 
         Raises:
-            Conflict: the contributor is leaving or gone.
+            NotFound: no contributor has this id.
+            Conflict: the contributor's state is not ``probing``, ``ready`` or ``quarantined``.
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
@@ -279,7 +284,7 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def relink(self, contributor_id: str, links: Iterable[Link]) -> None:
-        """Replace a contributor's links to the peers that it measured again; keep its other links.
+        """Store links of a contributor that were measured again; each replaces the stored link to the same target.
 
         Args:
             contributor_id: id of the machine that measured.
@@ -305,6 +310,7 @@ class Contributors:
             reason: cause of the change.
 
         Raises:
+            NotFound: no contributor has the id of ``seen``.
             Conflict: the contributor left or is lost; from there it can only become ``joining``, ``left`` or ``lost``.
         """
         with self._database.write() as session:
@@ -321,14 +327,14 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def leave(self, contributor_id: str) -> ContributorRecord:
-        """Begin to drain a contributor that its owner takes back; without a Ray node, it counts as left at once."""
+        """Set a contributor's state to ``draining``, or ``left`` if it has no Ray node; do nothing if it is gone."""
         with self._database.write() as session:
             row = _row(session, contributor_id)
             _drain(session, row, "its owner takes it back", self._clock())
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Begin to drain all contributors of a host that the operator sends away; only a new invite lets them back."""
+        """Drain all contributors of a host as `leave` does; they cannot come back without a new invite."""
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):
@@ -337,7 +343,7 @@ class Contributors:
             return ContributorRecord.model_validate(_row(session, contributor_id))
 
     def clear(self, contributor_id: str) -> ContributorRecord:
-        """End the quarantine of a machine, so that it gets work again, and reset its offences."""
+        """End the quarantine of a machine, if it is in quarantine, and set its number of offences to 0."""
         with self._database.write() as session:
             row = _row(session, contributor_id)
             row.offences, row.quarantined_for = 0, None
@@ -352,14 +358,15 @@ class Contributors:
         versions: dict[str, str] | None = None,
         limits: dict[str, Any] | None = None,
     ) -> ContributorRecord:
-        """Set a contributor's state to ``joining``, from any state, after its agent lost the cluster or was restarted.
+        """Set a contributor's state to ``joining``, from any state, because its agent connects again.
 
         Args:
             contributor_id: id of the machine.
             versions: versions of a restarted agent, whose Ray node is gone; None if the agent was not restarted.
-            limits: resources that it lends now; None keeps the stored ones.
+            limits: resources that the machine lends now; None keeps the stored ones.
 
         Raises:
+            NotFound: no contributor has this id.
             NotAuthorized: the operator sent the contributor away.
             UserError: the contributor lends more than its invite allows.
             Conflict: another machine took its name meanwhile.
@@ -386,7 +393,7 @@ class Contributors:
 
 
 def _require_allowed(session: Session, first: ContributorRow, limits: dict[str, Any]) -> None:
-    """Raise UserError if a device lends more than the invite of its host's first device allows."""
+    """Raise UserError if ``limits`` are above those of the invite with which ``first`` joined."""
     invite = session.get(InviteRow, first.invite_id) if first.invite_id is not None else None
     if invite is not None:
         check_limits(invite, limits)
@@ -411,15 +418,15 @@ def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
 def note_offence(
     session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
 ) -> None:
-    """Record that a machine computed wrong results, and quarantine it if necessary.
+    """Record an offence of a machine; quarantine the machine if the report says so, or `quarantines` does.
 
-    The quarantine begins if the report demands it, or if earlier offences do (`quarantines`).
+    If the machine is unknown, do nothing.
 
     Args:
         session: session of the transaction that records the report.
         contributor_id: id of the machine.
         now: current time.
-        job_id: id of the job in which it happened.
+        job_id: id of the job that reported the offence.
         offence: the reported offence.
     """
     row = session.get(ContributorRow, contributor_id)
@@ -443,7 +450,9 @@ def note_offence(
 
 
 def note_cut(session: Session, source: str, target: str) -> None:
-    """Record that the link from one contributor to another is dead, until it is measured again.
+    """Store a dead link from one contributor to another in place of the measured one.
+
+    If no contributor has the id ``source``, or none of its links were measured, do nothing.
 
     Args:
         session: session of the transaction that records the report.
@@ -461,7 +470,7 @@ def note_cut(session: Session, source: str, target: str) -> None:
 def here_since(moment: datetime) -> ColumnElement[bool]:
     """Return the SQL condition for machines that are present, or that left or were lost at ``moment`` or later.
 
-    Among rows with the same name only the newest matches: a lost machine that joins with a new invite gets a new row.
+    A machine that is gone is left out if a machine with the same name is present or left later.
     """
     other = aliased(ContributorRow)
     is_later = or_(other.left_at.is_(None), other.left_at > ContributorRow.left_at)
@@ -504,7 +513,7 @@ def _add(
 
 
 def _family(session: Session, contributor_id: str) -> Sequence[ContributorRow]:
-    """Return this contributor and the other contributors of its host that joined with the same invite."""
+    """Return the contributors of a host: the one that joined with the invite, and its siblings."""
     row = _row(session, contributor_id)
     first = row.sibling_of or row.id
     return session.scalars(

@@ -1,4 +1,4 @@
-"""Encodes and decodes pagination cursors: the position of a page's last row, as text that requests the next page."""
+"""Encodes and decodes pagination cursors. A cursor is the time and the id of a page's last row, as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
     """Return the time and the row id of a cursor.
 
     Raises:
-        UserError: the text is not a cursor of this server.
+        UserError: the text is not a cursor.
     """
     foreign = UserError("the cursor is invalid", hint="use next_cursor of the page before")
     try:

@@ -1,7 +1,7 @@
-"""Deletion of jobs, artifacts and deployments that are over: rows first, files later.
+"""Deletes the rows of jobs, artifacts and deployments, and records the folders that are to be removed.
 
-A transaction that deletes rows also records the folders that belonged to them. The process that removes a folder
-deletes its record afterwards, so a crash in between leaves no folder behind for good.
+A folder is recorded in the transaction that deletes the rows. Its record is deleted after the folder is removed, so a
+crash in between leaves no folder behind.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ FINAL_JOBS = [state.value for state in JobState if state.is_final]
 
 
 class Deletions:
-    """Deletion of jobs, artifacts and deployments that are over, each in one transaction."""
+    """Deletes jobs, artifacts and deployments, each in one transaction."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
     def job(self, job_id: str, data_folder: Path, *, cancel: bool = False) -> bool:
-        """Delete a job with its events, metrics, checkpoints and artifacts.
+        """Delete a job with its events, metrics and artifacts, and record its folder for removal.
 
         Args:
             job_id: id of the job.
-            data_folder: folder that contains the folders of all jobs.
+            data_folder: the server's data folder.
             cancel: whether to stop a job that is not over, and to delete it once it has stopped.
 
         Returns:
@@ -58,7 +58,7 @@ class Deletions:
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is not over, or a deployment or another job reads its files.
+            Conflict: the job is not over and ``cancel`` is false, or its files are used (see `user_of`).
         """
         now = self._clock()
         with self._database.write() as session:
@@ -82,8 +82,8 @@ class Deletions:
         """Delete one artifact of a job.
 
         Raises:
-            NotFound: the job has no artifact with this name.
-            Conflict: a deployment or another job reads the job's files.
+            NotFound: the job does not exist, or has no artifact with this name.
+            Conflict: the job's files are used (see `user_of`).
         """
         now = self._clock()
         with self._database.write() as session:
@@ -112,7 +112,7 @@ class Deletions:
             _record_event(session, now, deployment=row.id, name=row.name)
 
     def due(self) -> list[str]:
-        """Return the ids of jobs that are over now and whose deletion was requested while they ran."""
+        """Return the ids of the jobs that are over and whose deletion was requested."""
         is_requested = JobRow.delete_requested_at.is_not(None)
         with self._database.read() as session:
             return list(session.scalars(select(JobRow.id).where(is_requested, JobRow.state.in_(FINAL_JOBS))))
@@ -120,7 +120,7 @@ class Deletions:
     def folders(self) -> list[Path]:
         """Return the folders to remove, except folders in which an artifact was written again.
 
-        An artifact is either the folder itself or, for an export, its subfolder `model`.
+        The path of an artifact is the folder itself or, for an export, its subfolder ``model``.
         """
         used = select(ArtifactRow.path)
         whole, export = RemovalRow.path, RemovalRow.path + "/model"
@@ -135,7 +135,11 @@ class Deletions:
 
 
 def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) -> None:
-    """Delete the rows of a job that is over, in the caller's transaction; raise Conflict if its files are used."""
+    """Delete a job's rows and record its folder for removal, in the caller's transaction.
+
+    Raises:
+        Conflict: the job's files are used (see `user_of`).
+    """
     require_unused(session, row.id)
     for table in (EventRow, MetricRow, ArtifactRow):
         session.execute(delete(table).where(table.job_id == row.id))
@@ -145,7 +149,11 @@ def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) 
 
 
 def delete_artifact(session: Session, row: ArtifactRow, now: datetime) -> None:
-    """Delete the row of an artifact, in the caller's transaction; raise Conflict if the job's files are used."""
+    """Delete an artifact's row and record its folder for removal, in the caller's transaction.
+
+    Raises:
+        Conflict: the job's files are used (see `user_of`).
+    """
     require_unused(session, row.job_id)
     session.delete(row)
     path = Path(row.path)
@@ -161,7 +169,7 @@ def remove_folder(session: Session, folder: Path, now: datetime) -> None:
 
 
 def require_unused(session: Session, job_id: str) -> None:
-    """Raise Conflict if a live deployment, or another job that is not over, reads this job's files."""
+    """Raise Conflict if `user_of` finds a user of the job's files."""
     user = user_of(session, job_id)
     if user is not None:
         raise Conflict(
@@ -172,9 +180,9 @@ def require_unused(session: Session, job_id: str) -> None:
 
 
 def user_of(session: Session, job_id: str) -> str | None:
-    """Return ``deployment NAME`` or ``job ID`` of a reader of a job's files; None if nothing reads them.
+    """Return ``deployment NAME`` or ``job ID`` of a user of a job's files; None if there is none.
 
-    Readers are live deployments, and other jobs that are not over.
+    Users are the live deployments and the other unfinished jobs whose model or data contains the job's id.
     """
     live = [state.value for state in LIVE]
     for name, spec in session.execute(
@@ -190,7 +198,7 @@ def user_of(session: Session, job_id: str) -> str | None:
 
 
 def _names(spec: dict[str, object], job_id: str) -> bool:
-    # A specification contains the job's id, or a path into the job's folder, which is named after the id.
+    # A path into the job's folder also contains the id, because the folder is named after it.
     return job_id in json.dumps([spec.get("model"), spec.get("data")])
 
 

@@ -35,7 +35,7 @@ class Deployments:
     def create(self, spec: ServeJob, *, reason: str, owner: str | None = None) -> DeploymentRecord:
         """Create a pending deployment.
 
-        Write transactions are serialized: if two concurrent calls use the same name, exactly one succeeds.
+        Write transactions are serialized: if two concurrent calls use the same name, at most one succeeds.
 
         Args:
             spec: the requested deployment.
@@ -194,7 +194,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event that says that a replica lost a part of its model, and that its requests wait.
+        """Write an event that says that a replica was interrupted.
 
         Args:
             deployment_id: id of the deployment.
@@ -229,7 +229,7 @@ class Deployments:
     def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
         """Take a deployment down, given its id or its name. A second call changes nothing.
 
-        The name is free at once. The control plane ends the members when it next reads the row.
+        The name is free at once.
 
         Raises:
             NotFound: no deployment has this id or name.

@@ -25,7 +25,7 @@ class Events:
         self._clock = clock
 
     def record(self, kind: str, data: dict[str, Any]) -> None:
-        """Write an event about the server itself. Unlike other events, it reports no change of another row."""
+        """Write an event in a transaction of its own."""
         with self._database.write() as session:
             add_event(session, kind, self._clock(), data)
 
@@ -48,7 +48,7 @@ class Events:
         if job_id is not None:
             query = query.where(EventRow.job_id == job_id)
         if deployment_id is not None:
-            # Deployment events have no job. This condition lets the index skip events of jobs, which are most rows.
+            # Deployment events have no job, so this condition lets the query use the index on (job_id, seq).
             of_it = EventRow.data["id"].as_string() == deployment_id
             query = query.where(EventRow.job_id.is_(None), EventRow.kind == DEPLOYMENT, of_it)
         if contributor_id is not None:

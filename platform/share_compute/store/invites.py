@@ -39,8 +39,8 @@ class Invites:
         Args:
             label: recipient or purpose of the invite.
             expires_in_s: lifetime of the invite, in seconds.
-            uses: number of machines that may join with it.
-            memory_bytes: maximum memory that each of them may lend; default: no limit.
+            uses: number of machines that may join with the invite.
+            memory_bytes: maximum memory that each machine may lend, in bytes; default: no limit.
         """
         code = new_invite_code()
         now = self._clock()
@@ -76,7 +76,7 @@ class Invites:
             return _record(session, usable_invite(session, code, self._clock()))
 
     def revoke(self, invite_id: str) -> InviteRecord:
-        """Revoke an invite. A second call changes nothing. Machines that joined with it stay.
+        """Revoke an invite. Machines that joined with the invite stay.
 
         Raises:
             NotFound: no invite has this id.

@@ -92,9 +92,9 @@ class Jobs:
         """Return a page of jobs, newest first, and the cursor of the next page if there is one.
 
         Args:
-            states: only jobs in one of these states.
-            kind: only jobs of this kind.
-            name: only jobs whose name contains this text, ignoring case.
+            states: only jobs in one of these states; None for all.
+            kind: only jobs of this kind; None for all.
+            name: only jobs whose name contains this text, ignoring case; None for all.
             limit: maximum number of jobs to return.
             cursor: cursor that came with the previous page; None for the first page.
         """
@@ -184,11 +184,10 @@ class Jobs:
     ) -> JobRecord:
         """Lease contributors to a queued job and set its state to ``planning``.
 
-        A batch job leases no contributors: it sends its rows to a deployment.
-
         Raises:
-            Conflict: the job is not queued any more, or one of the contributors is not ready or was leased
-                meanwhile. Nothing is changed.
+            NotFound: no job has this id.
+            Conflict: the job is not queued, or a contributor is unknown, not ready or already leased. Nothing is
+                changed.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
@@ -227,6 +226,7 @@ class Jobs:
         """Change a job to a state in which its attempt is over, such as failed, and release its contributors.
 
         Raises:
+            NotFound: no job has this id.
             Conflict: the job is at another attempt, or the state machine forbids the change.
         """
         with self._database.write() as session:
@@ -239,6 +239,7 @@ class Jobs:
         """Cancel a queued job at once, or ask an active one to stop; a second request to stop changes nothing.
 
         Raises:
+            NotFound: no job has this id.
             Conflict: the job is over.
         """
         now = self._clock()
@@ -258,6 +259,7 @@ class Jobs:
         checkpoint or finished rows starts over.
 
         Raises:
+            NotFound: no job has this id.
             Conflict: the job is neither failed nor cancelled.
         """
         with self._database.write() as session:
@@ -290,9 +292,10 @@ class Jobs:
             attempt: number of the attempt that is over.
             fruitless_attempts: number of consecutive attempts that ended before they committed a step.
             error: code and facts of the cause, for the event.
-            leaves_members: whether the job's members may still run; the next attempt then tries to take them over.
+            leaves_members: whether members of a training job may still run; the job then keeps its step.
 
         Raises:
+            NotFound: no job has this id.
             Conflict: the job is at another attempt, or has succeeded or is queued.
         """
         with self._database.write() as session:
@@ -307,7 +310,7 @@ class Jobs:
     ) -> list[JobRecord]:
         """Requeue active jobs whose attempts were interrupted; cancel the ones that were asked to stop.
 
-        Members of training jobs keep running without the server, so the next attempts can take them over.
+        Members of training jobs may still run, so the jobs keep their step (see ``leaves_members`` of `requeue`).
 
         Args:
             why: cause of the end of the attempts, e.g. ``the server was restarted``.
@@ -330,9 +333,9 @@ class Jobs:
 
 
 def _attempt_began() -> ScalarSelect[datetime]:
-    """Return a subquery for the time at which a job's current attempt was queued.
+    """Return a subquery for the time of the first event of a job's current attempt.
 
-    Later attempts have higher event numbers, so both SELECTs can use the index on (job_id, seq).
+    Events of later attempts have higher numbers, so the index on (job_id, seq) suffices.
     """
     earlier = (
         select(EventRow.seq)
@@ -444,7 +447,7 @@ def _again(
     leaves_members: bool = False,
 ) -> None:
     row.attempt += 1
-    if not leaves_members:  # otherwise the members still hold the last committed step
+    if not leaves_members:  # otherwise members may still hold the last committed step
         row.step = row.checkpoint_step or 0
     row.plan = row.measured = row.proposal = None
     move_job(session, row, JobState.queued, reason, now, error=error)

@@ -50,8 +50,7 @@ class ApiKeys:
     def verify(self, key: str) -> ApiKeyRecord | None:
         """Return the record of a key if it is valid now, else None.
 
-        Every request calls this, so the result is cached for a second. No other process writes to this database
-        (`Claim`), and a revocation in this process clears the cache at once.
+        A valid result is cached for `_VERIFIED_S` seconds, or until `revoke` is called.
         """
         now_s, key_hash, revocations = monotonic(), digest(key), self._revocations
         known = self._verified.get(key_hash)

@@ -1,4 +1,4 @@
-"""Leases of machines to deployments. A machine is leased to one job or one deployment at a time."""
+"""Leases of machines to deployments. A machine is leased to at most one job or deployment at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from share_compute.store.work import record_deployment_work, record_free
 
 
 class Leases:
-    """Leases of machines to deployments. Each lease and each release writes an event."""
+    """Leases machines to deployments, and releases them."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database

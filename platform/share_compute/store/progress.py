@@ -1,4 +1,4 @@
-"""Updates job rows, metrics, artifacts, leases and events with what attempts report; reads metrics and artifacts."""
+"""Applies the reports of attempts to the database, and reads metrics and artifacts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _USABLE = (ContributorState.ready, ContributorState.draining)
 
 
 class Progress:
-    """Reader and writer of metrics and artifacts; it also updates all other rows that an attempt's reports change."""
+    """Applies the reports of attempts to the database, and reads metrics and artifacts."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -56,7 +56,8 @@ class Progress:
         """Write the events that an attempt reported, and update the rows that they change, in one transaction.
 
         Raises:
-            Conflict: a newer attempt exists, or the job is not active. Nothing is written.
+            NotFound: no job has this id.
+            Conflict: the job is at another attempt, or is not active. Nothing is written.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -83,12 +84,12 @@ class Progress:
             return JobRecord.model_validate(row)
 
     def timings(self, job_id: str) -> dict[str, MachineTimings]:
-        """Return {contributor id: layer times of all attempts at a job}; raise NotFound if the job is unknown."""
+        """Return {contributor id: measured layer times} of a job; raise NotFound if there is no such job."""
         with self._database.read() as session:
             return _timings(job_row(session, job_id))
 
     def last_step(self, job_id: str) -> int:
-        """Return the last reported training step over all attempts at a job; 0 if none was reported."""
+        """Return the last training step of a job that has metrics; 0 if there is none."""
         query = select(func.max(MetricRow.step)).where(MetricRow.job_id == job_id, MetricRow.split == "train")
         with self._database.read() as session:
             return session.scalar(query) or 0
@@ -102,9 +103,8 @@ class Progress:
             job_id: id of the job.
             after_step: only steps after this one.
             until_step: only steps up to this one; None for all.
-            most: approximate maximum number of metrics of each split. A split with more is divided into sections of
-                consecutive steps, and only the steps with the lowest and highest loss of each section are returned,
-                with the first and last step of the split. None for all.
+            most: number of metrics above which a split is reduced to about this number, by min-max decimation of the
+                loss. None for all.
         """
         wanted = [MetricRow.job_id == job_id, MetricRow.step > after_step]
         if until_step is not None:
@@ -162,9 +162,10 @@ def artifact_row(session: Session, job_id: str, name: str) -> ArtifactRow:
 
 
 def _decimated(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
-    """Return (split, step) of about ``most`` metrics of each split that preserve the shape of the loss curve.
+    """Return a subquery for the (split, step) of the metrics that remain after min-max decimation of the loss.
 
-    Each of ``most // 2`` sections keeps its minimum and maximum, as in min-max decimation.
+    If a split has more than ``most`` metrics, ``most // 2`` sections of consecutive steps keep their minimum and
+    maximum each. The first and the last step of the split are kept too.
     """
     loss = MetricRow.data["loss"].as_float()
     rows = select(
@@ -239,7 +240,7 @@ def _apply_plan(
     event: Planned | Reformed | Protection | ReplanProposed | ReplanAbandoned,
     now: datetime,
 ) -> None:
-    """Store the current or the proposed plan of a job, and lease and release machines accordingly."""
+    """Apply a report about a job's plans; lease and release machines to match."""
     match event:
         case Planned(plan=plan):
             _lay(session, row, plan, now)

@@ -1,4 +1,4 @@
-"""Return types of the store: frozen copies of rows, safe to keep after the transaction."""
+"""Return types of the store. They are frozen, and can be used after the transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ApiKeyRecord(Record):
     id: str
     name: str
     scopes: tuple[Scope, ...]
-    """Scopes that were granted; `may` also considers the scopes that they include."""
+    """Scopes that were granted."""
     created_at: datetime
     revoked_at: datetime | None
 
@@ -59,15 +59,15 @@ class InviteRecord(Record):
     id: str
     label: str | None
     uses: int
-    """Number of machines that may join with it."""
+    """Number of machines that may join with the invite."""
     memory_bytes: int | None
     """Maximum memory, in bytes, that each machine may lend with this invite; null for no limit."""
     created_at: datetime
     expires_at: datetime
     used_at: datetime | None
-    """Time at which a machine last joined with it; null if none did."""
+    """Time at which a machine last joined with the invite; null if none did."""
     used_by: tuple[str, ...]
-    """Ids of the contributors that joined with it, in the order they joined."""
+    """Ids of the contributors that joined with the invite, in the order they joined."""
     revoked_at: datetime | None
 
 
@@ -99,30 +99,30 @@ class ContributorRecord(PresenceRecord):
     """A machine that joined."""
 
     node_id: str | None
-    """Id of its Ray node, in hexadecimal; null until that node runs."""
+    """Id of the machine's Ray node, in hexadecimal; null while no node is known."""
     address: str | None
-    """IP address at which other machines reach it; null until its Ray node runs."""
+    """IP address at which other machines reach this machine; null while no Ray node is known."""
     job_id: str | None
-    """Id of the job that it is leased to; null if there is none."""
+    """Id of the job that the machine is leased to; null if there is none."""
     deployment_id: str | None = None
-    """Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once."""
+    """Id of the deployment that the machine is leased to; null if there is none."""
     limits: dict[str, Any]
-    """Limits set by its owner (memory_bytes, cpu_threads, device, gpu), and the label and number of its host's
-    processors (host_id, host_threads)."""
+    """Resources that the owner lends: memory_bytes, cpu_threads, device and gpu. The fields host_id and host_threads
+    are the label and the number of the host's processors."""
     capacity: tuple[topology.Device, ...] | None
     """Devices as the probe measured them; null until the probe ran."""
     links: tuple[topology.Link, ...] | None
     threads: int | None = None
-    """Threads that it was measured with and computes with: the lent ones, or fewer if machines share its processors."""
+    """Number of threads with which the machine was measured; null if unknown."""
     measured_at: datetime | None = None
     """Time of the last measurement."""
     joined_at: datetime
     sent_away_at: datetime | None
-    """Time at which the operator asked it to leave; it cannot come back without a new invite."""
+    """Time at which the operator sent the machine away; it cannot come back without a new invite."""
     offences: int = 0
-    """Number of times that it computed wrong results since the operator last cleared it."""
+    """Number of reported offences since the operator last cleared the machine."""
     quarantined_for: str | None = None
-    """Cause of its quarantine; null if it is not quarantined. The quarantine lasts until the operator clears it."""
+    """Cause of the quarantine; null if the machine is not in quarantine."""
     sibling_of: str | None = None
     """Id of the contributor of the same host that joined with the invite; null if this contributor did."""
 
@@ -138,7 +138,7 @@ class ContributorRecord(PresenceRecord):
 
     @property
     def host_id(self) -> str:
-        """Return the label of the processors that it uses; machines with one label share them. Empty if unknown."""
+        """Return the label of the host's processors, which is equal for machines that share them; empty if unknown."""
         return str(self.limits.get("host_id") or "")
 
     @property
@@ -165,7 +165,7 @@ class JobRecord(Record):
 
     id: str
     owner: str | None = None
-    """Id of the API key that submitted it; null for jobs of earlier versions, which belong to admins."""
+    """Id of the API key that owns the job; if null, only admins may change it."""
     name: str
     kind: str
     state: JobState
@@ -174,11 +174,11 @@ class JobRecord(Record):
     spec: Job
     plan: Plan | None
     measured: Measured | None = None
-    """Step times of this attempt beside the plan's predictions; null until some steps are done."""
+    """Last measured step times, beside the predictions of the plan; null before the plan's first measurement."""
     proposal: ReplanProposed | None = None
-    """Proposed plan that saves more time than moving to it costs; applied once its machines joined. Null if none."""
+    """Proposed plan that is not applied yet; null if there is none."""
     is_protected: bool = False
-    """Whether each layer of a running training job is on two machines, so that losing any one machine loses no step."""
+    """Whether each layer of a running training job is on at least two machines, as last reported."""
     error: dict[str, Any] | None
     """Code and facts of the error, if the job failed."""
     attempt: int
@@ -186,7 +186,7 @@ class JobRecord(Record):
     fruitless_attempts: int
     """Number of consecutive attempts that ended before they committed a step."""
     step: int
-    """Last committed step; 0 before the first."""
+    """Last committed step, or the step of the checkpoint to restart from; 0 if there is neither."""
     total_steps: int
     loss: float | None
     """Training loss at the last committed step."""
@@ -261,7 +261,7 @@ class EventRecord(Record):
     """An event of a job, a contributor, a deployment or the server."""
 
     seq: int
-    """Sequence number, which grows with every event of the server; to continue, pass the last one seen."""
+    """Sequence number; later events have higher numbers."""
     job_id: str | None
     contributor_id: str | None
     attempt: int | None
@@ -307,7 +307,7 @@ class HeldRecord(Record):
     stage: int | None = None
     """Index of its stage in the pipeline, from 0."""
     microbatches: int | None = None
-    """Number of microbatches that it computes in each batch."""
+    """Number of microbatches that the machine computes in each batch."""
     of_microbatches: int | None = None
     memory_bytes: int | None = None
     """Memory that the part needs according to the plan."""
@@ -319,7 +319,7 @@ class MachineSummaryRecord(Record):
     id: str
     name: str
     owner: str | None
-    """Label of the invite that it joined with; null if the invite has none."""
+    """Label of the invite with which the machine's host joined; null if the invite has none."""
     host: str
     state: ContributorState
     reason: str
@@ -330,12 +330,12 @@ class MachineSummaryRecord(Record):
     flops_per_s: float
     """Measured speed of all its devices together, in float32 FLOP/s; 0 until it was measured."""
     lent_bytes: int
-    """Memory that it lends: as measured, before that as its owner specified."""
+    """Memory of the measured devices; before a measurement, the memory that the owner lends."""
     head_latency_s: float | None
-    """One-way latency between it and the server; null until it was measured."""
+    """One-way latency to the server; null until it was measured."""
     head_bytes_per_s: float | None
     held: HeldRecord | None
-    """Its work; null if the machine is free."""
+    """Job or deployment that the machine is leased to; null if the machine is free."""
     joined_at: datetime
     last_seen_at: datetime
     left_at: datetime | None
@@ -355,7 +355,7 @@ class WorkPeriodRecord(Record):
     num_layers: int | None
     """Number of layers of the whole model."""
     microbatches: int | None
-    """Number of microbatches that it computed in each batch."""
+    """Number of microbatches that the machine computed in each batch."""
     of_microbatches: int | None
     """Total number of microbatches of each batch."""
     began_at: datetime
@@ -364,9 +364,9 @@ class WorkPeriodRecord(Record):
     seconds: float
     """Duration of the period, up to now while it lasts."""
     steps: int
-    """Number of steps committed in the period."""
+    """Number of steps committed in the period; 0 for deployments."""
     tokens: int
-    """Tokens of those steps in its own microbatches; samples if the model reads no text. Always 0 for deployments."""
+    """The machine's share of the tokens of these steps; samples if the model reads no text. 0 for deployments."""
 
 
 class WorkRecord(Record):
@@ -375,12 +375,12 @@ class WorkRecord(Record):
     periods: tuple[WorkPeriodRecord, ...]
     """The machine's periods of work, newest first."""
     is_complete: bool
-    """Whether ``periods`` has all periods of the machine; the sums below cover only the listed ones."""
+    """Whether ``periods`` contains all recorded periods. The following sums cover only ``periods``."""
     seconds: float
-    """Time in which it held a part of a model."""
+    """Time in which the machine held a part of a model."""
     steps: int
     microbatches: int
-    """Number of microbatches that it computed, forward and backward, in committed steps."""
+    """Number of microbatches that the machine computed in committed steps."""
     tokens: int
 
 
@@ -390,5 +390,5 @@ class BusyRecord(Record):
     at: datetime
     """Time of the measurement, which covers the steps before it."""
     busy_fraction: float
-    """Fraction of a step in which it computed, from 0 to 1."""
+    """Fraction of a step in which the machine computed, from 0 to 1."""
     job_id: str

@@ -1,4 +1,4 @@
-"""Retention: deletes rows and files whose retention time is over; the operator sets these times."""
+"""Deletes rows whose retention time is over, and records the folders of their files for removal."""
 
 from __future__ import annotations
 
@@ -28,15 +28,12 @@ from share_compute.store.work import changes_work
 
 PrunedKind: TypeAlias = Literal["job", "artifact", "checkpoints", "metrics", "events"]
 _ROWS_AT_ONCE = 20_000
-"""Maximum number of rows that one transaction deletes, because other write transactions wait meanwhile."""
+"""Maximum number of metrics or events deleted in one transaction, because other write transactions wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Retention times in days; None keeps things for ever.
-
-    They count from the end of the job; for events, from the time of the event.
-    """
+    """Retention times in days, after the end of the job or, for events, after the event; None keeps items for ever."""
 
     jobs_days: float | None = None
     artifacts_days: float | None = None
@@ -51,12 +48,12 @@ class Prunable:
 
     kind: PrunedKind
     job_id: str | None = None
-    """Id of the job that it belongs to; None for events."""
+    """Id of the item's job; None for events."""
     name: str | None = None
-    """Name of the job, or of the artifact."""
+    """Name of the job or of the artifact; None for events."""
     rows: int = 0
     folder: Path | None = None
-    """Folder of its files; None for metrics and events."""
+    """Folder of the item's files; None for metrics and events."""
 
 
 class Retention:
@@ -76,14 +73,14 @@ class Retention:
 
         Args:
             keep: retention times.
-            data_folder: folder that contains the folders of all jobs.
+            data_folder: the server's data folder.
         """
         now = self._clock()
         with self._database.read() as session:
             return list(_find(session, keep, now, data_folder))
 
     def prune(self, keep: Keep, data_folder: Path) -> list[Prunable]:
-        """Delete the items whose retention time is over, each in its own transactions; return the deleted items."""
+        """Delete the items whose retention time is over; return the deleted items."""
         now = self._clock()
         return [one for one in self.find(keep, data_folder) if self._delete(one, keep, now, data_folder)]
 
@@ -190,8 +187,8 @@ def _rows(session: Session, job_id: str) -> int:
 def _old_events(before: datetime) -> list[ColumnElement[bool]]:
     """Return the conditions for events earlier than ``before`` that can be deleted.
 
-    Events of unfinished jobs and of live deployments are kept. Each machine's last event that changed its work is kept
-    too.
+    Events of unfinished jobs and of live deployments are kept. The last event of each machine that changed its work is
+    kept too.
     """
     is_over = or_(
         EventRow.job_id.is_(None), EventRow.job_id.in_(select(JobRow.id).where(JobRow.state.in_(FINAL_JOBS)))

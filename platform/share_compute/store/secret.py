@@ -14,20 +14,20 @@ def new_id(prefix: str) -> str:
 
 
 def new_key(prefix: str) -> str:
-    """Return a secret of 256 random bits after a prefix, by which secret scanners recognize the kind of key."""
+    """Return ``prefix_`` and 256 random bits in URL-safe base64. Secret scanners recognize the prefix."""
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
 def new_invite_code() -> str:
-    """Return 80 random bits as four groups of four characters, for reading aloud and pasting."""
+    """Return 80 random bits as four groups of four base32 characters."""
     text = base64.b32encode(secrets.token_bytes(10)).decode().lower()
     return "-".join(text[start : start + 4] for start in range(0, len(text), 4))
 
 
 def plain_invite_code(code: str) -> str:
-    """Return an invite code in lower case, without spaces and dashes, so that every spelling of it has the same hash.
+    """Return the letters and digits before the first dot of an invite code, in lower case.
 
-    If a dot and the server's fingerprint follow the code, they are removed.
+    The server's fingerprint may follow the dot.
     """
     return "".join(letter for letter in code.partition(".")[0].lower() if letter.isalnum())
 
@@ -35,7 +35,7 @@ def plain_invite_code(code: str) -> str:
 def digest(secret: str) -> str:
     """Return the SHA-256 of a secret, in hexadecimal.
 
-    A slow password hash would add nothing: the secrets are random, and too long to guess.
+    A slow password hash is not needed: the secrets are random, and too long to guess.
     """
     return hashlib.sha256(secret.encode()).hexdigest()
 

@@ -34,7 +34,7 @@ def utc_now() -> datetime:
 
 
 class Store:
-    """Persistent state of the server. All changes are made in transactions; any thread may call any method.
+    """Persistent state of the server.
 
     Args:
         url: SQLAlchemy URL of a database whose schema is up to date (`upgrade`).
@@ -47,7 +47,7 @@ class Store:
         self._watchdog: Watchdog | None = None
         self._fence_listeners: list[Callable[[Fenced], None]] = []
         self.fenced: Fenced | None = None
-        """Error that says why this server may not write any more; None until another server takes over the database."""
+        """Error that says why this server may not write any more; None while it may."""
         self.clock = clock
         self.keys = ApiKeys(self._database, clock)
         self.invites = Invites(self._database, clock)
@@ -76,23 +76,23 @@ class Store:
 
         Raises:
             Conflict: another server has locked it.
-            Unavailable: the database, or the folder of its file, cannot be used.
+            Unavailable: the database does not answer, or the lock file beside it cannot be written.
         """
         if self._lock is None:
             self._lock = self._database.lock()
 
     def hold(self, *, check_s: float = 1.0) -> None:
-        """Reserve the database for this server until `close`.
+        """Lock and claim the database for this server until `close`.
 
-        Two servers on one database would each consider the other's jobs lost and run them again. If another server
-        takes over nevertheless, write transactions of this one fail, and the listeners of `on_fenced` are called.
+        If another server takes over nevertheless, write transactions of this server raise `Fenced`, and the listeners
+        of `on_fenced` are called.
 
         Args:
             check_s: seconds between two checks whether the database is still held.
 
         Raises:
-            Conflict: another server holds it.
-            Unavailable: the database, or the folder of its file, cannot be used.
+            Conflict: another server holds the database.
+            Unavailable: the database does not answer, or the lock file beside it cannot be written.
         """
         if self._watchdog is None:
             self.lock()
@@ -101,7 +101,7 @@ class Store:
             self._watchdog = Watchdog(self._lock, claimed, self._lose, check_s)
 
     def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
-        """Call ``listener`` in the watchdog's thread when another server takes over; call it now if one already has."""
+        """Call ``listener`` in the watchdog's thread when ``fenced`` is set, or now if ``fenced`` is set already."""
         self._fence_listeners.append(listener)
         if self.fenced is not None:
             listener(self.fenced)

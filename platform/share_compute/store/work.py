@@ -1,9 +1,9 @@
 """History of the machines' work, read from events as periods of work.
 
-Each change of a machine's work is an event of kind ``work``. A machine works for one job or one deployment at a time.
-The event names this job or deployment, and the part of the model that the machine holds. The part is missing before
-the plan is made. Job and deployment are null when the machine is free again. When a machine leaves or is lost, its work
-ends with its ``contributor`` event, without a ``work`` event.
+Each change of a machine's work is an event of kind ``work``. The event names the job or the deployment that the machine
+is leased to, and the part of the model that the machine holds. The part is missing before the plan is made. Job and
+deployment are null when the machine is free again. When a machine leaves or is lost, its work ends with its
+``contributor`` event, without a ``work`` event.
 """
 
 from __future__ import annotations
@@ -60,13 +60,19 @@ def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def record_free(session: Session, now: datetime, *held: Any) -> None:
-    """Write events that the machines matching these conditions are free; call this before they are released."""
+    """Write ``work`` events for machines that become free; call this before the machines are released.
+
+    Args:
+        session: session of the transaction.
+        now: current time.
+        held: SQL conditions that the machines match.
+    """
     record_work(session, now, dict.fromkeys(session.scalars(select(ContributorRow.id).where(*held)), FREE))
 
 
 @dataclass(slots=True)
 class _Period:
-    """Period of a machine's work, from the event ``begun`` to the event ``ended``, which is None while it lasts."""
+    """Period of a machine's work between two events; ``ended`` is None while the period lasts."""
 
     data: dict[str, Any]
     begun: EventRow
@@ -181,7 +187,7 @@ def _periods(session: Session, contributor_id: str) -> Iterator[_Period]:
 def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> float | None:
     """Return the time that a machine computed in a step, in seconds; None if it is unknown.
 
-    Old events have one time for each stage, that of its busiest machine. For them this time is returned.
+    Events of older releases have only the time of the busiest machine of each stage; this time is returned then.
     """
     machines: dict[str, float] = data.get("machines") or {}
     if machines or stage is None:
@@ -191,7 +197,7 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> 
 
 
 def changes_work() -> ColumnElement[bool]:
-    """Return the condition for events that change a machine's work: ``work`` events, and that it left or was lost."""
+    """Return the condition for ``work`` events, and for events that say that a machine left or was lost."""
     goes = and_(EventRow.kind == "contributor", EventRow.data["state"].as_string().in_(GONE))
     return or_(EventRow.kind == KIND, goes)
 
@@ -207,7 +213,7 @@ def _thinned(found: list[BusyRecord], points: int) -> Iterable[BusyRecord]:
 def lease_changes(
     session: Session, holder: Mapping[str, Any], leased: Collection[str], plan: Mapping[str, Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return {contributor id: data of its ``work`` event} for the machines of a job or deployment whose work changed.
+    """Return {contributor id: data of its new ``work`` event} for the leased machines whose work has changed.
 
     Args:
         session: session of the transaction.

@@ -80,13 +80,13 @@ def prepare(url: str, backups: Path, now: datetime) -> None:
 
 
 def _known_revisions() -> list[str]:
-    """Return the Alembic revisions that this version of share-compute can read, newest first."""
+    """Return the Alembic revisions of the migrations in this package, newest first."""
     scripts = ScriptDirectory.from_config(migration_config())
     return [script.revision for script in scripts.walk_revisions()]
 
 
 def _revision_of(file: Path) -> str | None:
-    """Return the Alembic revision of an SQLite file's schema; None if it has none. The file is not changed."""
+    """Return the Alembic revision of an SQLite file's schema; None if it has none."""
     with closing(sqlite3.connect(file, timeout=10.0)) as connection:
         try:
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()

@@ -1,4 +1,4 @@
-"""Access to the database: begins and ends transactions, and translates database errors to `share_compute.errors`."""
+"""Access to the database: transactions, migrations, and translation of errors to `share_compute.errors`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from share_compute.store.database.holding import Lock, take_lock
 
 _BUSY_TIMEOUT_S = 10.0
 _MIGRATIONS_LOCK = 0x5C_0001
-"""Key of PostgreSQL's advisory lock that serializes migrations; an arbitrary number that nothing else uses."""
+"""Key of the PostgreSQL advisory lock that serializes migrations; an arbitrary number."""
 
 
 def open_engine(url: str) -> Engine:
     """Return an engine for a SQLAlchemy URL; create the folder of an SQLite file.
 
     Raises:
-        UserError: the URL is of neither SQLite nor PostgreSQL.
+        UserError: the URL is invalid, or of neither SQLite nor PostgreSQL.
     """
     try:
         parsed = make_url(url)
@@ -74,7 +74,7 @@ HAS_EVENTS = "has_events"
 
 
 class Database:
-    """Provider of transactions: any number of readers and one writer at a time."""
+    """Opens read transactions, and one write transaction at a time."""
 
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
@@ -85,7 +85,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a transaction that only reads: nothing is committed."""
+        """Open a transaction that commits nothing."""
         with translated(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
@@ -93,8 +93,7 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Open a transaction that commits at the end of the block, and rolls back when the block raises.
 
-        Listeners are notified only if the transaction wrote an event. Otherwise the heartbeats of many machines would
-        wake all listeners for nothing.
+        Listeners are notified only if the transaction wrote an event.
 
         Write transactions are serialized, on PostgreSQL too. Otherwise an event could become visible after one with a
         higher number, and readers that continue from the highest number seen would miss it.
@@ -122,7 +121,7 @@ class Database:
             return take_lock(self.engine)
 
     def claim(self, holder: str, now: datetime) -> Claim:
-        """Make this object the only one that can write: write transactions of earlier claimants raise `Fenced`."""
+        """Claim the database for this object; from now on, write transactions of earlier claimants raise `Fenced`."""
         with self.write() as session:
             claimed = claim(session.connection(), holder, now)
         self._claim = claimed
@@ -169,8 +168,8 @@ def upgrade(url: str) -> None:
     """Migrate the schema of a database to the newest version; do nothing if it is up to date.
 
     Raises:
-        Unavailable: the database does not answer.
-        UserError: the URL is of neither SQLite nor PostgreSQL.
+        Unavailable: the database does not answer, or is damaged.
+        UserError: the URL is invalid, or of neither SQLite nor PostgreSQL.
     """
     engine = open_engine(url)
     try:

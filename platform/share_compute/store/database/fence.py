@@ -1,8 +1,8 @@
-"""Fencing token in the database: if several servers use it, only the one that claimed it last can write.
+"""Fencing token in the database: if several servers claim the database, only the last claimant can write.
 
-A lock alone is not enough. Its holder may be paused or cut off while the lock goes to another server, and write when it
-resumes (Kleppmann, "How to do distributed locking", 2016). So each server that starts increments an epoch. Each write
-transaction checks, inside the transaction, that the newest epoch is still that of its own server.
+A lock alone is not enough: its holder may be paused while another server takes the lock, and write when it resumes
+(Kleppmann, "How to do distributed locking", 2016). So each claim increments an epoch. Each write transaction checks,
+inside the transaction, that the newest epoch is still that of its server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Claim:
     """A server's claim to the database."""
 
     epoch: int
-    """Number of claims so far, one for each start of a server; only the server with the newest epoch may write."""
+    """Number of claims so far, including this one; only the claimant with the newest epoch may write."""
     holder: str
     """Unique name of the server. It is needed because an epoch can repeat after an older database is restored."""
 
@@ -37,9 +37,10 @@ def server_name(host: str, pid: int) -> str:
 
 
 def take_turn(connection: Connection) -> Claim:
-    """Wait until earlier write transactions have ended, then lock the claim's row; return the claim that is valid now.
+    """Lock the row of the valid claim until the transaction ends, and return the claim.
 
-    PostgreSQL reads the newest version of the row when it grants the lock (READ COMMITTED).
+    On PostgreSQL, this waits for other write transactions, and then reads the newest version of the row (READ
+    COMMITTED).
 
     Raises:
         Fenced: the row of the claim does not exist.
@@ -51,7 +52,7 @@ def take_turn(connection: Connection) -> Claim:
 
 
 def claim(connection: Connection, holder: str, now: datetime) -> Claim:
-    """Claim the database, in a write transaction; the server that held it before cannot write any more."""
+    """Claim the database, in a write transaction; earlier claimants cannot write any more."""
     claimed = Claim(take_turn(connection).epoch + 1, holder)
     row = update(ServerEpochRow).where(ServerEpochRow.id == 1)
     connection.execute(row.values(epoch=claimed.epoch, holder=holder, claimed_at=now))

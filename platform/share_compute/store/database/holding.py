@@ -1,8 +1,8 @@
 """Exclusive use of a database by one server: a lock, a watchdog, and a fencing epoch (see `fence`).
 
-The lock keeps a second server from starting. The system releases it when the process ends. On PostgreSQL it is also
-lost with its connection, e.g. when PostgreSQL restarts. Then the watchdog takes it again, unless another server has
-taken it first.
+The lock keeps a second server from starting. It is released when the process ends. On PostgreSQL, the lock is also lost
+with its connection, e.g. when PostgreSQL restarts. Then the watchdog takes the lock again, unless another server has
+taken it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class _NoLock:
 class _FileLock(_NoLock):
     """Lock of an SQLite database: a lock on a file beside it.
 
-    A server that reaches the database by another path, or over a network, may not see the lock. Even then only the
-    server with the newest epoch can write.
+    A server that reaches the database by another path, or over a network, may not see the lock.
     """
 
     def __init__(self, engine: Engine, file: IO[str]) -> None:
@@ -74,7 +73,7 @@ class _FileLock(_NoLock):
 
 
 class _PostgresLock:
-    """PostgreSQL advisory lock, held by a connection of its own."""
+    """PostgreSQL advisory lock, held by a separate connection."""
 
     def __init__(self, engine: Engine) -> None:
         # Short timeouts, so that a dead connection to an unreachable machine is noticed.
@@ -116,7 +115,7 @@ class _PostgresLock:
 
     def close(self) -> None:
         if self._connection is not None:
-            # Unlock explicitly: PostgreSQL notices a closed connection late, and the next server may start before that.
+            # Unlock explicitly: PostgreSQL may notice a closed connection only after the next server has started.
             with suppress(DBAPIError):  # a broken connection no longer holds the lock
                 self._connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _SERVERS_LOCK})
             self._drop()

@@ -65,7 +65,7 @@ class Base(DeclarativeBase):
 
 
 class ServerEpochRow(Base):
-    """Fencing token: one row that names the server that may write. Write transactions lock it one by one."""
+    """Fencing token: one row that names the server that may write. Each write transaction locks the row."""
 
     __tablename__ = "server_epoch"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -220,7 +220,7 @@ class MetricRow(Base):
 
 
 class ArtifactRow(Base):
-    """A finished result. Its row is written only after all of its files are on disk."""
+    """A finished result of a job."""
 
     __tablename__ = "artifacts"
     id: Mapped[str] = mapped_column(primary_key=True)
