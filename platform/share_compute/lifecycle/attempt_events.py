@@ -29,7 +29,7 @@ class Assignment(StrictModel):
     checkpoint: Path | None = None
     """Folder of the checkpoint to continue from; None if there is none."""
     known_step: int = 0
-    """Last committed step that the control plane knows; the attempt reports later committed steps again."""
+    """Last committed step that the control plane knows; the attempt reports later committed steps before it trains."""
     drift: float = Field(default=0.25, gt=0)
     """Fraction by which measured step times may differ from predicted ones before the job is replanned."""
     checkpoint_every_s: float | None = Field(default=None, gt=0)

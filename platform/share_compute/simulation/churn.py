@@ -12,8 +12,7 @@ import numpy as np
 from share_compute.errors import UserError
 
 MOST_EVENTS = 5_000_000
-"""Maximum expected number of events (a machine leaves or returns) in a simulation; so many take some
-minutes."""
+"""Maximum expected number of events (a machine leaves or returns) in a simulation, to limit its run time."""
 
 
 class ChurnEvent(NamedTuple):
@@ -52,7 +51,7 @@ class Churn:
         Args:
             machines: number of machines.
             until_s: end of the trace, in seconds.
-            seed: seed for all times.
+            seed: seed of the random times.
 
         Raises:
             UserError: more than `MOST_EVENTS` are expected; raised by the call, before any event.

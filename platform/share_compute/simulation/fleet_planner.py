@@ -1,13 +1,11 @@
 """Chooses the members of a simulated job: plans with the real planner, and replaces dead members by spares.
 
-The first plan is the planner's own, over all machines. Later searches consider only some machines of a large fleet, so
-that each search takes about a second. Half of these machines are the fastest of all. The other half are the fastest of
-each region in turn, beginning with the regions with the fastest links inside. A search considers all machines only if
-the few cannot hold the job. For more than `_LEAST_CANDIDATES` machines, later searches of a job with strategy `auto`
-consider only one order of the machines.
+The first plan is the planner's own, over all machines. To save time, later searches consider only some machines of a
+large fleet: the fastest ones, and the fastest ones of each region. If these cannot hold the job, a search considers all
+machines.
 
-A dead member is replaced in its place, without a search, by a machine of its kind that can hold the same state, if a
-step takes about as long with it. After a death, the planner searches again only if there is no such machine.
+A dead member is replaced without a search by a machine of the same kind with enough memory, if a step then takes at
+most `_SLOWER` times as long.
 """
 
 from __future__ import annotations
@@ -34,16 +32,17 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _LEAST_CANDIDATES = 16
-"""Number of machines of a large fleet that a later search considers.
-
-If twice the number of members of the first plan is more, it considers that number instead.
-"""
+"""Least limit on the number of machines in a later search; the limit is twice the first plan's members if this is
+more."""
 _SLOWER = 1.1
 """Largest ratio of the step time with a spare to the step time before."""
 _MOST_SPARES = 8
 """Maximum number of spares (the fastest) to try from the dead member's region, and again from all regions."""
 _MOST_CELLS = 20_000
-"""Maximum number of cells (forwards and backwards) of a step that is simulated; larger steps use the cost formula."""
+"""Maximum number of forward and backward passes of microbatches through stages for which a step is simulated.
+
+For more, the cost formula gives the step time.
+"""
 
 Flags = NDArray[np.bool_]
 
@@ -87,7 +86,11 @@ class FleetPlanner:
         return layout
 
     def plan(self, alive: Flags) -> Layout | None:
-        """Return a new plan for the machines in ``alive``; None if they cannot hold the job."""
+        """Return a new plan for the present machines; None if they cannot hold the job.
+
+        Args:
+            alive: whether each machine is present, shape ``[machines]``.
+        """
         if self._refused is not None and not (alive & ~self._refused).any():
             return None  # no machine was added since a search over all present machines failed
         there = [int(machine) for machine in np.flatnonzero(alive & (self.flops_per_s > 0))]
@@ -103,7 +106,7 @@ class FleetPlanner:
         return _step_s(self.cost, layout)
 
     def replaced(self, layout: Layout, dead: int, alive: Flags) -> Layout | None:
-        """Return the layout with a spare in the place of a dead member; None if no machine is similar enough."""
+        """Return the layout with a spare in the place of a dead member; None if no spare is similar enough."""
         place, index = next(
             (place, stage.members.index(dead))
             for place, stage in enumerate(layout.stages)
@@ -133,7 +136,7 @@ class FleetPlanner:
         return best if best and self.step_s(best) <= _SLOWER * self.step_s(layout) else None
 
     def _cells(self, stage: StageLayout) -> NDArray[np.float64]:
-        """Return the time in seconds of one microbatch in a stage on each machine; infinite for unmeasured machines."""
+        """Return the seconds of a microbatch in a stage, forward and backward, on each machine; infinite if unknown."""
         through = self.cost.forward_s + self.cost.backward_s
         with np.errstate(invalid="ignore"):
             cells = through[:, stage.stop] - through[:, stage.start]
@@ -145,7 +148,7 @@ class FleetPlanner:
         parallelism = self._spec.parallelism
         strategy = self._strategy
         if isinstance(strategy, AutoPartitioning) and len(machines) > _LEAST_CANDIDATES:
-            # `AutoPartitioning` takes many seconds, and a simulated day has many searches.
+            # `AutoPartitioning` is too slow for the many searches of a simulation.
             strategy = DynamicProgrammingPartitioning()
         problem = SearchProblem(
             part, stages=parallelism.stages, members_per_stage=parallelism.members_per_stage
@@ -173,7 +176,7 @@ class FleetPlanner:
     def _by_region(self, fastest: Sequence[int]) -> Iterator[int]:
         """Yield the fastest machine of each region, then the second fastest of each, and so on.
 
-        Regions with the fastest links inside come first.
+        Regions with faster internal links come first.
         """
         groups: dict[int, list[int]] = {}
         for machine in fastest:

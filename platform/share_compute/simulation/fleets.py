@@ -1,16 +1,13 @@
-"""Synthetic fleets: machines of usual kinds at usual sites, with the links that share-compute would have measured.
+"""Synthetic fleets: machines of usual kinds at usual sites, with measured links.
 
-Peaks of GPUs are from their vendors' data sheets. The share of a peak that a machine sustains (`_SUSTAINED`),
-the resources that owners lend, and all figures of links are conservative assumptions. Links depend on the
-site:
+Peaks of GPUs are from their vendors' data sheets. Most other figures are assumptions. Links depend on the site:
 
 - A home has Wi-Fi or a switch inside. Outside, the line's upload rate counts: 10 Mbit/s (DSL) to 500 Mbit/s (fibre).
-- A campus has 1 Gbit/s to each desk, and 10 Gbit/s between buildings, shared by their users.
-- A data centre has 25 Gbit/s in a cluster, 10 Gbit/s between clusters, and 1 Gbit/s for one flow between sites.
+- A campus has 1 Gbit/s to each desk.
+- A data centre has 25 Gbit/s in a cluster.
 
-Sites are points in a unit square; latency one way grows by `_WIDEST_S` per unit of distance. As in
-share-compute, each machine measures its links to the head, which is at the first machine's site, and to at
-most four machines that joined before.
+Sites are points in a unit square; latency one way grows by `_WIDEST_S` per unit of distance. Each machine has links to
+the Ray head, which is at the first machine's site, and to at most `_PEERS` machines that joined before.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ MOST_MACHINES = 10_000
 _GIB = 2**30
 _PEERS = 4
 _SUSTAINED = (0.55, 0.8)
-"""Range of the share of its peak FLOP/s, and of its peak memory bandwidth, that a machine sustains."""
+"""Range of the share of peak FLOP/s, and of peak memory bandwidth, that a machine sustains."""
 _OVERHEAD_S: dict[DeviceKind, float] = {"cpu": 5e-6, "cuda": 8e-6}
-"""Time of one small operation in seconds: for a CPU as measured on a server's processor, for a GPU an assumption."""
+"""Time of one small operation, in seconds: measured on a server's CPU; assumed for a GPU."""
 _WIDEST_S = 0.04
 _NOISE = 0.1
 """Standard deviation of the logarithm of a link's measured latency and rate."""
@@ -64,7 +61,7 @@ _L4 = _MachineKind("L4", "cuda", (21, 21), (30.3, 30.3), 4.0, (300, 300))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SiteKind:
-    """A kind of site: ranges of its number of machines and link figures, and the mix of its machines."""
+    """A kind of site: ranges of its number of machines and its link figures, and probabilities of machine kinds."""
 
     machines: tuple[int, int]
     mix: Mapping[_MachineKind, float]
@@ -74,7 +71,7 @@ class _SiteKind:
     """Latency to the nearest exchange, one way."""
     outer_bytes_per_s: tuple[float, float]
     spread: float = 1.0
-    """Side of the square in which the sites of this kind are, as a share of the unit square's side."""
+    """Side of the square that contains the sites of this kind, as a share of the unit square's side."""
 
 
 _HOME = _SiteKind(
@@ -134,11 +131,11 @@ def make_fleet(name: FleetName, machines: int, seed: int = 0) -> Topology:
 
     Args:
         name: kind of the fleet.
-        machines: number of contributors in the fleet.
-        seed: seed for sizes, sites and links.
+        machines: number of machines in the fleet, 1 to `MOST_MACHINES`.
+        seed: seed of all random draws.
 
     Raises:
-        UserError: no fleet can have this number of machines.
+        UserError: the number of machines is out of range.
     """
     if not 1 <= machines <= MOST_MACHINES:
         raise UserError(

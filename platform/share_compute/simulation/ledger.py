@@ -1,4 +1,4 @@
-"""Adds up the time of a simulated job by its use, and the job's committed and lost steps."""
+"""Sums of a simulated job: its time by use, and its committed and lost steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEARLY = 1e-9
 
 
 class Ledger:
-    """Sums of the time and steps of a job's epochs; callers open and close the epochs in order of time.
+    """Sums of the time and steps of a job's epochs. Callers open and close the epochs in order of time.
 
     Args:
         duration_s: length of the whole simulation, in seconds.
@@ -64,7 +64,8 @@ class Ledger:
     def close(self, now_s: float) -> float:
         """End the current epoch, and add its time and its committed steps to the sums.
 
-        Return the share of the step in progress that is done (0 to 1).
+        Returns:
+            Share of the step in progress that is done (0 to 1).
         """
         start_s = self._since_s
         if math.isinf(self.step_s):

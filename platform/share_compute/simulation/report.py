@@ -17,8 +17,7 @@ class Hours(StrictModel):
     moving_s: float = 0.0
     """Time to send state over links and to start members."""
     waiting_s: float = 0.0
-    """Time without a plan, because the machines that were present at the last search could not hold the
-    job."""
+    """Time in which the job had no plan."""
 
     @property
     def total_s(self) -> float:
@@ -45,14 +44,14 @@ class SimulationReport(StrictModel):
     """Committed samples per second, over the whole time."""
     tokens_per_s: float
     utilisation: float
-    """Share of the FLOP/s of all present machines that went into committed steps."""
+    """Share of the measured FLOP/s of all present machines that was used for committed steps."""
     member_utilisation: float
-    """Share of the FLOP/s of the machines that held a part of the job that went into committed steps."""
+    """Share of the measured FLOP/s of the job's members that was used for committed steps."""
     attempted_steps: int
     """Committed steps plus `lost_steps`."""
     committed_steps: int
     lost_steps: int
-    """Number of times that the step in progress lost some or all of its work at a machine's death."""
+    """Number of machine deaths at which work of the step in progress was lost."""
     epochs: int
     deaths: int
     """Deaths of machines, whether or not they held a part of the job."""

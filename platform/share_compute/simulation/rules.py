@@ -1,10 +1,9 @@
 """Cost of a membership change, for example after a machine's death: work that is computed again, and a pause.
 
-`EpochRules` describe the effects of the state machines of `share_compute.protocol`. Tests compare them with a simulated
-world that runs these state machines. Every membership change ends the epoch. Committed steps stay. In the step in
-progress, the cells of members that died or changed their stage are computed again. If the stages get other layers, all
-cells are computed again. New members fetch the state of their layers. One cost is left out: a stage that is interrupted
-while it sums its gradients computes them again.
+A membership change ends the epoch, and committed steps are kept. In the step in progress, microbatches of members that
+left a stage are computed again in this stage. If the stages get other layers, the whole step is computed again. New
+members fetch the state of their layers. One cost is left out: a stage that is interrupted while it sums its gradients
+computes them again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Change:
     """A change from one epoch to the next."""
 
     old: Layout | None
-    """Last layout whose members had all their state; None at the first start."""
+    """Last layout whose members had all their state; None if there is none."""
     new: Layout
     gone: frozenset[int] = frozenset()
     """Machines that died since the old layout had all its state; some may not be its members."""
@@ -71,7 +70,7 @@ class EpochRules:
     noticing_s: float = 2.0
     """Time after which an unresponsive machine counts as lost."""
     search_s: float = 5.0
-    """Time of the planner's search, and of the control plane's steps before and after it."""
+    """Time of a search by the planner."""
     replace_s: float = 0.5
     """Time to put a spare in the place of a similar machine."""
     start_s: float = 1.0
@@ -101,10 +100,9 @@ class EpochRules:
 def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int]) -> float:
     """Return the time in seconds until all members of a new layout have their state.
 
-    The state of a stage comes from its remaining members. If there are none, it comes from backups on the
-    remaining members of the next stage that has any; the first stage follows the last one. If no stage has a
-    remaining member, all state comes from the checkpoint, over links as fast as those inside the receiver's
-    region.
+    The state of a stage comes from its remaining members. If there are none, it comes from backups on the remaining
+    members of the next stage that has any, in cyclic order. If no stage has a remaining member, all state comes from
+    the checkpoint, over links as fast as those in the receiver's region.
 
     Args:
         cost: tables of the job; machine indices are those of its topology.

@@ -1,13 +1,10 @@
 """Simulates a job on a fleet whose machines leave and return, and reports its steps and the use of its time.
 
-Between two membership changes all steps are alike, so the simulated clock advances from change to change. The
-event simulator gives the time of a step; for steps of many cells, the cost formula does. The rules of
-`share_compute.simulation.rules` give the cost of a membership change.
-`share_compute.simulation.fleet_planner` chooses the new members.
+Between two membership changes all steps take the same time, so the clock advances from event to event.
 
-Machines that return are spares. When a machine returns, the planner searches for a better plan if a step takes more
-than `_WORTH` times as long as the shortest so far, but not more often than every `_REPLAN_EVERY_S`. The job moves to
-the better plan at the end of a step if that saves time before the end of the simulation. The job never completes.
+A machine that returns is a spare. When it returns, the planner may search for a better plan, at most once in
+`_REPLAN_EVERY_S`. The job moves to the better plan at the end of a step if the time saved is more than the pause. The
+job trains until the end of the simulation.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ _REPLAN_EVERY_S = 7200.0
 _RETRY_S = 60.0
 """Shortest time between two searches while no plan is possible, in seconds."""
 _WORTH = 1.02
-"""Ratio of the step time to the shortest so far, above which a better plan is searched for."""
+"""Ratio of the current step time to the shortest so far, above which the planner may search for a better plan."""
 _PROGRESS_EVERY = 100
 
 Progress = Callable[[float], None]
@@ -44,7 +41,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Length of a simulation, and how often machines fail."""
+    """Length of a simulation, and failures of machines."""
 
     duration_s: float
     churn: Churn | None = None
@@ -68,7 +65,7 @@ def simulate(
         topology: the fleet.
         profile: the job's model.
         scenario: duration and churn.
-        rules: cost of a change of members; default: `EpochRules`.
+        rules: cost of a membership change; default: `EpochRules`.
         progress: callback that takes the share of the time that has been simulated, 0 to 1.
 
     Raises:
@@ -174,7 +171,7 @@ class _Run:
             self._change(now_s, layout, self._ledger.close(now_s), is_death=False, is_search=True)
 
     def _replan(self, now_s: float) -> None:
-        """Search for a better plan; if moving to it saves time, schedule the move for the end of the step."""
+        """Search for a better plan, if a search is due; if moving saves time, schedule it for the end of the step."""
         is_due = self._has_returned and now_s >= self._searched_s + _REPLAN_EVERY_S and self._switch is None
         is_slow = self._ledger.step_s > _WORTH * self._best_step_s
         if not is_due or not is_slow or now_s < self._ledger.begun_s:

@@ -1,4 +1,4 @@
-"""Specifications of jobs and deployments: one frozen model each, the same for YAML file, REST body and form.
+"""Specifications of jobs and deployments, as frozen pydantic models.
 
 All parsers take text or a mapping:
 
@@ -7,7 +7,7 @@ All parsers take text or a mapping:
 - `parse_deployment` returns a `ServeJob`.
 - `parse_submission` returns a job or a deployment, depending on its kind.
 
-`job_schema` is the published JSON schema of each kind.
+`job_schema` returns the JSON schema of a kind.
 """
 
 from share_compute.specification.base import SpecModel, TextPath

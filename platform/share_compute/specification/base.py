@@ -1,6 +1,6 @@
 """Base class of all parts of a specification, and checks of their values.
 
-Parts have no unknown fields and no infinite or NaN numbers. Errors for unknown names contain the nearest known name.
+Parts refuse unknown fields, and infinite and NaN numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
     """Return ``value``, but refuse text that is not among ``names``.
 
     Raises:
-        ValueError: the value is unknown; the message has the nearest known name, or all names if none is near.
+        ValueError: the value is unknown text; the message has the nearest known name, or all names if none is near.
     """
     if isinstance(value, str) and value not in names:
         guess = nearest(value, list(names))
@@ -50,7 +50,7 @@ def _writable(path: Path) -> Path:
 
 
 TextPath = Annotated[Path, AfterValidator(_writable)]
-"""A path that JSON and databases can store: valid Unicode, which some file names on a disk are not."""
+"""A path that is valid Unicode, so that JSON can store it."""
 
 
 def exactly_one(*fields: str) -> ConfigDict:
@@ -62,6 +62,6 @@ def exactly_one(*fields: str) -> ConfigDict:
 
 
 class SpecModel(StrictModel):
-    """Base of all parts of a job: every number in it is finite."""
+    """Base of all parts of a specification. It refuses infinite and NaN numbers."""
 
     model_config = ConfigDict(allow_inf_nan=False)

@@ -33,7 +33,7 @@ class BatchDataSpec(SpecModel):
 
 
 class GenerateDataSpec(BatchDataSpec):
-    """Files whose rows hold inputs of a model that generates text: exactly one of ``prompt`` and ``messages``."""
+    """Files whose rows hold inputs of a model that generates text; give exactly one of ``prompt`` and ``messages``."""
 
     model_config = exactly_one("prompt", "messages")
 
@@ -93,7 +93,7 @@ class BatchSamplingSpec(SpecModel):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Subtracted once from the logits of all tokens that were generated."""
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
-    """Seed of the job. Each row's own seed follows from it and the row's number: equal jobs give equal answers."""
+    """Seed of the job; the seed of each row is derived from this seed and the row's number."""
     stop: tuple[str, ...] = Field(default=(), max_length=16)
     """Stop strings: an answer ends before the first of them."""
     ignore_eos: bool | None = None
@@ -116,7 +116,7 @@ class BatchSamplingSpec(SpecModel):
 
 
 class _Batch(SpecModel):
-    """Common fields of both kinds of batches: exactly one of ``deployment`` and ``model``."""
+    """Common fields of batch jobs; exactly one of ``deployment`` and ``model`` is given."""
 
     model_config = exactly_one("deployment", "model")
 
@@ -127,7 +127,7 @@ class _Batch(SpecModel):
     output: BatchOutputSpec = BatchOutputSpec()
     """Format of the output."""
     concurrency: int | None = Field(default=None, ge=1, le=2**16)
-    """Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time."""
+    """Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment."""
 
     @model_validator(mode="after")
     def _exactly_one_model(self) -> Self:

@@ -23,17 +23,17 @@ class ParallelismSpec(SpecModel):
     strategy: str = "auto"
     """Name of the partitioning strategy, which splits the model into stages and places them."""
     stages: int | None = Field(default=None, ge=1)
-    """Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines)."""
+    """Number of pipeline stages, one shard each; default: the strategy chooses."""
     members_per_stage: int | None = Field(default=None, ge=1)
-    """Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1)."""
+    """Number of machines per stage, which share its microbatches; default: the strategy chooses."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
     backups: bool = True
-    """Keep a second copy, on another machine, of state that only one machine holds, so any one machine may be lost."""
+    """Copy state that only one machine holds to another machine, so that any one machine may be lost."""
 
     @property
     def machines_needed(self) -> int:
-        """Least number of machines on which the job can run."""
+        """Number of machines that ``stages`` and ``members_per_stage`` need; None counts as 1."""
         return (self.stages or 1) * (self.members_per_stage or 1)
 
 
@@ -56,7 +56,7 @@ class TrainJob(SpecModel):
     """Partitioning of the model over the machines."""
 
     def with_microbatches(self, microbatches: int) -> TrainJob:
-        """Return the job with the number of microbatches that its plan chose."""
+        """Return a copy of the job with this number of microbatches."""
         training = self.training.model_copy(update={"microbatches": microbatches})
         return self.model_copy(update={"training": training})
 
@@ -91,7 +91,7 @@ class TrainJob(SpecModel):
 
 
 Job = Annotated[TrainJob | GenerateJob | EmbedJob, Field(discriminator="kind")]
-"""A job, which is queued; a `ServeJob` is a deployment and not a job."""
+"""A job of any kind. A `ServeJob` is a deployment, not a job."""
 Kind = Literal["train", "generate", "embed", "serve"]
 _KINDS: dict[str, type[TrainJob | GenerateJob | EmbedJob | ServeJob]] = {
     "train": TrainJob,
@@ -106,8 +106,7 @@ def parse_job(source: str | dict[str, Any]) -> TrainJob:
     """Read a training job from YAML (or JSON) text or from a mapping.
 
     Raises:
-        UserError: a field is wrong, or the job is of another kind. The error names each wrong field and, if there is
-            one, the nearest known name.
+        UserError: the text or a field is invalid, or the job is of another kind.
     """
     job = parse_any_job(source)
     if not isinstance(job, TrainJob):
@@ -119,8 +118,7 @@ def parse_any_job(source: str | dict[str, Any]) -> TrainJob | GenerateJob | Embe
     """Read a job of any kind from YAML (or JSON) text or from a mapping.
 
     Raises:
-        UserError: a field is wrong, or the source is a deployment. The error names each wrong field and, if there is
-            one, the nearest known name.
+        UserError: the text or a field is invalid, or the source is a deployment.
     """
     job = parse_submission(source)
     if isinstance(job, ServeJob):
@@ -135,7 +133,7 @@ def parse_deployment(source: str | dict[str, Any]) -> ServeJob:
     """Read a deployment from YAML (or JSON) text or from a mapping; ``kind`` may be left out.
 
     Raises:
-        UserError: a field is wrong. The error names each wrong field and, if there is one, the nearest known name.
+        UserError: the text or a field is invalid.
     """
     return _validated(ServeJob, {"kind": "serve", **_mapping(source)})
 
@@ -144,7 +142,7 @@ def parse_submission(source: str | dict[str, Any]) -> TrainJob | GenerateJob | E
     """Read a job or a deployment, depending on its ``kind``, from YAML (or JSON) text or from a mapping.
 
     Raises:
-        UserError: a field is wrong. The error names each wrong field and, if there is one, the nearest known name.
+        UserError: the text or a field is invalid.
     """
     data = _mapping(source)
     kind = data.get("kind", "train")

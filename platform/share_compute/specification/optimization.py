@@ -22,10 +22,7 @@ SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
     "inverse_sqrt": ("timescale",),
     "warmup_stable_decay": ("num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
 }
-"""Option names of each supported schedule.
-
-Supported are the schedules of ``transformers`` whose learning rate depends on the step alone.
-"""
+"""Option names of each supported schedule of ``transformers``."""
 SCHEDULES = tuple(SCHEDULE_OPTIONS)
 _WHOLE = ("timescale", "num_decay_steps")
 
@@ -89,7 +86,7 @@ class ScheduleSpec(SpecModel):
     name: str = Field(default="cosine", title="Schedule", json_schema_extra={"enum": list(SCHEDULES)})
     """Name of the schedule: constant, linear, cosine, polynomial, ..."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from 0; schedule constant ignores them."""
+    """Steps over which the learning rate rises to its peak; schedule constant ignores them."""
     options: dict[str, float | str] = Field(default_factory=dict, title="Schedule options")
     """Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``."""
 
@@ -120,19 +117,19 @@ class ScheduleSpec(SpecModel):
 
     @property
     def arguments(self) -> dict[str, float | int | str]:
-        """The options as arguments of the schedule, with whole numbers as integers."""
+        """The options, with ``timescale`` and ``num_decay_steps`` as integers."""
         return {name: int(value) if name in _WHOLE else value for name, value in self.options.items()}
 
 
 class GradientFusionSpec(SpecModel):
-    """Buckets of a shard's gradients that are summed together over the members of a stage; results stay the same."""
+    """Buckets of a shard's gradients that are summed together over the members of a stage."""
 
     mode: Literal["auto", "size", "index"] = Field(default="auto", title="Gradient fusion")
-    """auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``."""
+    """auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``."""
     bucket_bytes: int | None = Field(default=None, ge=1, title="Bytes of a piece")
-    """Mode size: maximum bytes of a bucket. One larger parameter is a bucket of its own."""
+    """Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket."""
     cuts: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Mode index: cuts, counted in parameters from the shard's end. ``[2, 10]``: the last 2, the 8 before, the rest."""
+    """Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest."""
 
     @model_validator(mode="after")
     def _only_what_the_mode_needs(self) -> Self:

@@ -1,4 +1,4 @@
-"""Paths in jobs and deployments: paths on a machine, and paths inside uploads to the server."""
+"""Paths in jobs and deployments: paths on a disk, and paths inside uploads to the server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from share_compute.specification.serve import ServeJob
 
 UPLOAD = "upload:"
 Named: TypeAlias = TrainJob | GenerateJob | EmbedJob | ServeJob
-"""A job or a deployment: a specification that names data or a model."""
+"""A specification of a job or a deployment."""
 AnyNamed = TypeVar("AnyNamed", bound=Named)
 
 
 def upload_path(path: Path) -> tuple[str, str] | None:
-    """Return the upload id and the path inside the upload; None if the path is on a machine.
+    """Return the upload id and the path inside the upload; None if the path is not in an upload.
 
     ``upload:up-k3v7q2ma/corpus.txt`` gives ``("up-k3v7q2ma", "corpus.txt")``.
     """

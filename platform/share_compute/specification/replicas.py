@@ -1,6 +1,6 @@
 """Number of replicas of a deployment: fixed, or a range within which it scales with the load.
 
-The target load and the delays are named and defined as in Ray Serve's ``autoscaling_config``.
+The target load and the delays have the names of Ray Serve's ``autoscaling_config``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReplicasSpec(SpecModel):
     max: int = Field(ge=1, le=_MOST)
     """Most replicas."""
     target_ongoing_requests: float | None = Field(default=None, ge=1)
-    """Target load per replica, in running and queued sequences; default: ``max_concurrent``, so that none waits."""
+    """Target load per replica, in running and queued sequences; default: ``max_concurrent``."""
     upscale_delay_s: float = Field(default=2.0, ge=0, le=86400)
     """Scale-up delay: time for which more replicas must be needed; scaling up from 0 is immediate."""
     downscale_delay_s: float = Field(default=60.0, ge=0, le=86400)

@@ -61,19 +61,19 @@ class ServeJob(SpecModel):
     model: ServedModelSpec
     """Model to serve."""
     replicas: Replicas = ReplicasSpec(min=1, max=1)
-    """Copies of the whole pipeline, which share the requests: a number, or a range that follows the load."""
+    """Number of copies of the whole pipeline, which share the requests: fixed, or a range for autoscaling."""
     max_seq: int | None = Field(default=None, ge=16, le=2**24, title="Longest sequence")
     """Maximum number of tokens of a prompt and its answer together; default: the model's context window."""
     max_concurrent: int = Field(default=16, ge=1, le=2**20, title="Sequences at one time")
     """Most sequences that are generated at one time on one replica; others wait."""
     dtype: ServedPrecision = Field(default="float32", title="Precision")
-    """Type of loaded weights and of computation; int8 applies to weights alone, the rest is float32 then."""
+    """Type of weights and of computation. With int8, only weights are int8, and computation is in float32."""
     objective: Objective = "latency"
     """Objective of the placement: the shortest time of one request, or the most tokens per second within the limits."""
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     """Tokens of a typical prompt, for which machines are chosen."""
     new_tokens: int = Field(default=128, ge=1, le=2**24)
-    """Tokens of a typical answer, for which machines are chosen; also the initial KV capacity of each answer."""
+    """Tokens of a typical answer, for which machines are chosen; also the KV capacity that an answer starts with."""
     first_token_limit_s: float | None = Field(default=None, gt=0)
     """Longest wait for the first token; for objective throughput."""
     next_token_limit_s: float | None = Field(default=None, gt=0)

@@ -15,12 +15,12 @@ DEFAULT_LR_END = 1e-7
 
 
 class LoraSpec(SpecModel):
-    """Low-rank adapters: beside a matrix W, ``alpha / rank * B A`` is trained, and W is not."""
+    """Low-rank adapters (LoRA): ``alpha / rank * B A`` is added to a frozen matrix W, and only A and B are trained."""
 
     rank: int = Field(default=8, ge=1, le=4096)
     """Rank of an adapter: rows of A, columns of B."""
     alpha: float = Field(default=16.0, gt=0)
-    """Scale of an adapter: its product is multiplied by alpha / rank."""
+    """Scale of an adapter: the product B A is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability of an adapter's inputs in training."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
@@ -35,9 +35,9 @@ class EarlyStoppingSpec(SpecModel):
     metric: Literal["validation_loss"] = "validation_loss"
     """Metric that must fall."""
     patience: int = Field(default=3, ge=1)
-    """Ends the job after this many validations without improvement."""
+    """Number of consecutive validations without improvement after which the job ends."""
     min_delta: float = Field(default=0.0, ge=0)
-    """Least improvement: a new best is lower than the last one by more than this."""
+    """Improvement that counts: the metric must be lower than the best one by more than this."""
 
 
 class SamplesSpec(SpecModel):
@@ -66,7 +66,7 @@ class TrainingSpec(SpecModel):
     batch_size: int = Field(default=16, ge=1, le=2**20)
     """Samples in one step, over all machines."""
     microbatches: int | None = Field(default=None, ge=1, le=2**20)
-    """Number of microbatches per batch, each sent through the pipeline on its own; default: the planner chooses."""
+    """Number of microbatches per batch; default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)
     """Tokens in one sample of text."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -86,13 +86,13 @@ class TrainingSpec(SpecModel):
     lora: LoraSpec | None = Field(default=None, title="Adapters (LoRA)")
     """Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    """Seed that alone determines initial weights, order of samples and dropout."""
+    """Seed of the initial weights, the order of samples, and dropout."""
     validate_every: int | None = Field(default=None, ge=1, title="Steps between validations")
     """Steps between validations; null validates only at the end."""
     checkpoint_every: int | None = Field(default=None, ge=1, title="Steps between checkpoints")
     """Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s)."""
     checkpoints_kept: int = Field(default=3, ge=1, le=2**20)
-    """Number of newest checkpoints to keep; with 1 there is no older one to resume from if it is damaged."""
+    """Number of newest checkpoints to keep."""
     early_stopping: EarlyStoppingSpec | None = Field(default=None, title="Stop early")
     """End the job when validations no longer improve."""
     samples: SamplesSpec | None = Field(default=None, title="Sample texts")

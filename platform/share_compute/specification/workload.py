@@ -8,7 +8,7 @@ from typing import TypeAlias
 from share_compute.specification import Objective, ServeJob
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
-"""Bytes of one computed number, by dtype; with int8 weights all other numbers are float32."""
+"""Bytes of one activation, by dtype; with int8 weights, activations are float32."""
 WEIGHT_BYTES = {**BYTES, "int8": 1}
 """Bytes of one weight of a layer or head, by dtype."""
 AUTOCAST_KEPT = 0.7
@@ -17,15 +17,12 @@ AUTOCAST_KEPT = 0.7
 Norms, sums and the residual stream stay float32. The fraction was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Lower bound of the maximum bucket size in gradient fusion mode auto; the cost model assumes buckets of this size.
-
-With this size most of the reduction overlaps with the backward pass, and latency is negligible.
-"""
+"""Least value of the maximum bucket size in gradient fusion mode auto. The cost model assumes buckets of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingWorkload:
-    """Optimizer steps over batches; the objective is samples per second."""
+    """Size of a training step; the objective is samples per second."""
 
     batch_size: int
     """Samples in one step."""
@@ -38,9 +35,9 @@ class TrainingWorkload:
     dtype: str = "float32"
     """Data type of the computation; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
-    """Whether a layer keeps only its input for the backward, which recomputes the rest."""
+    """Whether a layer keeps only its input, and computes its other activations again in the backward pass."""
     backups: bool = False
-    """Whether state that only one machine holds is backed up on another one, which receives each step's gradient."""
+    """Whether state that only one machine holds is backed up on another machine."""
 
     @property
     def microbatch_size(self) -> float:
@@ -57,7 +54,7 @@ class ServingWorkload:
     prompt_tokens: int = 512
     new_tokens: int = 128
     concurrent: int = 16
-    """Maximum number of sequences that are generated at the same time; their KV cache is reserved."""
+    """Maximum number of sequences that are generated at the same time."""
     first_token_limit_s: float | None = None
     """For objective throughput, the maximum time to the first token (TTFT) in seconds; None for no limit."""
     next_token_limit_s: float | None = None
