@@ -144,7 +144,7 @@ class StageTiming(StrictModel):
     """Predicted and measured time of one stage."""
 
     predicted_busy_s: float | None
-    """Seconds that its busiest member computes in a step; None if the plan has no prediction."""
+    """Seconds that the busiest member of the stage computes in a step; None if the plan has no prediction."""
     measured_busy_s: float
 
 
@@ -175,7 +175,7 @@ class LayersTimed(StrictModel):
 
 
 class ReplanProposed(StrictModel):
-    """Proposal of another plan, which is applied once the machines of this plan have joined."""
+    """Proposal of another plan, which is applied once the machines of the new plan have joined."""
 
     type: Literal["replan-proposed"] = "replan-proposed"
     step: int

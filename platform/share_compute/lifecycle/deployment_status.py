@@ -63,7 +63,7 @@ class QueueStatus(StrictModel):
     wasted_tokens: int = 0
     """Tokens sampled after the end of their sequence, in engine steps sent before the end was known."""
     preempted: int = 0
-    """Number of times that a sequence gave up its full KV slot because no larger slot fitted."""
+    """Number of times that a sequence gave up its full KV slot, because there was no KV capacity for a larger one."""
 
 
 class Interruption(StrictModel):
@@ -94,12 +94,12 @@ class ServingStatus(StrictModel):
     window_tokens: int | None = None
     """Maximum length of a sequence, prompt and answer together; None before the model was read."""
     prediction: ServingPrediction | None = None
-    """The plan and its predicted performance; None while nothing is placed."""
+    """The plan and its predicted performance; None without a plan."""
     stages: tuple[StageStatus, ...] = ()
     queue: QueueStatus = QueueStatus()
     tokens_per_s: float = 0.0
     predicted_tokens_per_s: float | None = None
-    """Predicted token rate with all sequences in flight; None for an encoder, or while nothing is placed."""
+    """Predicted token rate with all sequences in flight; None for an encoder, or without a plan."""
     first_token: LatencyStatus = LatencyStatus()
     next_token: LatencyStatus = LatencyStatus()
     recoveries: int = 0

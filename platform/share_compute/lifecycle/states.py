@@ -27,11 +27,11 @@ class ContributorState(StrEnum):
     """State of a contributor."""
 
     joining = "joining"
-    """Its agent passed preflight; its raylet is starting."""
+    """The contributor's agent passed preflight; the raylet is starting."""
     probing = "probing"
     ready = "ready"
     quarantined = "quarantined"
-    """It was reported for wrong results, and gets no work until the operator clears it."""
+    """The contributor was reported for wrong results, and gets no work until the operator clears it."""
     draining = "draining"
     left = "left"
     lost = "lost"

@@ -52,7 +52,7 @@ class TokenizerSpec(SpecModel):
     path: TextPath | None = Field(default=None, title="Folder of the tokenizer")
     """Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one."""
     vocab_size: int | None = Field(default=None, ge=257)
-    """Vocabulary size of a tokenizer trained on the data; default: the model configuration's."""
+    """Vocabulary size of a tokenizer trained on the data; default: that of the model, if it is known."""
 
     @model_validator(mode="after")
     def _not_both(self) -> Self:

@@ -73,7 +73,7 @@ class ServeJob(SpecModel):
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     """Tokens of a typical prompt, for which machines are chosen."""
     new_tokens: int = Field(default=128, ge=1, le=2**24)
-    """Tokens of a typical answer, for which machines are chosen; also the KV capacity that an answer starts with."""
+    """Tokens of a typical answer, for which machines are chosen and KV capacity is reserved."""
     first_token_limit_s: float | None = Field(default=None, gt=0)
     """Longest wait for the first token; for objective throughput."""
     next_token_limit_s: float | None = Field(default=None, gt=0)

@@ -223,7 +223,7 @@ class Jobs:
         attempt: int,
         error: dict[str, Any] | None = None,
     ) -> JobRecord:
-        """Change a job to a state in which its attempt is over, such as failed, and release its contributors.
+        """Change the state of a job whose attempt is over, for example to ``failed``, and release its contributors.
 
         Raises:
             NotFound: no job has this id.

@@ -143,7 +143,7 @@ class ContributorRecord(PresenceRecord):
 
     @property
     def lent_threads(self) -> int:
-        """Return the number of CPU threads that its owner lends; 1 if it is unknown."""
+        """Return the number of CPU threads that the machine's owner lends; 1 if the number is unknown."""
         return int(self.limits.get("cpu_threads") or 1)
 
     def machine(self) -> topology.Contributor:
@@ -232,7 +232,7 @@ class QueuedJob(Record):
     """Number of consecutive attempts that ended before they committed a step."""
     created_at: datetime
     waiting_since: datetime
-    """Time at which it was submitted, resumed, or put back after an attempt."""
+    """Time at which the job was submitted, resumed, or put back after an attempt."""
 
 
 class DeploymentRecord(Record):
@@ -305,7 +305,7 @@ class HeldRecord(Record):
     num_layers: int | None = None
     """Number of layers of the whole model."""
     stage: int | None = None
-    """Index of its stage in the pipeline, from 0."""
+    """Index of the machine's stage in the pipeline, from 0."""
     microbatches: int | None = None
     """Number of microbatches that the machine computes in each batch."""
     of_microbatches: int | None = None
@@ -324,15 +324,15 @@ class MachineSummaryRecord(Record):
     state: ContributorState
     reason: str
     kind: Literal["cpu", "cuda"] | None
-    """cuda if any of its devices is a CUDA GPU; null until it was measured."""
+    """cuda if any device of the machine is a CUDA GPU; null until the machine was measured."""
     device: str | None
-    """Names of its devices, separated by commas; null until it was measured."""
+    """Names of the machine's devices, separated by commas; null until the machine was measured."""
     flops_per_s: float
-    """Measured speed of all its devices together, in float32 FLOP/s; 0 until it was measured."""
+    """Measured speed of all devices together, in float32 FLOP/s; 0 until the machine was measured."""
     lent_bytes: int
     """Memory of the measured devices; before a measurement, the memory that the owner lends."""
     head_latency_s: float | None
-    """One-way latency to the server; null until it was measured."""
+    """One-way latency between the machine and the server; null until it was measured."""
     head_bytes_per_s: float | None
     held: HeldRecord | None
     """Job or deployment that the machine is leased to; null if the machine is free."""
@@ -349,7 +349,7 @@ class WorkPeriodRecord(Record):
     name: str
     """Name of the job or the deployment."""
     start: int | None
-    """First layer of its part; null while there was no plan yet."""
+    """First layer of the machine's part; null while there was no plan."""
     stop: int | None
     """One past the last layer."""
     num_layers: int | None
@@ -366,7 +366,7 @@ class WorkPeriodRecord(Record):
     steps: int
     """Number of steps committed in the period; 0 for deployments."""
     tokens: int
-    """The machine's share of the tokens of these steps; samples if the model reads no text. 0 for deployments."""
+    """The machine's share of the tokens of ``steps``; samples if the model reads no text. 0 for deployments."""
 
 
 class WorkRecord(Record):

@@ -159,7 +159,7 @@ def _find(session: Session, keep: Keep, now: datetime, data_folder: Path) -> Ite
 
 
 def _over(session: Session, days: float | None, now: datetime, but: Collection[str] = ()) -> Sequence[JobRow]:
-    """Return the jobs that ended more than ``days`` ago and whose files nothing reads; none if ``days`` is None."""
+    """Return the jobs that ended more than ``days`` ago and have no user (`user_of`); none if ``days`` is None."""
     if days is None:
         return []
     over = (

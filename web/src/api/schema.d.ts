@@ -1389,7 +1389,7 @@ export interface components {
             revoked_at: string | null;
             /**
              * Scopes
-             * @description Scopes that were granted; `may` also considers the scopes that they include.
+             * @description Scopes that were granted.
              */
             scopes: components["schemas"]["Scope"][];
         };
@@ -1501,7 +1501,7 @@ export interface components {
             } | null;
             /**
              * Seed
-             * @description Seed of the job. Each row's own seed follows from it and the row's number: equal jobs give equal answers.
+             * @description Seed of the job; the seed of each row is derived from this seed and the row's number.
              * @default 0
              */
             seed: number;
@@ -1578,7 +1578,7 @@ export interface components {
             } | null;
             /**
              * Seed
-             * @description Seed of the job. Each row's own seed follows from it and the row's number: equal jobs give equal answers.
+             * @description Seed of the job; the seed of each row is derived from this seed and the row's number.
              * @default 0
              */
             seed: number;
@@ -1649,7 +1649,7 @@ export interface components {
             at: string;
             /**
              * Busy Fraction
-             * @description Fraction of a step in which it computed, from 0 to 1.
+             * @description Fraction of a step in which the machine computed, from 0 to 1.
              */
             busy_fraction: number;
             /** Job Id */
@@ -2118,7 +2118,7 @@ export interface components {
         ContributorRecord: {
             /**
              * Address
-             * @description IP address at which other machines reach it; null until its Ray node runs.
+             * @description IP address at which other machines reach this machine; null while no Ray node is known.
              */
             address: string | null;
             /**
@@ -2128,7 +2128,7 @@ export interface components {
             capacity: components["schemas"]["Device"][] | null;
             /**
              * Deployment Id
-             * @description Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once.
+             * @description Id of the deployment that the machine is leased to; null if there is none.
              */
             deployment_id?: string | null;
             /**
@@ -2140,7 +2140,7 @@ export interface components {
             id: string;
             /**
              * Job Id
-             * @description Id of the job that it is leased to; null if there is none.
+             * @description Id of the job that the machine is leased to; null if there is none.
              */
             job_id: string | null;
             /**
@@ -2157,8 +2157,8 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Limits set by its owner (memory_bytes, cpu_threads, device, gpu), and the label and number of its host's
-             *     processors (host_id, host_threads).
+             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu. The fields host_id and host_threads
+             *     are the label and the number of the host's processors.
              */
             limits: {
                 [key: string]: unknown;
@@ -2174,18 +2174,18 @@ export interface components {
             name: string;
             /**
              * Node Id
-             * @description Id of its Ray node, in hexadecimal; null until that node runs.
+             * @description Id of the machine's Ray node, in hexadecimal; null while no node is known.
              */
             node_id: string | null;
             /**
              * Offences
-             * @description Number of times that it computed wrong results since the operator last cleared it.
+             * @description Number of reported offences since the operator last cleared the machine.
              * @default 0
              */
             offences: number;
             /**
              * Quarantined For
-             * @description Cause of its quarantine; null if it is not quarantined. The quarantine lasts until the operator clears it.
+             * @description Cause of the quarantine; null if the machine is not in quarantine.
              */
             quarantined_for?: string | null;
             /**
@@ -2195,7 +2195,7 @@ export interface components {
             reason: string;
             /**
              * Sent Away At
-             * @description Time at which the operator asked it to leave; it cannot come back without a new invite.
+             * @description Time at which the operator sent the machine away; it cannot come back without a new invite.
              */
             sent_away_at: string | null;
             /**
@@ -2206,7 +2206,7 @@ export interface components {
             state: components["schemas"]["ContributorState"];
             /**
              * Threads
-             * @description Threads that it was measured with and computes with: the lent ones, or fewer if machines share its processors.
+             * @description Number of threads with which the machine was measured; null if unknown.
              */
             threads?: number | null;
             /** Versions */
@@ -2227,7 +2227,7 @@ export interface components {
         ContributorView: {
             /**
              * Address
-             * @description IP address at which other machines reach it; null until its Ray node runs.
+             * @description IP address at which other machines reach this machine; null while no Ray node is known.
              */
             address: string | null;
             /**
@@ -2237,7 +2237,7 @@ export interface components {
             capacity: components["schemas"]["Device"][] | null;
             /**
              * Deployment Id
-             * @description Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once.
+             * @description Id of the deployment that the machine is leased to; null if there is none.
              */
             deployment_id?: string | null;
             /** @description Job or deployment that it works for; null when it is free. */
@@ -2251,7 +2251,7 @@ export interface components {
             id: string;
             /**
              * Job Id
-             * @description Id of the job that it is leased to; null if there is none.
+             * @description Id of the job that the machine is leased to; null if there is none.
              */
             job_id: string | null;
             /**
@@ -2268,8 +2268,8 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Limits set by its owner (memory_bytes, cpu_threads, device, gpu), and the label and number of its host's
-             *     processors (host_id, host_threads).
+             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu. The fields host_id and host_threads
+             *     are the label and the number of the host's processors.
              */
             limits: {
                 [key: string]: unknown;
@@ -2285,12 +2285,12 @@ export interface components {
             name: string;
             /**
              * Node Id
-             * @description Id of its Ray node, in hexadecimal; null until that node runs.
+             * @description Id of the machine's Ray node, in hexadecimal; null while no node is known.
              */
             node_id: string | null;
             /**
              * Offences
-             * @description Number of times that it computed wrong results since the operator last cleared it.
+             * @description Number of reported offences since the operator last cleared the machine.
              * @default 0
              */
             offences: number;
@@ -2301,7 +2301,7 @@ export interface components {
             owner?: string | null;
             /**
              * Quarantined For
-             * @description Cause of its quarantine; null if it is not quarantined. The quarantine lasts until the operator clears it.
+             * @description Cause of the quarantine; null if the machine is not in quarantine.
              */
             quarantined_for?: string | null;
             /**
@@ -2311,7 +2311,7 @@ export interface components {
             reason: string;
             /**
              * Sent Away At
-             * @description Time at which the operator asked it to leave; it cannot come back without a new invite.
+             * @description Time at which the operator sent the machine away; it cannot come back without a new invite.
              */
             sent_away_at: string | null;
             /**
@@ -2322,7 +2322,7 @@ export interface components {
             state: components["schemas"]["ContributorState"];
             /**
              * Threads
-             * @description Threads that it was measured with and computes with: the lent ones, or fewer if machines share its processors.
+             * @description Number of threads with which the machine was measured; null if unknown.
              */
             threads?: number | null;
             /** Versions */
@@ -2480,7 +2480,7 @@ export interface components {
         DeploymentRequest: {
             /**
              * Precision
-             * @description Type of loaded weights and of computation; int8 applies to weights alone, the rest is float32 then.
+             * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
              * @default float32
              * @enum {string}
              */
@@ -2519,7 +2519,7 @@ export interface components {
             name: string;
             /**
              * New Tokens
-             * @description Tokens of a typical answer, for which machines are chosen; also the initial KV capacity of each answer.
+             * @description Tokens of a typical answer, for which machines are chosen and KV capacity is reserved.
              * @default 128
              */
             new_tokens: number;
@@ -2551,7 +2551,7 @@ export interface components {
              */
             prompt_tokens: number;
             /**
-             * @description Copies of the whole pipeline, which share the requests: a number, or a range that follows the load.
+             * @description Number of copies of the whole pipeline, which share the requests: fixed, or a range for autoscaling.
              * @default {
              *       "cold_start_timeout_s": 120,
              *       "downscale_delay_s": 60,
@@ -2816,13 +2816,13 @@ export interface components {
             metric: "validation_loss";
             /**
              * Min Delta
-             * @description Least improvement: a new best is lower than the last one by more than this.
+             * @description Improvement that counts: the metric must be lower than the best one by more than this.
              * @default 0
              */
             min_delta: number;
             /**
              * Patience
-             * @description Ends the job after this many validations without improvement.
+             * @description Number of consecutive validations without improvement after which the job ends.
              * @default 3
              */
             patience: number;
@@ -2841,13 +2841,13 @@ export interface components {
             metric: "validation_loss";
             /**
              * Min Delta
-             * @description Least improvement: a new best is lower than the last one by more than this.
+             * @description Improvement that counts: the metric must be lower than the best one by more than this.
              * @default 0
              */
             min_delta: number;
             /**
              * Patience
-             * @description Ends the job after this many validations without improvement.
+             * @description Number of consecutive validations without improvement after which the job ends.
              * @default 3
              */
             patience: number;
@@ -2893,7 +2893,7 @@ export interface components {
         EmbedJob: {
             /**
              * Concurrency
-             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment.
              */
             concurrency?: number | null;
             /** @description Files whose texts are embedded into vectors. */
@@ -2926,7 +2926,7 @@ export interface components {
         EmbedJobRequest: {
             /**
              * Concurrency
-             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment.
              * @default null
              */
             concurrency: number | null;
@@ -3105,7 +3105,7 @@ export interface components {
             kind: string;
             /**
              * Seq
-             * @description Sequence number, which grows with every event of the server; to continue, pass the last one seen.
+             * @description Sequence number; later events have higher numbers.
              */
             seq: number;
         };
@@ -3184,7 +3184,7 @@ export interface components {
         };
         /**
          * GenerateDataSpec
-         * @description Files whose rows hold inputs of a model that generates text: exactly one of ``prompt`` and ``messages``.
+         * @description Files whose rows hold inputs of a model that generates text; give exactly one of ``prompt`` and ``messages``.
          */
         GenerateDataSpec: {
             /**
@@ -3205,7 +3205,7 @@ export interface components {
         };
         /**
          * GenerateDataSpec
-         * @description Files whose rows hold inputs of a model that generates text: exactly one of ``prompt`` and ``messages``.
+         * @description Files whose rows hold inputs of a model that generates text; give exactly one of ``prompt`` and ``messages``.
          */
         GenerateDataSpecRequest: {
             /**
@@ -3233,7 +3233,7 @@ export interface components {
         GenerateJob: {
             /**
              * Concurrency
-             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment.
              */
             concurrency?: number | null;
             /** @description Files whose rows are answered. */
@@ -3274,7 +3274,7 @@ export interface components {
         GenerateJobRequest: {
             /**
              * Concurrency
-             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment.
              * @default null
              */
             concurrency: number | null;
@@ -3331,22 +3331,22 @@ export interface components {
         };
         /**
          * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage; results stay the same.
+         * @description Buckets of a shard's gradients that are summed together over the members of a stage.
          */
         GradientFusionSpec: {
             /**
              * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. One larger parameter is a bucket of its own.
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
              */
             bucket_bytes?: number | null;
             /**
              * Cuts
-             * @description Mode index: cuts, counted in parameters from the shard's end. ``[2, 10]``: the last 2, the 8 before, the rest.
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
              */
             cuts?: number[] | null;
             /**
              * Gradient fusion
-             * @description auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``.
+             * @description auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
              */
@@ -3354,24 +3354,24 @@ export interface components {
         };
         /**
          * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage; results stay the same.
+         * @description Buckets of a shard's gradients that are summed together over the members of a stage.
          */
         GradientFusionSpecRequest: {
             /**
              * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. One larger parameter is a bucket of its own.
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
              * @default null
              */
             bucket_bytes: number | null;
             /**
              * Cuts
-             * @description Mode index: cuts, counted in parameters from the shard's end. ``[2, 10]``: the last 2, the 8 before, the rest.
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
              * @default null
              */
             cuts: number[] | null;
             /**
              * Gradient fusion
-             * @description auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``.
+             * @description auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
              */
@@ -3411,7 +3411,7 @@ export interface components {
             memory_bytes?: number | null;
             /**
              * Microbatches
-             * @description Number of microbatches that it computes in each batch.
+             * @description Number of microbatches that the machine computes in each batch.
              */
             microbatches?: number | null;
             /**
@@ -3428,7 +3428,7 @@ export interface components {
             of_microbatches?: number | null;
             /**
              * Stage
-             * @description Index of its stage in the pipeline, from 0.
+             * @description Index of the machine's stage in the pipeline, from 0.
              */
             stage?: number | null;
             /**
@@ -3459,7 +3459,7 @@ export interface components {
         };
         /**
          * Interruption
-         * @description A time in which a replica computed nothing because it lost a part. Requests waited; no token was lost.
+         * @description A time in which a replica could not answer, for example because a member was lost. Requests waited.
          */
         Interruption: {
             /**
@@ -3469,7 +3469,7 @@ export interface components {
             ago_s: number;
             /**
              * Machines
-             * @description Names of the machines that were lost; empty if something else went wrong.
+             * @description Names of the machines that were lost; empty if the cause was another one.
              * @default []
              */
             machines: string[];
@@ -3612,17 +3612,17 @@ export interface components {
             state: components["schemas"]["InviteState"];
             /**
              * Used At
-             * @description Time at which a machine last joined with it; null if none did.
+             * @description Time at which a machine last joined with the invite; null if none did.
              */
             used_at: string | null;
             /**
              * Used By
-             * @description Ids of the contributors that joined with it, in the order they joined.
+             * @description Ids of the contributors that joined with the invite, in the order they joined.
              */
             used_by: string[];
             /**
              * Uses
-             * @description Number of machines that may join with it.
+             * @description Number of machines that may join with the invite.
              */
             uses: number;
         };
@@ -3792,7 +3792,7 @@ export interface components {
             id: string;
             /**
              * Is Protected
-             * @description Whether each layer of a running training job is on two machines, so that losing any one machine loses no step.
+             * @description Whether each layer of a running training job is on at least two machines, as last reported.
              * @default false
              */
             is_protected: boolean;
@@ -3803,17 +3803,17 @@ export interface components {
              * @description Training loss at the last committed step.
              */
             loss: number | null;
-            /** @description Step times of this attempt beside the plan's predictions; null until some steps are done. */
+            /** @description Last measured step times, beside the predictions of the plan; null before the plan's first measurement. */
             measured?: components["schemas"]["Measured"] | null;
             /** Name */
             name: string;
             /**
              * Owner
-             * @description Id of the API key that submitted it; null for jobs of earlier versions, which belong to admins.
+             * @description Id of the API key that owns the job; if null, only admins may change it.
              */
             owner?: string | null;
             plan: components["schemas"]["Plan"] | null;
-            /** @description Proposed plan that saves more time than moving to it costs; applied once its machines joined. Null if none. */
+            /** @description Proposed plan that is not applied yet; null if there is none. */
             proposal?: components["schemas"]["ReplanProposed"] | null;
             /**
              * Reason
@@ -3832,7 +3832,7 @@ export interface components {
             state: components["schemas"]["JobState"];
             /**
              * Step
-             * @description Last committed step; 0 before the first.
+             * @description Last committed step, or the step of the checkpoint to restart from; 0 if there is neither.
              */
             step: number;
             /** Tokens Per S */
@@ -4079,9 +4079,7 @@ export interface components {
             p95_s?: number | null;
             /**
              * Predicted S
-             * @description Predicted latency of a request that runs alone.
-             *
-             *     With objective throughput, the latency of the next token is predicted for all sequences in flight.
+             * @description Latency that the plan predicts.
              */
             predicted_s?: number | null;
         };
@@ -4204,12 +4202,12 @@ export interface components {
         };
         /**
          * LoraSpec
-         * @description Low-rank adapters: beside a matrix W, ``alpha / rank * B A`` is trained, and W is not.
+         * @description Low-rank adapters (LoRA): ``alpha / rank * B A`` is added to a frozen matrix W, and only A and B are trained.
          */
         LoraSpec: {
             /**
              * Alpha
-             * @description Scale of an adapter: its product is multiplied by alpha / rank.
+             * @description Scale of an adapter: the product B A is multiplied by alpha / rank.
              * @default 16
              */
             alpha: number;
@@ -4239,12 +4237,12 @@ export interface components {
         };
         /**
          * LoraSpec
-         * @description Low-rank adapters: beside a matrix W, ``alpha / rank * B A`` is trained, and W is not.
+         * @description Low-rank adapters (LoRA): ``alpha / rank * B A`` is added to a frozen matrix W, and only A and B are trained.
          */
         LoraSpecRequest: {
             /**
              * Alpha
-             * @description Scale of an adapter: its product is multiplied by alpha / rank.
+             * @description Scale of an adapter: the product B A is multiplied by alpha / rank.
              * @default 16
              */
             alpha: number;
@@ -4313,22 +4311,22 @@ export interface components {
         MachineSummaryRecord: {
             /**
              * Device
-             * @description Names of its devices, separated by commas; null until it was measured.
+             * @description Names of the machine's devices, separated by commas; null until the machine was measured.
              */
             device: string | null;
             /**
              * Flops Per S
-             * @description Measured speed of all its devices together, in float32 FLOP/s; 0 until it was measured.
+             * @description Measured speed of all devices together, in float32 FLOP/s; 0 until the machine was measured.
              */
             flops_per_s: number;
             /** Head Bytes Per S */
             head_bytes_per_s: number | null;
             /**
              * Head Latency S
-             * @description One-way latency between it and the server; null until it was measured.
+             * @description One-way latency between the machine and the server; null until it was measured.
              */
             head_latency_s: number | null;
-            /** @description Its work; null if the machine is free. */
+            /** @description Job or deployment that the machine is leased to; null if the machine is free. */
             held: components["schemas"]["HeldRecord"] | null;
             /** Host */
             host: string;
@@ -4341,7 +4339,7 @@ export interface components {
             joined_at: string;
             /**
              * Kind
-             * @description cuda if any of its devices is a CUDA GPU; null until it was measured.
+             * @description cuda if any device of the machine is a CUDA GPU; null until the machine was measured.
              */
             kind: ("cpu" | "cuda") | null;
             /**
@@ -4353,14 +4351,14 @@ export interface components {
             left_at: string | null;
             /**
              * Lent Bytes
-             * @description Memory that it lends: as measured, before that as its owner specified.
+             * @description Memory of the measured devices; before a measurement, the memory that the owner lends.
              */
             lent_bytes: number;
             /** Name */
             name: string;
             /**
              * Owner
-             * @description Label of the invite that it joined with; null if the invite has none.
+             * @description Label of the invite with which the machine's host joined; null if the invite has none.
              */
             owner: string | null;
             /** Reason */
@@ -4744,7 +4742,7 @@ export interface components {
         ParallelismSpec: {
             /**
              * Backups
-             * @description Keep a second copy, on another machine, of state that only one machine holds, so any one machine may be lost.
+             * @description Copy state that only one machine holds to another machine, so that any one machine may be lost.
              * @default true
              */
             backups: boolean;
@@ -4757,12 +4755,12 @@ export interface components {
             channel: "auto" | "direct" | "ray";
             /**
              * Members Per Stage
-             * @description Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1).
+             * @description Number of machines per stage, which share its microbatches; default: the strategy chooses.
              */
             members_per_stage?: number | null;
             /**
              * Stages
-             * @description Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines).
+             * @description Number of pipeline stages, one shard each; default: the strategy chooses.
              */
             stages?: number | null;
             /**
@@ -4779,7 +4777,7 @@ export interface components {
         ParallelismSpecRequest: {
             /**
              * Backups
-             * @description Keep a second copy, on another machine, of state that only one machine holds, so any one machine may be lost.
+             * @description Copy state that only one machine holds to another machine, so that any one machine may be lost.
              * @default true
              */
             backups: boolean;
@@ -4792,13 +4790,13 @@ export interface components {
             channel: "auto" | "direct" | "ray";
             /**
              * Members Per Stage
-             * @description Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1).
+             * @description Number of machines per stage, which share its microbatches; default: the strategy chooses.
              * @default null
              */
             members_per_stage: number | null;
             /**
              * Stages
-             * @description Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines).
+             * @description Number of pipeline stages, one shard each; default: the strategy chooses.
              * @default null
              */
             stages: number | null;
@@ -5119,7 +5117,7 @@ export interface components {
         };
         /**
          * QueueStatus
-         * @description Sequences of the scheduler, and its use of KV capacity.
+         * @description Sequences of a replica's scheduler, and their use of KV capacity.
          */
         QueueStatus: {
             /**
@@ -5134,25 +5132,25 @@ export interface components {
             emitted_tokens: number;
             /**
              * Kv Tokens
-             * @description KV capacity: number of tokens whose caches fit.
+             * @description KV capacity of all slots together, in tokens; 0 for an encoder.
              * @default 0
              */
             kv_tokens: number;
             /**
              * Kv Tokens Cached
-             * @description Part of the KV capacity in slots of ended sequences, kept for later sequences with the same first tokens.
+             * @description KV capacity in slots of ended sequences, in tokens; kept for later sequences with the same first tokens.
              * @default 0
              */
             kv_tokens_cached: number;
             /**
              * Kv Tokens Used
-             * @description Part of the KV capacity reserved for sequences that run.
+             * @description KV capacity reserved for running sequences, in tokens.
              * @default 0
              */
             kv_tokens_used: number;
             /**
              * Preempted
-             * @description Number of times that a sequence gave up its full KV slot because no larger slot fitted.
+             * @description Number of times that a sequence gave up its full KV slot, because there was no KV capacity for a larger one.
              * @default 0
              */
             preempted: number;
@@ -5227,7 +5225,7 @@ export interface components {
             /**
              * Waiting Since
              * Format: date-time
-             * @description Time at which it was submitted, resumed, or put back after an attempt.
+             * @description Time at which the job was submitted, resumed, or put back after an attempt.
              */
             waiting_since: string;
         };
@@ -5261,9 +5259,7 @@ export interface components {
         };
         /**
          * ReplanProposed
-         * @description Proposal of a plan that saves more time than moving to it costs, or that restores the requested machines.
-         *
-         *     It is applied once its machines have joined.
+         * @description Proposal of another plan, which is applied once the machines of the new plan have joined.
          */
         ReplanProposed: {
             /**
@@ -5273,12 +5269,12 @@ export interface components {
             current_step_s: number;
             /**
              * Gain S
-             * @description Seconds saved over the remaining steps.
+             * @description Seconds saved over the remaining steps; ``move_cost_s`` is not subtracted.
              */
             gain_s: number;
             /**
              * Move Cost S
-             * @description Seconds to move the state to its new machines and to connect the members anew.
+             * @description Seconds to move the state to other machines, and to connect the members again.
              */
             move_cost_s: number;
             /** @description The proposed plan. */
@@ -5380,7 +5376,7 @@ export interface components {
             min: number;
             /**
              * Target Ongoing Requests
-             * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``, so that none waits.
+             * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``.
              */
             target_ongoing_requests?: number | null;
             /**
@@ -5426,7 +5422,7 @@ export interface components {
             min: number;
             /**
              * Target Ongoing Requests
-             * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``, so that none waits.
+             * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``.
              * @default null
              */
             target_ongoing_requests: number | null;
@@ -5548,7 +5544,7 @@ export interface components {
             };
             /**
              * Warmup Steps
-             * @description Steps over which the learning rate rises from 0; schedule constant ignores them.
+             * @description Steps over which the learning rate rises to its peak; schedule constant ignores them.
              * @default 0
              */
             warmup_steps: number;
@@ -5574,7 +5570,7 @@ export interface components {
             };
             /**
              * Warmup Steps
-             * @description Steps over which the learning rate rises from 0; schedule constant ignores them.
+             * @description Steps over which the learning rate rises to its peak; schedule constant ignores them.
              * @default 0
              */
             warmup_steps: number;
@@ -5592,7 +5588,7 @@ export interface components {
         ServeJob: {
             /**
              * Precision
-             * @description Type of loaded weights and of computation; int8 applies to weights alone, the rest is float32 then.
+             * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
              * @default float32
              * @enum {string}
              */
@@ -5629,7 +5625,7 @@ export interface components {
             name: string;
             /**
              * New Tokens
-             * @description Tokens of a typical answer, for which machines are chosen; also the initial KV capacity of each answer.
+             * @description Tokens of a typical answer, for which machines are chosen and KV capacity is reserved.
              * @default 128
              */
             new_tokens: number;
@@ -5659,7 +5655,7 @@ export interface components {
              */
             prompt_tokens: number;
             /**
-             * @description Copies of the whole pipeline, which share the requests: a number, or a range that follows the load.
+             * @description Number of copies of the whole pipeline, which share the requests: fixed, or a range for autoscaling.
              * @default {
              *       "cold_start_timeout_s": 120,
              *       "downscale_delay_s": 60,
@@ -5867,13 +5863,13 @@ export interface components {
         ServingStatus: {
             /**
              * Epoch
-             * @description Epoch of the present stages; each time that stages are formed, a new epoch starts.
+             * @description Epoch of the present stages; each forming of stages starts a new epoch.
              * @default 0
              */
             epoch: number;
             /**
              * Error
-             * @description Code and facts of the error, if it failed.
+             * @description Code and facts of the error, if the replica failed.
              */
             error?: {
                 [key: string]: unknown;
@@ -5894,7 +5890,7 @@ export interface components {
             interruptions: components["schemas"]["Interruption"][];
             /**
              * Is Reading Model
-             * @description Whether it still reads its model, so that the machines it needs are unknown.
+             * @description Whether the replica still reads its model, so that the machines it needs are unknown.
              * @default false
              */
             is_reading_model: boolean;
@@ -5907,10 +5903,10 @@ export interface components {
             next_token: components["schemas"]["LatencyStatus"];
             /**
              * Predicted Tokens Per S
-             * @description Predicted token rate with all sequences in flight; None for an encoder, or while nothing is placed.
+             * @description Predicted token rate with all sequences in flight; None for an encoder, or without a plan.
              */
             predicted_tokens_per_s?: number | null;
-            /** @description The plan and its predicted performance; None while nothing is placed. */
+            /** @description The plan and its predicted performance; None without a plan. */
             prediction?: components["schemas"]["ServingPrediction"] | null;
             /**
              * @default {
@@ -5934,7 +5930,7 @@ export interface components {
             reason: string;
             /**
              * Recoveries
-             * @description Number of times that members or their results were lost, so that the stages had to be formed again.
+             * @description Number of times that the stages became unusable, for example because a member was lost.
              * @default 0
              */
             recoveries: number;
@@ -6101,17 +6097,17 @@ export interface components {
         };
         /**
          * StageStatus
-         * @description One stage of a replica, and the state of the member and the machine that hold it.
+         * @description One stage of a replica, and the member that holds the stage.
          */
         StageStatus: {
             /**
              * Busy Fraction
-             * @description Fraction of the last seconds in which its member computed, 0 to 1; None before it was measured.
+             * @description Fraction of the last seconds in which the member computed, 0 to 1; None before it was measured.
              */
             busy_fraction?: number | null;
             /**
              * Cache Bytes
-             * @description Memory of the KV slots of this stage; on a GPU it is not part of ``resident_bytes``.
+             * @description Memory of the KV slots of this stage; on a GPU, ``resident_bytes`` does not include this memory.
              * @default 0
              */
             cache_bytes: number;
@@ -6124,22 +6120,22 @@ export interface components {
             is_alive: boolean;
             /**
              * Name
-             * @description Name of its machine.
+             * @description Name of the member's machine.
              */
             name: string;
             /**
              * Predicted Busy Fraction
-             * @description Predicted fraction of the time in which its member computes, with all sequences in flight; None if unknown.
+             * @description Predicted fraction of the time in which the member computes, with all sequences in flight; None if unknown.
              */
             predicted_busy_fraction?: number | null;
             /**
              * Process Id
-             * @description Process id of its member on that machine.
+             * @description Process id of the member.
              */
             process_id?: number | null;
             /**
              * Resident Bytes
-             * @description Resident memory (RSS) of that process.
+             * @description Resident memory (RSS) of the member's process.
              * @default 0
              */
             resident_bytes: number;
@@ -6163,7 +6159,7 @@ export interface components {
             measured_busy_s: number;
             /**
              * Predicted Busy S
-             * @description Seconds that its busiest member computes in a step; None if the plan has no prediction.
+             * @description Seconds that the busiest member of the stage computes in a step; None if the plan has no prediction.
              */
             predicted_busy_s: number | null;
         };
@@ -6419,7 +6415,7 @@ export interface components {
             path?: string | null;
             /**
              * Vocab Size
-             * @description Vocabulary size of a tokenizer trained on the data; default: the model configuration's.
+             * @description Vocabulary size of a tokenizer trained on the data; default: that of the model, if it is known.
              */
             vocab_size?: number | null;
         };
@@ -6436,7 +6432,7 @@ export interface components {
             path: string | null;
             /**
              * Vocab Size
-             * @description Vocabulary size of a tokenizer trained on the data; default: the model configuration's.
+             * @description Vocabulary size of a tokenizer trained on the data; default: that of the model, if it is known.
              * @default null
              */
             vocab_size: number | null;
@@ -6653,7 +6649,7 @@ export interface components {
             checkpoint_every?: number | null;
             /**
              * Checkpoints Kept
-             * @description Number of newest checkpoints to keep; with 1 there is no older one to resume from if it is damaged.
+             * @description Number of newest checkpoints to keep.
              * @default 3
              */
             checkpoints_kept: number;
@@ -6688,7 +6684,7 @@ export interface components {
             max_gradient_norm: number | null;
             /**
              * Microbatches
-             * @description Number of microbatches per batch, each sent through the pipeline on its own; default: the planner chooses.
+             * @description Number of microbatches per batch; default: the planner chooses.
              */
             microbatches?: number | null;
             /**
@@ -6729,7 +6725,7 @@ export interface components {
             schedule: components["schemas"]["ScheduleSpec"];
             /**
              * Seed
-             * @description Seed that alone determines initial weights, order of samples and dropout.
+             * @description Seed of the initial weights, the order of samples, and dropout.
              * @default 0
              */
             seed: number;
@@ -6776,7 +6772,7 @@ export interface components {
             checkpoint_every: number | null;
             /**
              * Checkpoints Kept
-             * @description Number of newest checkpoints to keep; with 1 there is no older one to resume from if it is damaged.
+             * @description Number of newest checkpoints to keep.
              * @default 3
              */
             checkpoints_kept: number;
@@ -6815,7 +6811,7 @@ export interface components {
             max_gradient_norm: number | null;
             /**
              * Microbatches
-             * @description Number of microbatches per batch, each sent through the pipeline on its own; default: the planner chooses.
+             * @description Number of microbatches per batch; default: the planner chooses.
              * @default null
              */
             microbatches: number | null;
@@ -6858,7 +6854,7 @@ export interface components {
             schedule: components["schemas"]["ScheduleSpecRequest"];
             /**
              * Seed
-             * @description Seed that alone determines initial weights, order of samples and dropout.
+             * @description Seed of the initial weights, the order of samples, and dropout.
              * @default 0
              */
             seed: number;
@@ -7066,7 +7062,7 @@ export interface components {
             job_id: string | null;
             /**
              * Microbatches
-             * @description Number of microbatches that it computed in each batch.
+             * @description Number of microbatches that the machine computed in each batch.
              */
             microbatches: number | null;
             /**
@@ -7091,12 +7087,12 @@ export interface components {
             seconds: number;
             /**
              * Start
-             * @description First layer of its part; null while there was no plan yet.
+             * @description First layer of the machine's part; null while there was no plan.
              */
             start: number | null;
             /**
              * Steps
-             * @description Number of steps committed in the period.
+             * @description Number of steps committed in the period; 0 for deployments.
              */
             steps: number;
             /**
@@ -7106,7 +7102,7 @@ export interface components {
             stop: number | null;
             /**
              * Tokens
-             * @description Tokens of those steps in its own microbatches; samples if the model reads no text. Always 0 for deployments.
+             * @description The machine's share of the tokens of ``steps``; samples if the model reads no text. 0 for deployments.
              */
             tokens: number;
         };
@@ -7117,12 +7113,12 @@ export interface components {
         WorkRecord: {
             /**
              * Is Complete
-             * @description Whether ``periods`` has all periods of the machine; the sums below cover only the listed ones.
+             * @description Whether ``periods`` contains all recorded periods. The following sums cover only ``periods``.
              */
             is_complete: boolean;
             /**
              * Microbatches
-             * @description Number of microbatches that it computed, forward and backward, in committed steps.
+             * @description Number of microbatches that the machine computed in committed steps.
              */
             microbatches: number;
             /**
@@ -7132,7 +7128,7 @@ export interface components {
             periods: components["schemas"]["WorkPeriodRecord"][];
             /**
              * Seconds
-             * @description Time in which it held a part of a model.
+             * @description Time in which the machine held a part of a model.
              */
             seconds: number;
             /** Steps */
