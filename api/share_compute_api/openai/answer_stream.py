@@ -1,4 +1,4 @@
-"""Streams an answer as server-sent events until the answer ends or the client disconnects."""
+"""Streams an answer as server-sent events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DONE = sse.event("[DONE]")
 _QUIET_S = 10.0
 """Seconds without an event after which a comment line is sent, because proxies close idle connections."""
 _UNREAD_S = 60.0
-"""Seconds after which a client that reads nothing is treated as disconnected."""
+"""Seconds that a client may take to accept one part of the answer; after that, its request is cancelled."""
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +55,7 @@ async def answer_events(
 
 
 class AnswerStream(Response):
-    """Sends events as they arrive. Calls ``close`` at the end in every case.
+    """Response that sends events as they arrive, and calls ``close`` at the end.
 
     Args:
         events: yields encoded events, one or several at a time.
@@ -75,7 +75,7 @@ class AnswerStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events; stop early when the client disconnects or the server shuts down."""
+        """Send all events; stop early if the client disconnects or reads nothing, or if the server shuts down."""
         del scope
         work = asyncio.ensure_future(self._send_all(send))
         watch = asyncio.ensure_future(departure(receive, self._notifier))

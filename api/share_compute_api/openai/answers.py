@@ -162,7 +162,7 @@ class Model(_Answer):
     """Maximum number of tokens of a prompt and its answer together."""
     kind: Literal["generate", "embed"]
     has_chat_template: bool
-    """Whether `/v1/chat/completions` works; without a template the model only continues texts."""
+    """Whether the model can be used with `/v1/chat/completions`."""
 
     @classmethod
     def of(cls, facts: ModelFacts) -> Model:
@@ -225,7 +225,7 @@ class _Shape:
         self._includes_tokens = includes_tokens
         self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
-        # The API promises that every chunk has the field `usage` if the stream reports usage.
+        # In the OpenAI API, every chunk has the field `usage` if the stream reports usage.
         self._usage: dict[str, Any] = {"usage": None} if includes_usage else {}
 
     def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:

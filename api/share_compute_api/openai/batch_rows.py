@@ -45,7 +45,7 @@ async def ask(
     Raises:
         Busy: too many requests are queued.
         UserError: the row's request cannot be fulfilled.
-        Unavailable: no replica answers.
+        ShareComputeError: another failure, for example `Unavailable` if no replica answers.
     """
     if isinstance(spec, GenerateJob):
         return await _generated(spec, row, cast("TextEngine", engine), tokenizer, owner)
@@ -85,7 +85,7 @@ async def _completion(
 
 
 def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
-    """Return the request for one row, in the form that a client of the OpenAI API would send.
+    """Return the OpenAI API request for one row.
 
     Raises:
         UserError: the row is not a valid request.
@@ -106,7 +106,7 @@ def sampling_options(sampling: BatchSamplingSpec) -> dict[str, Any]:
 
 
 def row_seed(seed: int, number: int) -> int:
-    """Return a row's seed, derived from the batch's seed and the row's number, so that retries reuse it."""
+    """Return a row's seed, derived from the batch's seed and the row's number, so that a retry uses the same seed."""
     return int.from_bytes(hashlib.sha256(f"{seed} row {number}".encode()).digest()[:8], "little") >> 1
 
 

@@ -29,8 +29,8 @@ class Completion:
     Call `begin` once, then `pieces` or `collected`. After `begin`, call `close` in every case.
 
     Args:
-        request: the client's request; its JSON schema must have been checked.
-        prompts: its prompts as token ids.
+        request: the client's request; a JSON schema in it must have been checked.
+        prompts: the request's prompts as token ids.
         facts: facts about the model.
         vocabulary: the model's vocabulary.
         owner: id of the API key or of the batch that the request belongs to.
@@ -85,12 +85,12 @@ class Completion:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far in all sequences."""
         return sum(writer.num_tokens for writer in self._writers)
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens whose computation was skipped because of prefix caching, summed over the prompts."""
+        """Number of prompt tokens from the prefix cache, summed over the first sequence of each prompt."""
         return sum(writer.cached_tokens for writer in self._writers[:: self._choices])
 
     async def begin(self, engine: TextEngine) -> None:
@@ -139,7 +139,7 @@ class Completion:
         """Append the piece of an event to ``batch``, unless the piece is empty or the sequence's text has ended."""
         place = self._open.get(event.sequence)
         if place is None:
-            return  # a token that arrived after a stop string
+            return  # the text had ended, for example at a stop string
         assert not isinstance(event, Embedded), "a text that became a vector has no tokens"
         if isinstance(event, Finished) and event.reason == "cancelled":
             # The client did not cancel the sequence, so the client gets an error.
@@ -156,8 +156,7 @@ class Completion:
         """Return the whole answer of each sequence when all have ended.
 
         Raises:
-            ShareComputeError: a sequence cannot continue; ``details["partial"]`` has the text generated before the
-                failure.
+            ShareComputeError: a sequence cannot continue; ``details["partial"]`` has the text generated so far, if any.
         """
         answers = [FullAnswer() for _ in self._writers]
         try:

@@ -19,7 +19,7 @@ _NO_ANSWER = SamplingOptions(seed=0, max_tokens=0)
 
 
 async def embedded(generate: Generate, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-    """Return one vector for each prompt; if the call fails or is cancelled, cancel all its sequences.
+    """Return one vector for each prompt; if the call fails or is cancelled, cancel its sequences.
 
     Args:
         generate: the engine's function that starts sequences.

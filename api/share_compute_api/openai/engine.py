@@ -1,4 +1,4 @@
-"""The interface of engines, each of which answers requests to one served model, and the registry of all engines."""
+"""Interfaces of engines, which answer the requests to one served model each, and a registry of engines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelFacts:
     window_tokens: int
     """Largest number of tokens of a prompt and its answer together."""
     folder: Path
-    """Folder with the tokenizer and the model's configuration; the configuration names the end-of-text tokens."""
+    """Folder with the tokenizer and the model's configuration."""
     has_chat_template: bool = True
     """Whether the model's tokenizer has a chat template."""
 
@@ -96,13 +96,14 @@ class VectorEngine(ServingEngine, Protocol):
             prompts: token ids, at least one each.
 
         Raises:
+            TooLong: a prompt is too long for the model.
             Busy: too many prompts are queued.
             Unavailable: no replica answers.
         """
 
 
 class Engines:
-    """Registry of the engines of all served models, by name; also loads their tokenizers.
+    """Registry of the engines of served models and of their tokenizers, by model name.
 
     Args:
         processes: isolated processes that run tokenizers.
@@ -119,7 +120,7 @@ class Engines:
         self._engines[engine.facts.name] = engine
 
     def remove(self, name: str) -> None:
-        """Stop serving a model to new requests; requests in progress continue."""
+        """Remove the engine and the tokenizer of a model, if there is one; requests in progress keep them."""
         self._engines.pop(name, None)
         self._tokenizers.pop(name, None)
 
@@ -132,7 +133,7 @@ class Engines:
         return self._engines.get(name)
 
     async def tokenizer(self, engine: ServingEngine) -> TokenizerClient:
-        """Return the tokenizer of a model. It is loaded once and then reused.
+        """Return the tokenizer of a model; load it if no earlier call has.
 
         Raises:
             UserError: the tokenizer cannot be loaded.

@@ -92,16 +92,16 @@ Content = Annotated[str, BeforeValidator(_text_of_parts, json_schema_input_type=
 
 
 class StreamOptions(StrictModel):
-    """Additional content of a stream beside text."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    """End with a chunk that has the number of tokens of the request."""
+    """Send the token counts of the request in the last chunk."""
     include_obfuscation: bool | None = None
     """Accepted, but has no effect."""
 
 
 def _depth(value: Any) -> int:
-    """Return the nesting depth of lists and objects; a depth above the limit is returned as the limit plus one."""
+    """Return the number of nested levels of a JSON value, at most `MOST_SCHEMA_DEPTH` + 1; a scalar is one level."""
     level, depth = [value], 0
     while level and depth <= MOST_SCHEMA_DEPTH:
         level = [
@@ -143,7 +143,7 @@ class JsonSchema(StrictModel):
     description: str | None = None
     schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(alias="schema")
     strict: bool | None = None
-    """Has no effect: the answer always follows the schema."""
+    """Accepted, but has no effect."""
 
 
 class ResponseFormat(StrictModel):

@@ -110,7 +110,7 @@ class Meter:
         self._model = model
 
     def came(self, prompt_tokens: int) -> None:
-        """Add the prompt tokens of a new request, summed over its sequences."""
+        """Count the prompt tokens of a new request; ``prompt_tokens`` is their sum over the request's sequences."""
         self._prompt_tokens.inc(prompt_tokens)
 
     def first_token(self, after_s: float, cached_tokens: int) -> None:
@@ -135,6 +135,6 @@ class Meter:
                 self.ended("error", after_s)
 
     def ended(self, reason: str, after_s: float) -> None:
-        """Count a sequence that ended, with one of vLLM's reasons: stop, length, abort, error."""
+        """Count a sequence that ended ``after_s`` seconds after its request; reason: stop, length, abort or error."""
         self._ended.labels(self._model, reason).inc()
         self._whole.observe(after_s)

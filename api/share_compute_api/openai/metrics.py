@@ -1,4 +1,4 @@
-"""Prometheus metrics: the latencies and counts that clients see, and the status of each replica of a deployment."""
+"""Prometheus metrics of served models: those of `metering`, and gauges for each deployment and replica."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Snapshot:
 
 
 class PrometheusMetrics:
-    """All metrics of one control plane."""
+    """The Prometheus metrics of one control plane."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

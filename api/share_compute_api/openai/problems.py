@@ -29,7 +29,7 @@ _CODES: dict[type[ShareComputeError], str] = {
     NotAuthorized: "invalid_api_key",
     TooLong: "context_length_exceeded",
 }
-"""Error type -> ``code`` of the OpenAI API, where it differs from the type's own code."""
+"""Error type -> ``code`` in the OpenAI API, if it is not the error type's own code."""
 _VALIDATION = {
     "missing": "missing_required_parameter",
     UNSUPPORTED: "unsupported_parameter",
@@ -39,7 +39,7 @@ _VALIDATION = {
 
 
 class ErrorFacts(BaseModel):
-    """Description of an error, with a hint."""
+    """Description of an error."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -54,7 +54,7 @@ class ErrorFacts(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """An error of the OpenAI API."""
+    """Body of an error response of the OpenAI API."""
 
     error: ErrorFacts
 
@@ -108,7 +108,7 @@ def _ours(failure: ShareComputeError) -> OpenAiProblem:
         headers["Retry-After"] = str(failure.retry_after_s)
     elif "retry_after_s" in failure.details:
         headers["Retry-After"] = str(failure.details["retry_after_s"])
-    # The OpenAI API does not use status 422.
+    # The OpenAI API answers invalid requests with status 400, not 422.
     status = HTTPStatus.BAD_REQUEST if failure.status == UserError.status else failure.status
     code = failure.details.get("code") or _CODES.get(type(failure)) or failure.code.replace("-", "_")
     return OpenAiProblem(

@@ -1,10 +1,10 @@
 """The engine of one deployment: accepts requests, and submits their sequences to replicas.
 
-`routing` chooses the replica with the shortest expected delay. `recovery` tracks all live sequences. A sequence
-continues on another replica when its replica is lost, gives it up, or is not ready for some time.
+`routing` sorts the replicas by expected delay. `recovery` tracks the live sequences. A sequence continues on another
+replica when its replica is lost, gives it up, or is not ready for some time.
 
-While no replica answers, because the deployment is scaled to zero or its replicas are starting, sequences wait here.
-Their number and their waiting time are limited.
+While no replica is ready, for example because the deployment is scaled to zero, sequences wait in the engine. The
+number of waiting sequences and their waiting time are limited.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from share_compute_api.openai.replica import Replica
 from share_compute_api.openai.routing import Router
 
 _PATIENCE_S = 120.0
-"""Default of `RayEngine.patience_s`."""
+"""Default of `RayEngine.patience_s`, in seconds."""
 _MOST_WAITING = 512
-"""Largest number of sequences that may wait for a replica; a request may exceed it if no other sequence waits."""
+"""Largest number of sequences that may wait while no replica is ready; a request may exceed it if none waits yet."""
 _log = logging.getLogger(__name__)
 
 
@@ -129,7 +129,7 @@ class RayEngine:
     def see(self, replica: Replica, tokens_per_s: float | None, *, is_ready: bool) -> None:
         """Record the status of a replica, and submit waiting sequences.
 
-        If the replica has been unready for at least `routing._MOVES_AFTER_S`, its sequences move to other replicas.
+        If the replica is overdue (`Router.is_overdue`), its sequences move to other replicas.
 
         Args:
             replica: the replica.
@@ -140,7 +140,7 @@ class RayEngine:
             return
         time_s = now_s()
         if self._router.see(replica, tokens_per_s, is_ready=is_ready, now_s=time_s):
-            # Count the idle time from now, so that the time in which the replica started does not count as idle.
+            # The time in which the replica started does not count as idle.
             self._recovery.idle_since_s = time_s
         if self._router.is_overdue(replica, time_s):
             moved = [live for live in self._recovery.of(replica) if not live.is_placing]
@@ -198,7 +198,7 @@ class RayEngine:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _place_freed(self) -> None:
-        """Start to submit the sequences without a replica to replicas, and limit their waiting time."""
+        """Start a task that submits waiting sequences to replicas, and limit their waiting time."""
         self._watch_waiting()
         self._spawn_placing()
 
@@ -216,7 +216,7 @@ class RayEngine:
         for live in self._recovery.waiting:
             if time_s - live.waiting_since_s < self.patience_s:
                 continue
-            if self._router.takers:  # replicas are ready but full, so the sequence may wait longer
+            if self._router.takers:  # replicas are ready, so the sequence may wait longer
                 live.waiting_since_s = time_s
                 continue
             self._recovery.fail(live, self._not_ready(live))
@@ -249,7 +249,7 @@ class RayEngine:
         ``is_placing`` must be set for each sequence.
 
         Raises:
-            ShareComputeError: every replica that was asked rejected the sequences.
+            ShareComputeError: replicas rejected the sequences, and none accepted them.
         """
         try:
             refusal = await self._offer(sequences)
@@ -269,7 +269,7 @@ class RayEngine:
             self._spawn_placing()
 
     async def _offer(self, sequences: Sequence[Resumable]) -> ShareComputeError | None:
-        """Submit sequences to the first replica that accepts them; if all reject them, return one of the errors."""
+        """Submit sequences to the first replica that accepts them; if replicas only reject them, return an error."""
         refusal: ShareComputeError | None = None
         for replica in self._router.in_turn(len(sequences), self.ongoing):
             sequences = [live for live in sequences if self._recovery.has(live)]

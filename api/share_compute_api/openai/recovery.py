@@ -1,9 +1,8 @@
-"""Moves sequences to another replica when theirs is lost, and delivers every token to the client exactly once.
+"""Tracks the live sequences of a deployment, so that another replica can continue them when their replica is lost.
 
-`SequenceRecovery` has the only table of a deployment's live sequences. For each sequence, the table has the request,
-the emitted tokens, the replica, and the stream of the reader. A token is accepted only if it comes from
-the replica that the table names, and has the next index. A sequence whose replica is lost waits without a replica. It
-is then submitted to another replica together with its emitted tokens.
+`SequenceRecovery` has the table of these sequences, each with its replica and its emitted tokens. It accepts a token
+only from the sequence's replica and with the next index, so that clients get each token once. A sequence whose replica
+is lost waits until the engine submits it to another replica, together with its emitted tokens.
 """
 
 from __future__ import annotations
@@ -94,28 +93,27 @@ class RequestStream:
 
 @dataclass(slots=True)
 class Resumable:
-    """A sequence that has not ended, with everything that another replica needs to continue it."""
+    """A live sequence, with the data that another replica needs to continue it."""
 
     generation: Generation
     stream: RequestStream
     came_s: float
     emitted: list[int] = field(default_factory=list)
     last_token_s: float = 0.0
-    """Time at which the sequence's last token arrived, in seconds."""
+    """Time at which the sequence's last token arrived, in seconds of the event loop's clock."""
     replica: Replica | None = None
     """Replica that runs the sequence or is asked to accept it; None while the sequence waits for a replica."""
     is_placing: bool = True
-    """Whether a replica is being asked to accept the sequence. Until that replica answers, no other replica is asked,
-    and the sequence is not cancelled there."""
+    """Whether a task is submitting the sequence; meanwhile no other task submits it or cancels it at a replica."""
     waiting_since_s: float = 0.0
-    """Time at which the sequence began to wait for a replica, in seconds of the event loop's clock.
+    """Start of the wait for a replica, in seconds of the event loop's clock.
 
-    If the wait times out while all ready replicas are full, this time is set to now, and the sequence keeps waiting.
+    A wait that times out while replicas are ready starts again.
     """
 
     @property
     def waits(self) -> bool:
-        """Whether the sequence waits and no replica is being asked to accept it."""
+        """Whether the sequence has no replica and no task is submitting it."""
         return self.replica is None and not self.is_placing
 
     def rest(self) -> Generation:
@@ -124,13 +122,13 @@ class Resumable:
 
 
 class SequenceRecovery:
-    """The table of a deployment's live sequences; all methods must be called in the event loop's thread.
+    """Table of a deployment's live sequences; all methods must be called in the event loop's thread.
 
     Args:
         name: name of the deployment.
         router: the replicas.
         meter: records token latencies and ends of sequences.
-        freed: called after sequences have lost their replica and wait for another replica.
+        freed: called after sequences were taken from their replica and wait for another replica.
     """
 
     def __init__(self, name: str, router: Router, meter: Meter, freed: Callable[[], None]) -> None:
@@ -140,12 +138,12 @@ class SequenceRecovery:
         self._freed = freed
         self._live: dict[int, Resumable] = {}
         self.idle_since_s = now_s()
-        """Start of the idle time if the table is empty: when the last sequence ended or a replica became ready."""
+        """Time from which an empty table counts as idle, in seconds of the event loop's clock."""
 
     # -- the table ---------------------------------------------------------------------------------------------------
 
     def add(self, generations: Sequence[Generation], stream: RequestStream) -> list[Resumable]:
-        """Add the sequences of one request to the table; the caller then submits them to a replica."""
+        """Add the sequences of one request to the table; the caller must submit them to a replica."""
         time_s = now_s()
         added = [Resumable(generation, stream, time_s, waiting_since_s=time_s) for generation in generations]
         self._live.update((live.generation.sequence, live) for live in added)
@@ -174,7 +172,7 @@ class SequenceRecovery:
         counts = dict.fromkeys(self._router, 0)
         waiting = 0
         for live in self._live.values():
-            if live.replica is None:  # also while a first replica is being chosen
+            if live.replica is None:
                 waiting += 1
             else:
                 counts[live.replica] = counts.get(live.replica, 0) + 1
@@ -188,7 +186,7 @@ class SequenceRecovery:
         return live
 
     def cancelled(self, sequence: int, *, is_complete: bool) -> Resumable | None:
-        """Remove a sequence that its reader ended, count it, and return it; None if it had ended before."""
+        """Remove a sequence that its reader ended, and return it; return None if it had ended before."""
         live = self.forget(sequence)
         if live is not None:
             self._meter.ended("stop" if is_complete else "abort", now_s() - live.came_s)
@@ -210,7 +208,7 @@ class SequenceRecovery:
     # -- events of replicas ------------------------------------------------------------------------------------------
 
     async def listen(self, replica: Replica) -> None:
-        """Process a replica's events until the replica is lost; its sequences stay assigned to it until `free` runs."""
+        """Process a replica's events until the replica is lost; the caller must then `free` the replica's sequences."""
         received = 0
         while True:
             try:
@@ -226,7 +224,7 @@ class SequenceRecovery:
                 self._take(replica, events)
 
     def _take(self, replica: Replica, events: Sequence[SequenceEvent]) -> None:
-        """Pass each event to its reader. Ignore late and repeated events, and those of sequences that have moved."""
+        """Pass events to their readers, and free sequences that the replica gave up; skip outdated events."""
         given_up: list[Resumable] = []
         time_s = now_s()
         for event in events:
@@ -248,7 +246,7 @@ class SequenceRecovery:
         self.free(given_up)
 
     def _may_continue(self, replica: Replica, event: SequenceEvent) -> bool:
-        """Return whether the event says that ``replica`` gave the sequence up, and another replica may continue it."""
+        """Return whether the replica gave the sequence up and another replica gets new requests."""
         is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
         return is_given_up and any(taker is not replica for taker in self._router.takers)
 
@@ -260,7 +258,7 @@ class SequenceRecovery:
         live.last_token_s = time_s
 
     def free(self, sequences: Sequence[Resumable]) -> None:
-        """Unassign sequences from their replica, so that they wait for another one."""
+        """Unassign sequences from their replica, so that they wait for another replica."""
         time_s = now_s()
         for live in sequences:
             live.replica, live.waiting_since_s = None, time_s

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from share_compute_actors.inference.assignment import ServingAssignment
 
 _STOP_S = 10.0
-"""Seconds for a replica's server to end its members; after that, the server is killed together with them."""
+"""Seconds that a replica's server has to end its members before it is killed."""
 _generations: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
 _topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 
@@ -30,8 +30,8 @@ _topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 class Replica(Protocol):
     """One replica of a deployment.
 
-    Every method except `close` raises ContributorLost if the replica's process died, and Unavailable if the process
-    failed or does not answer.
+    Every asynchronous method except `close` raises ContributorLost if the replica's process died, and Unavailable if
+    the process failed or does not answer.
     """
 
     async def submit(self, generations: Sequence[Generation]) -> None:
@@ -63,7 +63,7 @@ class Replica(Protocol):
         """End the replica and all processes that it started."""
 
     def abandon(self) -> None:
-        """End the replica's server only; the members stay for the next server of the replica."""
+        """End only the replica's server, so that a new server can take over the members."""
 
 
 LaunchReplica: TypeAlias = Callable[["ServingAssignment"], Awaitable[Replica]]
@@ -119,7 +119,7 @@ class RayReplica:
         await self._ask("offer", _topology.dump_json(topology).decode())
 
     async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
-        """Call a method that may wait ``more_s`` seconds before it answers; the time limit includes this wait."""
+        """Call a method of the server; ``more_s`` seconds are added to the time limit."""
         with _translated(self._name):
             return await self._actor.call(method, *arguments, timeout_s=ANSWER_S + more_s)
 
@@ -134,7 +134,7 @@ class RayReplica:
             await self._end_members()
 
     def abandon(self) -> None:
-        """End the replica's server only; the members stay for the next server of the replica."""
+        """End only the replica's server, so that a new server can take over the members."""
         self._actor.kill()
 
 

@@ -81,7 +81,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class ApiRequest(StrictModel):
-    """Base of all requests."""
+    """Base class of the requests."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -120,7 +120,7 @@ class ApiRequest(StrictModel):
 
 
 class TextRequest(ApiRequest):
-    """Parameters that all requests for text have."""
+    """Parameters that chat and text completions share."""
 
     stream: bool | None = None
     """Send the text as it is generated, as server-sent events."""
@@ -131,12 +131,12 @@ class TextRequest(ApiRequest):
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     """Sample only from this number of most probable tokens; 0 and -1 mean no limit."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Sample only from tokens whose probability is at least this share of the most probable token's."""
+    """Sample only from tokens that have at least this fraction of the highest probability."""
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """The same seed and request give the same text."""
+    """Seed of the sampling; default: random."""
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     """Number of answers to each prompt."""
     stop: Stops = ()
@@ -159,7 +159,7 @@ class TextRequest(ApiRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        """Requested maximum number of tokens in an answer; None for as many as fit into the window."""
+        """Requested maximum number of tokens in an answer; None if the request names none."""
         return self.max_tokens
 
     @property
@@ -187,7 +187,7 @@ class Message(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, data: Any) -> Any:
-        """Remove empty fields that answers have and requests lack, because clients send earlier answers back whole."""
+        """Remove empty fields that only answers have, because clients send earlier answers back unchanged."""
         if not isinstance(data, dict):
             return data
         empty = {name for name in _ANSWERED if not data.get(name)}
@@ -200,14 +200,14 @@ class Message(StrictModel):
         return self
 
     def for_template(self) -> dict[str, str]:
-        """Return the message for a chat template; the role developer, which templates do not know, becomes system."""
+        """Return the message for a chat template, with the role ``developer`` replaced by ``system``."""
         role = "system" if self.role == "developer" else self.role
         named = {} if self.name is None else {"name": self.name}
         return {"role": role, "content": self.content, **named}
 
 
 _ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_calls"})
-"""Optional fields of an assistant's message that have no content in the answers of this server."""
+"""Fields of an answer's message that a request may have only if they are empty."""
 
 
 class ChatRequest(TextRequest):
@@ -261,7 +261,7 @@ class ChatRequest(TextRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        """Requested maximum number of tokens in an answer; None for as many as fit into the window."""
+        """Requested maximum number of tokens in an answer; None if the request names none."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

@@ -9,13 +9,12 @@ from share_compute.inference.scheduler.sharing import Backlog, in_turn
 from share_compute_api.openai.replica import Replica
 
 _MOVES_AFTER_S = 10.0
-"""Seconds without being ready after which a replica's sequences move to other replicas; most replicas recover sooner.
-"""
+"""Seconds after which the sequences of an unready replica may move to other replicas."""
 
 
 @dataclass(slots=True)
 class _Status:
-    """The last status of one replica."""
+    """The last known status of one replica."""
 
     is_ready: bool = False
     unready_since_s: float | None = None
@@ -73,16 +72,16 @@ class Router:
 
     @property
     def is_any_ready(self) -> bool:
-        """Whether any replica is ready, including draining ones."""
+        """Whether any replica is ready, including replicas that get no new requests."""
         return any(status.is_ready for status in self._replicas.values())
 
     def is_overdue(self, replica: Replica, now_s: float) -> bool:
-        """Return whether a replica has been unready for at least `_MOVES_AFTER_S` and another one can take over."""
+        """Return whether a replica has been unready for `_MOVES_AFTER_S` while another replica gets new requests."""
         since_s = self._replicas[replica].unready_since_s
         return since_s is not None and now_s - since_s >= _MOVES_AFTER_S and bool(self.takers)
 
     def in_turn(self, new: int, ongoing: Callable[[Replica], int]) -> list[Replica]:
-        """Return the replicas that get new requests, sorted by the estimated time to finish ``new`` more sequences.
+        """Return the replicas that get new requests, in the order of `sharing.in_turn`.
 
         Args:
             new: number of the new sequences.

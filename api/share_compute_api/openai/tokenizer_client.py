@@ -21,7 +21,7 @@ class TokenizerClient:
 
     Args:
         folder: a Hugging Face folder.
-        version: number that changes whenever the folder's content may have changed.
+        version: number that is different for each load of a folder, so that isolated processes load it again.
         processes: isolated processes that read the folder's files.
         vocabulary: the tokenizer's vocabulary.
     """
@@ -41,7 +41,7 @@ class TokenizerClient:
 
         Raises:
             UserError: the tokenizer cannot be loaded, or takes too much time or memory.
-            Unavailable: no process can be started.
+            Unavailable: no process can load it now.
         """
         version = next(_versions)
         vocabulary = await processes.answer(Describe(folder=folder, version=version))
@@ -53,7 +53,7 @@ class TokenizerClient:
         Raises:
             TooLong: a prompt has more tokens than the model's context window.
             UserError: a prompt is empty or has ids outside the vocabulary, or a limit of time or memory was reached.
-            Busy: too many requests are queued.
+            Unavailable: no process can answer; `Busy` if too many requests are queued.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         found: list[tuple[int, ...]] = []
@@ -73,9 +73,8 @@ class TokenizerClient:
 
         Raises:
             TooLong: the conversation has more tokens than the model's context window.
-            UserError: the tokenizer has no chat template, it refuses these messages, or a limit of time or memory was
-                reached.
-            Busy: too many requests are queued.
+            UserError: there is no chat template, it refuses the messages, or a limit of time or memory was reached.
+            Unavailable: no process can answer; `Busy` if too many requests are queued.
         """
         question = Chat(
             folder=self._folder,
@@ -95,6 +94,6 @@ class TokenizerClient:
 
         Raises:
             UserError: the schema is not supported, or a limit of time or memory was reached.
-            Busy: too many requests are queued.
+            Unavailable: no process can answer; `Busy` if too many requests are queued.
         """
         await self._processes.answer(CheckSchema(text=schema, owner=str(self._folder)))

@@ -17,8 +17,7 @@ _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
 """Number of prompt tokens kept as context: some tokenizers decode a token differently at the beginning of a text."""
 _MOST_BYTES = 3
-"""Largest number of bytes of an incomplete UTF-8 character. Such a character has at most this many tokens, and decodes
-to at most this many U+FFFD."""
+"""Largest number of bytes of an incomplete UTF-8 character; each byte decodes to at most one U+FFFD."""
 _WINDOW_TOKENS = 16
 
 
@@ -28,7 +27,7 @@ class AnswerPiece:
 
     text: str = ""
     tokens: tuple[Written, ...] = ()
-    """Tokens of the text, with log-probabilities; empty if the client did not ask for them."""
+    """Tokens of the text; empty if the client did not request log-probabilities."""
     finish: Finish | None = None
     """Reason why the sequence ended with this piece; None if it continues."""
 
@@ -63,7 +62,7 @@ class Writer:
     Args:
         tokenizer: the model's tokenizer.
         prompt: the prompt's tokens, which precede the first event.
-        end_ids: tokens that end the sequence and have no text.
+        end_ids: tokens that end the sequence; their text is left out.
         stops: strings before which the text ends.
         keeps_tokens: whether pieces include tokens, for clients that request log-probabilities.
     """
@@ -89,8 +88,7 @@ class Writer:
         self.num_tokens = 0
         """Number of generated tokens."""
         self.cached_tokens = 0
-        """Number of prompt tokens whose computation was skipped because of prefix caching; known with the first token.
-        """
+        """Number of prompt tokens whose computation was skipped because of prefix caching; 0 before the first token."""
 
     def read(self, event: Emitted | Finished) -> AnswerPiece:
         """Process a token or the end of the sequence, and return the text that can be shown now.
@@ -135,7 +133,7 @@ class Decodes(Protocol):
 
 
 class Detokenizer:
-    """Returns the text that each token adds, at a cost that does not grow with the length of the text.
+    """Decodes tokens one by one; the cost per token does not grow with the length of the text.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -145,14 +143,13 @@ class Detokenizer:
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        """The last tokens whose text was returned, as context, followed by tokens whose text was not fully returned
-        yet."""
+        """Tokens kept as context, followed by tokens whose text was not fully returned yet."""
         self._context = len(self._window)
         self._returned = len(tokenizer.decode(self._window))
         """Number of characters of the window's text that were returned."""
 
     def push(self, id_: int) -> str:
-        """Append a token, and return the text that cannot change any more; empty while a character is incomplete."""
+        """Append a token, and return the new text that later tokens cannot change."""
         if self._tokenizer.is_special(id_):
             return ""
         self._window.append(id_)
@@ -164,8 +161,7 @@ class Detokenizer:
                 self._context = len(self._window)
                 self._returned = len(self._tokenizer.decode(self._window))
         elif len(self._window) - self._context > _MOST_BYTES:
-            # An incomplete character has at most `_MOST_BYTES` tokens, so at most that many U+FFFD at the
-            # end may still change; earlier U+FFFD are final.
+            # At most the last `_MOST_BYTES` U+FFFD can be an incomplete character; earlier ones are final.
             broken = len(text) - len(text.rstrip(_BROKEN))
             new = self._take(text, len(text) - min(broken, _MOST_BYTES))
         else:
@@ -183,14 +179,11 @@ class Detokenizer:
         return new
 
     def _shrink(self, text: str) -> str:
-        """If the window is too long, drop its older half, and return the text of that half that was not returned yet.
-
-        The window becomes too long only if its tokens do not decode to complete characters.
-        """
+        """Drop the oldest tokens of a window that is too long, and return their text that was not returned yet."""
         if len(self._window) <= _WINDOW_TOKENS:
             return ""
         decode, window, half = self._tokenizer.decode, self._window, _WINDOW_TOKENS // 2
-        # Prefer a cut between two characters, where both halves decode to the same text as the whole.
+        # Prefer a cut at which the two parts decode to the same text as the whole.
         cuts = range(half, 0, -1)
         cut = next((at for at in cuts if decode(window[:at]) + decode(window[at:]) == text), half)
         gone = len(decode(window[:cut]))
@@ -215,9 +208,9 @@ class StopStrings:
         """Whether a stop string was found; the text ends before it."""
 
     def push(self, text: str) -> str:
-        """Add text, and return all text so far that cannot belong to a stop string; hold back the rest.
+        """Add text, and return the new and held-back text that cannot belong to a stop string; hold back the rest.
 
-        Returned text is not returned again. If a stop string is found, the returned text ends before it.
+        If a stop string is found, the returned text ends before it.
         """
         if not self._strings:
             return text
