@@ -14,12 +14,11 @@ from share_compute_actors.machine.preflight import route_address
 from share_compute_api.connection.connections import is_loopback
 
 _BEYOND = {4: "203.0.113.1", 6: "2001:db8::1"}
-"""Documentation addresses, which no machine has (RFC 5737, RFC 3849). Packets to them take the default route, so a
-socket shows this machine's own address on that route."""
+"""Documentation addresses (RFC 5737, RFC 3849), which are reached only over the default route."""
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 _LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 _CONTAINERS = ("br-", "cni", "docker", "podman", "veth", "virbr")
-"""Name prefixes of the interfaces that lead to containers on this machine."""
+"""Name prefixes of network interfaces for containers and virtual machines on this machine."""
 
 
 def advertised(settings: Settings) -> str:
@@ -77,7 +76,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_addresses(version: int) -> list[str]:
-    """Return addresses of this machine's active interfaces, but no loopback, link-local or container addresses."""
+    """Return this machine's addresses, without those that are loopback, link-local or of `_CONTAINERS`."""
     states = psutil.net_if_stats()
     found = [
         ip_address(each.address.partition("%")[0])

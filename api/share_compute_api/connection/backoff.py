@@ -15,8 +15,7 @@ class ExponentialBackoff:
     Args:
         first_s: delay after the first failure, in seconds.
         longest_s: longest delay, in seconds.
-        has_jitter: whether each delay is drawn at random between half and all of its value, so that clients that lost a
-            server at the same moment do not reconnect at the same moment.
+        has_jitter: whether each delay is drawn at random between half and all of its value.
     """
 
     first_s: float

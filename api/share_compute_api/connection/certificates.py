@@ -23,7 +23,7 @@ from share_compute_api.connection.connections import is_loopback
 from share_compute_api.connection.fingerprints import fingerprint_of
 
 _LIFE: Final = timedelta(days=397)
-"""Validity of a self-signed certificate; browsers reject longer ones."""
+"""Validity of a self-signed certificate."""
 _RENEWED_BEFORE_END: Final = timedelta(days=30)
 _CLOCKS_DIFFER: Final = timedelta(hours=1)
 _FOLDER: Final = "tls"
@@ -51,8 +51,8 @@ def server_certificate(
         now: the current time; default: the clock.
 
     Raises:
-        UserError: the settings contradict each other, or the operator's files are not a certificate and its key.
-        Unavailable: the data folder cannot be written.
+        UserError: the settings contradict each other, or the files are not a certificate and its key.
+        Unavailable: the certificate in the data folder cannot be read or written.
     """
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise UserError(

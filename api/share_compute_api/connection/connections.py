@@ -1,4 +1,4 @@
-"""Table of the open connections, which closes idle and incomplete ones to make room for new connections."""
+"""Table of a server's open connections; idle and half-open ones are closed when there are too many."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConnectionLimits:
     half_open_per_address: int
     """Largest number of connections with an incomplete request head from one address (`address_group`)."""
     head_s: float
-    """Longest time for the TLS handshake and the head of a request together."""
+    """Longest time for the TLS handshake and the head of a request together, in seconds."""
     stall_s: float
     """Period over which the speed of a body or an answer is averaged, in seconds."""
     least_bytes_per_s: int
@@ -45,15 +45,14 @@ class ConnectionTable:
     """Counts connections by address, and closes the oldest idle or half-open ones when there are too many.
 
     A connection is half-open (its request head is incomplete), idle (kept alive after a response), or busy. When an
-    address reaches its limit of half-open connections, its oldest one is closed and the new one is admitted. At the
-    limit of all connections, the oldest idle connection is closed. If none is idle, the address with the most half-open
-    connections loses its oldest one. A client that sends its request at once is therefore served even while another
-    client holds as many connections as allowed.
+    address has as many half-open connections as allowed, a new connection replaces the oldest of them. At the limit of
+    all connections, the oldest idle connection is closed. If none is idle, the oldest half-open connection of the
+    address with the most of them is closed.
 
     Args:
         limits: the limits to enforce.
-        is_trusted: returns whether an address is this machine's or a reverse proxy's. Many clients may share such an
-            address, so it may have more half-open connections.
+        is_trusted: returns whether an address is a loopback address or a reverse proxy's. Because many clients may
+            share the address, it may have more half-open connections.
     """
 
     def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool]) -> None:
@@ -70,7 +69,7 @@ class ConnectionTable:
         return len(self._open)
 
     def admit(self, connection: Connection, address: str) -> bool:
-        """Add a new connection as half-open, and close an older one at a limit; return False to refuse the new one."""
+        """Add a new connection as half-open, and close older ones at a limit; return False to refuse the new one."""
         group = address_group(address)
         if len(self._open) >= self.limits.connections:
             self._drop_oldest()
@@ -147,7 +146,7 @@ class ConnectionTable:
 
 
 def address_group(address: str) -> str:
-    """Return the key by which connections are counted: an IPv4 address, or the /64 network of an IPv6 address."""
+    """Return the key by which an address's connections are counted: the /64 network for IPv6, else the address."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

@@ -21,10 +21,10 @@ from share_compute_api.connection.discovery import CREDENTIALS_FILE, SERVER_FILE
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder inside the block; the system releases the lock when this process ends, even if it is killed.
+    """Lock the folder inside the block; the system also releases the lock when the process is killed.
 
     Raises:
-        Conflict: another server holds the lock; the message names it.
+        Conflict: another server holds the lock.
         Unavailable: the folder cannot be written.
     """
     try:
@@ -47,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_server_file(folder: Path, url: str, fingerprint: str | None = None) -> Path:
-    """Write `server.json`, by which clients find this server; return its path.
+    """Write `server.json`, by which clients on this machine find the server; return the file's path.
 
     The caller must delete the file when the server ends.
     """

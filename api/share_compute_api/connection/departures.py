@@ -17,7 +17,7 @@ Departure = Literal["gone", "ending"]
 
 
 async def departure(receive: Receive, notifier: Notifier) -> Departure:
-    """Wait until the client disconnects ("gone") or the server shuts down ("ending"); return which of the two it was.
+    """Wait until the client disconnects (return "gone") or the server shuts down (return "ending").
 
     The request's body must have been read before.
     """

@@ -27,7 +27,7 @@ class ServerFile(BaseModel):
 
 
 class CredentialsFile(BaseModel):
-    """Contents of `credentials.json`: the operator's API key. Only the file's owner can read it."""
+    """Contents of `credentials.json`, which holds the operator's API key."""
 
     api_key: str
 
@@ -53,7 +53,7 @@ def find_target(
     The API key in this machine's data folder is only sent to this machine's server.
 
     Raises:
-        Unavailable: no URL is given and this machine has no running server, or a file of the folder cannot be read.
+        Unavailable: no URL is given and `server.json` is missing, or a file of the folder cannot be read.
         UserError: the fingerprint is not valid.
     """
     settings = ClientSettings()

@@ -29,7 +29,7 @@ def fingerprint_of(certificate: Certificate) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Return a fingerprint as 64 lower-case hexadecimal digits; ``sha256:``, colons and capitals are accepted.
+    """Return a fingerprint as 64 lower-case hexadecimal digits; a prefix ``sha256:``, colons and capitals are accepted.
 
     Raises:
         UserError: the text is not a fingerprint.
@@ -61,11 +61,8 @@ def split_invite(text: str) -> tuple[str, str | None]:
 def pinned_context(fingerprint: str) -> ssl.SSLContext:
     """Return a TLS client context that accepts only the server with this fingerprint.
 
-    The check is part of the handshake, so nothing is sent to a wrong server. Host names, validity dates and authorities
-    are not checked, since the key itself is known.
-
-    Raises:
-        WrongFingerprint: raised by the handshake of a connection, if the server has another key.
+    The handshake raises `WrongFingerprint` if the server has another key, so no request is sent to it. Host names,
+    validity dates and authorities are not checked.
     """
     context = _PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

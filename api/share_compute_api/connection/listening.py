@@ -2,7 +2,7 @@
 
 uvicorn has no deadline for the head of a request, for a body, or for a client that does not read its response. It also
 does not see a connection before the TLS handshake is done. So each connection first passes a `_Doorway`, which counts
-it and makes the handshake. Then `_Guarded`, uvicorn's own HTTP/1.1 protocol with deadlines, serves the connection.
+it and makes the handshake. Then `_Guarded`, a subclass of uvicorn's HTTP/1.1 protocol, serves it with deadlines.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from share_compute.settings import Settings
 from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
 
 _BACKLOG: Final = 256
-"""Longest queue of connections that the event loop has not accepted yet. The loop accepts all of them, even beyond the
-limit of connections."""
+"""Length of the system's queue of connections that are not accepted yet."""
 _MOST_FILES: Final = 1 << 16
 """Largest limit of open files to set. A larger one would slow child processes that loop over all descriptors."""
 _FILES_FOR_OTHERS: Final = 512
-"""File descriptors reserved for the database, files, Ray and connections that were just accepted."""
+"""File descriptors reserved for other uses than connections; at most half of the limit of open files."""
 _SHUTDOWN_S: Final = 5.0
 """Time for a client to answer the TLS shutdown, in seconds."""
 _TIMED_OUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -84,8 +83,8 @@ class ListenerConfig(uvicorn.Config):
             http=_Doorway,
             ws="none",
             backlog=_BACKLOG,
-            # At the limit, `ConnectionTable` closes an idle or half-open connection for each new one. uvicorn reaches
-            # its own limit, and answers 503, only if no connection could be closed because all are busy.
+            # At the limit, `ConnectionTable` closes an idle or half-open connection for each new one. Only if all are
+            # busy does uvicorn reach this limit, which it answers with status 503.
             limit_concurrency=limits.connections + 1,
             timeout_keep_alive=settings.keep_alive_s,
             proxy_headers=bool(proxies),
@@ -156,7 +155,7 @@ class _Doorway(asyncio.Protocol):
                 ssl_handshake_timeout=self._config.table.limits.head_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except OSError:  # TLS itself reports the error to the client
+        except OSError:  # includes `ssl.SSLError`
             self.shutdown()
             return
         self._state.connections.discard(self)

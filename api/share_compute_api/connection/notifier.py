@@ -30,7 +30,7 @@ class Notifier:
             self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
-        """Wake all waiting tasks for the last time; may be called from any thread."""
+        """Set `is_closed` and wake all waiting tasks; may be called from any thread."""
         self.is_closed = True
         self.notify()
 

@@ -20,7 +20,7 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 def require_private(request: Request, settings: Settings) -> None:
-    """Raise an error if the response could be read in transit, unless the operator allows plain HTTP.
+    """Refuse a request whose response could be read in transit, unless the operator allows plain HTTP.
 
     Raises:
         InsecureTransport: the request came over plain HTTP from another machine, and the operator does not allow that.
@@ -43,7 +43,7 @@ def is_from_here(request: Request) -> bool:
 
 
 def require_private_url(url: str) -> None:
-    """Raise an error unless a secret can be sent to a URL: by HTTPS, or to this machine.
+    """Refuse a URL to which a secret would be sent over plain HTTP to another machine.
 
     Raises:
         InsecureTransport: the URL is plain HTTP to another machine.

@@ -1,4 +1,4 @@
-"""Encodes server-sent events, for streamed answers and for the events of jobs and of the cluster."""
+"""Encodes server-sent events."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KEEPALIVE: Final = b": still here\n\n"
 """A comment line, which clients ignore. It is sent because proxies close idle connections."""
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
-"""Code point -> JSON escape sequence, for characters that do not end a line in server-sent events, but at which some
-clients split lines. In JSON they occur only inside strings, where the escape sequence means the same."""
+"""Code point -> JSON escape sequence, for characters at which some clients wrongly split lines. In JSON the characters
+occur only inside strings."""
 
 
 def event(data: str, *, kind: str | None = None, number: int | None = None) -> bytes:

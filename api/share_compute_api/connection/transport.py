@@ -29,8 +29,8 @@ class Transport:
     """An HTTP connection pool to one server.
 
     Args:
-        target: the server and the API key, if there is one.
-        timeout_s: longest wait for a connection or for the next bytes of an answer.
+        target: URL, API key and fingerprint of the server.
+        timeout_s: longest wait for a connection or for the next bytes of an answer, in seconds.
     """
 
     def __init__(self, target: Target, *, timeout_s: float = 30.0) -> None:
@@ -65,7 +65,7 @@ class Transport:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Convert errors of httpx inside the block to `ShareComputeError`."""
+        """Convert `httpx.TransportError` inside the block to a `ShareComputeError`."""
         try:
             yield
         except httpx.UnsupportedProtocol as failure:
