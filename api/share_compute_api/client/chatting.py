@@ -22,7 +22,7 @@ from share_compute.errors import (
 from share_compute_api.connection.transport import Transport
 
 _READ_TIMEOUT_S = 60.0
-"""Read timeout of a stream, in seconds; the server sends a keep-alive every 10 s."""
+"""Read timeout of a stream, in seconds; the server sends a keep-alive after 10 s without an event."""
 _DONE = "[DONE]"
 _KINDS: dict[int, type[ShareComputeError]] = {
     HTTPStatus.UNAUTHORIZED: NotAuthorized,
@@ -33,7 +33,7 @@ _KINDS: dict[int, type[ShareComputeError]] = {
 
 
 def require_model(transport: Transport, name: str) -> dict[str, Any]:
-    """Return the entry of a model at ``/v1/models``; raise an error that says why if the model is not available."""
+    """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
     with transport.translated():
         answer = transport.http.get(f"{transport.target.url}/v1/models/{quote(name, safe='')}")
     _raise_for_error(answer)
@@ -52,7 +52,7 @@ def stream(
         request: body of the request, without ``stream``.
 
     Raises:
-        ShareComputeError: the error that the server sent, before the text or in the middle of it.
+        ShareComputeError: the server reported an error, or could not be reached.
     """
     url = f"{transport.target.url}/v1/{route}"
     timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)

@@ -64,11 +64,11 @@ from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.schemas.retention import Deleted, PruneReport
 
 _READ_TIMEOUT_S = 30.0
-"""Read timeout of a stream, in seconds; the server sends a keep-alive every 10 s."""
+"""Read timeout of a stream, in seconds; the server sends a keep-alive after 10 s without an event."""
 _PAUSES_S = (0.1, 5.0)
 """First and longest delay before a stream is reopened, in seconds."""
 _PLAN_TIMEOUT_S = 300.0
-"""Timeout for a plan, in seconds. The server's own limit, including the wait in its queue, is shorter."""
+"""Timeout for a plan, in seconds; longer than the server's own limit of 240 s."""
 _EXPORT_TIMEOUT_S = 3600.0
 _ROTATION_S = 600.0
 
@@ -76,7 +76,7 @@ _ROTATION_S = 600.0
 class Client:
     """Client of a control plane.
 
-    Its methods raise the `ShareComputeError` that the server sent, or `Unavailable` if the server does not answer.
+    The methods raise the `ShareComputeError` that the server sent, or `Unavailable` if the server does not answer.
 
     Args:
         url: URL of the server; default: from the settings, else the server of this machine.
@@ -117,7 +117,7 @@ class Client:
         return self._transport.read(Health, "GET", "/health")
 
     def sign_in_code(self) -> SignInCode:
-        """Create a link that signs a browser in to the dashboard. It works once, within 15 minutes."""
+        """Create a link that signs a browser in to the dashboard; the link works once, within 15 minutes."""
         return self._transport.read(SignInCode, "POST", "/session/codes")
 
     def status(self) -> Status:
@@ -173,7 +173,7 @@ class Client:
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
 
     def delete_job(self, job_id: str, *, cancel: bool = False) -> Deleted:
-        """Delete a finished job and all its data; with ``cancel``, first stop a job that is not finished."""
+        """Delete a finished job and its data; with ``cancel``, stop an unfinished job and delete it afterwards."""
         params = {"cancel": True} if cancel else {}
         return self._transport.read(Deleted, "DELETE", f"/jobs/{job_id}", params=params)
 
@@ -209,7 +209,7 @@ class Client:
         return self._transport.read(FailureMade, "POST", f"/jobs/{job_id}/failures", json=body)
 
     def resume(self, job_id: str) -> JobRecord:
-        """Queue a failed or cancelled job again; the job continues from its last checkpoint."""
+        """Queue a failed or cancelled job again; it continues from its last checkpoint or finished rows, if any."""
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/resume")
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
@@ -296,7 +296,7 @@ class Client:
     def deployments(
         self, *, state: Sequence[DeploymentState] = (), limit: int = 50, cursor: str | None = None
     ) -> DeploymentPage:
-        """Return a page of deployments in the given states, newest first; default: those that are up."""
+        """Return a page of deployments in the given states (default: those that are up), newest first."""
         params: dict[str, Any] = {"state": [one.value for one in state], "limit": limit}
         params |= {"cursor": cursor} if cursor else {}
         return self._transport.read(DeploymentPage, "GET", "/deployments", params=params)
@@ -327,7 +327,7 @@ class Client:
         return self._transport.read(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
 
     def require_model(self, name: str) -> dict[str, Any]:
-        """Return the entry of a model at ``/v1/models``; raise an error that says why if the model is not available."""
+        """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
         return chatting.require_model(self._transport, name)
 
     def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
@@ -368,11 +368,11 @@ class Client:
             job: a `TrainJob` or a mapping. Paths in it are paths on the server.
             topology: the machines; default: those that are ready now.
             strategy: strategy that replaces the job's own.
-            compare: whether to report the outcome of every other strategy too.
+            compare: whether to report the outcomes of the other strategies too.
             serving: requests that users will send to the trained model; the report then predicts how they are served.
 
         Raises:
-            PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
+            PlanInfeasible: the machines cannot hold the job, or there are none.
         """
         body = PlanRequest.model_validate(
             {"job": job, "topology": topology, "strategy": strategy, "compare": compare, "serving": serving}
@@ -401,11 +401,10 @@ class Client:
         return self._transport.read(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").checkpoints
 
     def export(self, job_id: str, step: int) -> ArtifactRecord:
-        """Export a checkpoint as an artifact of the job (a Hugging Face folder or adapters); return when it is written.
+        """Export a checkpoint as an artifact of the job: a Hugging Face folder, or adapters.
 
         Raises:
-            NotFound: the job has no such checkpoint, or no longer has it.
-            UserError: the checkpoint is damaged.
+            NotFound: the job does not have this checkpoint.
         """
         path = f"/jobs/{job_id}/checkpoints/{step}/export"
         return self._transport.read(ArtifactRecord, "POST", path, timeout=_EXPORT_TIMEOUT_S)
@@ -448,7 +447,7 @@ class Client:
     # Uploads
 
     def uploads(self) -> UploadList:
-        """Return all uploads, newest first, with the used and the allowed space."""
+        """Return the caller's uploads (for an admin, all), newest first, with the used and the allowed space."""
         return self._transport.read(UploadList, "GET", "/uploads")
 
     def upload(
@@ -459,16 +458,16 @@ class Client:
         kind: UploadKind | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> UploadView:
-        """Upload a file or a folder, which jobs then name as ``upload:ID``. Jobs cannot use an incomplete upload.
+        """Upload a file or a folder, which jobs can then name as ``upload:ID``.
 
         Args:
-            path: file or folder. In a folder, links to files are followed, and hidden files are left out.
+            path: file or folder. Hidden files and folders in a folder are left out.
             name: name to display; default: the name of the path.
             kind: kind of the upload; default: guessed from the files.
             progress: called with the number of bytes that were sent since the last call.
 
         Raises:
-            UserError: the path cannot be read, or its files do not fit the kind.
+            UserError: the path cannot be read, it has no files, or a file does not fit the kind.
             TooLarge: the server has too little space.
         """
         return sending.send(self._transport, path, name, kind, progress)
@@ -543,7 +542,10 @@ class Client:
         return self._transport.read(ContributorRecord, "GET", f"/contributors/{contributor_id}")
 
     def remove_contributor(self, contributor_id: str, *, keep_token: bool = False) -> ContributorRecord:
-        """Ask a machine to move its state and leave; then replace the cluster's token, unless ``keep_token``."""
+        """Ask a machine, with all devices of its host, to hand over its work and leave.
+
+        The cluster's token is then replaced, unless ``keep_token`` is set.
+        """
         path, params = f"/contributors/{contributor_id}", {"keep_token": keep_token}
         return self._transport.read(ContributorRecord, "DELETE", path, params=params)
 
@@ -556,7 +558,7 @@ class Client:
         return self._transport.read(ContributorRecord, "POST", f"/contributors/{contributor_id}/measurement")
 
     def clear_contributor(self, contributor_id: str) -> ContributorRecord:
-        """End the quarantine of a machine that computed wrong numbers, so that it gets work again."""
+        """End the quarantine of a machine, so that it gets work again."""
         return self._transport.read(ContributorRecord, "DELETE", f"/contributors/{contributor_id}/quarantine")
 
 

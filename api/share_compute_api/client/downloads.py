@@ -23,7 +23,7 @@ def download(
     target = folder / _relative(name)
     if target.exists():
         raise Conflict(f"{target} exists already", hint="remove it, or choose another folder")
-    # The name contains the artifact's id, so that parts of an earlier artifact with the same name are not mixed in.
+    # The name contains the artifact's id, so that files of another artifact with the same name are not mixed in.
     partial = folder / f".{target.name}-{artifact.id}.part"
     try:
         partial.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ _COMPLETE_TIMEOUT_S = 300.0
 
 
 def files_below(path: Path) -> list[tuple[str, Path]]:
-    """Return the files of a folder with their names relative to it, or the single file; hidden files are left out.
+    """Return a single file, or the files of a folder that are not hidden, each as (relative name, path).
 
     Raises:
         UserError: the path does not exist, or has no file.
@@ -72,8 +72,7 @@ def send(
 
 
 def _require_space(transport: Transport, size_bytes: int) -> None:
-    # The size is checked first: a server that rejects a body closes the connection before the client can read the
-    # reason.
+    # A server that rejects a body may close the connection before the client can read the reason.
     uploads = transport.read(UploadList, "GET", "/uploads")
     left = min(uploads.upload_limit_bytes, uploads.limit_bytes - uploads.used_bytes)
     if size_bytes > left:
@@ -94,7 +93,7 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
                 progress(len(piece))
 
     try:
-        # With Content-Length the server can check the free space at once, and detect an incomplete file.
+        # With Content-Length, the server can check the free space before it reads the file.
         headers = {"Content-Length": str(file.stat().st_size), "Content-Type": "application/octet-stream"}
         arrived = transport.read(UploadFile, "PUT", url, content=pieces(), headers=headers)
     except OSError as failure:
@@ -106,5 +105,5 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
 def _forget(transport: Transport, upload: UploadView) -> None:
     try:
         transport.request("DELETE", f"/uploads/{upload.id}")
-    except ShareComputeError:  # the server deletes an incomplete upload that is over a day old
+    except ShareComputeError:  # the server later deletes uploads that were not completed
         return

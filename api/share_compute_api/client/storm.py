@@ -17,13 +17,11 @@ from share_compute.lifecycle.states import JobState
 from share_compute.store.records import EventRecord
 
 StormKind = Literal["kill", "stop", "leave"]
-"""kill: the member's process ends. stop: the process is suspended for a while. leave: the member's machine is drained
-and removed."""
+"""kill: a member's process ends. stop: the process is suspended. leave: the member's machine is drained and removed."""
 STORM_KINDS: tuple[StormKind, ...] = get_args(StormKind)
 
 _STOP_S = (0.2, 6.0)
-"""Shortest and longest suspension of a member, in seconds. The job waits for members that are suspended briefly, and
-continues without members that are suspended longer."""
+"""Shortest and longest suspension of a member, in seconds."""
 _NOTICED_STEPS = 3
 """If a job commits this many steps after a failure without a reaction, it counts as having waited for the member."""
 
@@ -50,7 +48,7 @@ class Gust:
 
 
 def gusts(seed: int, mtbf_s: float, seconds: float, kinds: Sequence[StormKind]) -> Iterator[Gust]:
-    """Yield the failures of a storm in order of time; equal seeds give equal storms.
+    """Yield the failures of a storm in order of time; equal arguments give equal storms.
 
     Args:
         seed: seed of the random numbers.
@@ -92,26 +90,26 @@ class HitReport(Hit):
     step: int
     """Last step that was committed before the failure."""
     was_noticed: bool
-    """Whether the job continued without the member; if false, the job waited for the member, or ended."""
+    """Whether the job reacted: it continued without the member, or a new attempt began."""
     recovered_s: float | None
     """Time from the failure to the first commit after the job's reaction, in seconds; None if there was no commit.
 
     If the job did not react, the first commit after the failure counts.
     """
     recomputed: int
-    """Number of microbatches that the job recomputed because of the failure."""
+    """Number of microbatches that the job recomputed when it continued without the member."""
     restarted_from: int | None = None
-    """Step to which the job was reset because of the failure; None if no committed step was lost."""
+    """Step after which a new attempt continued; None if no committed step was lost."""
 
 
 class Restart(_FrozenModel):
-    """A new attempt of the job, begun during the storm."""
+    """An attempt of the job that began after the storm did."""
 
     attempt: int
     step: int
-    """Step from which the attempt continues."""
+    """Step after which the attempt continues."""
     steps_lost: int
-    """Number of committed steps that the attempt recomputes; 0 if it took over the members of the previous attempt."""
+    """Number of committed steps that the attempt recomputes."""
 
 
 class Comparison(_FrozenModel):
@@ -135,11 +133,11 @@ class StormReport(_FrozenModel):
     seconds: float
     hits: tuple[HitReport, ...]
     missed: int
-    """Number of scheduled failures that affected no member, since none was present or the chosen one had just ended."""
+    """Number of scheduled failures that could not be injected."""
     steps: int
     """Number of commits during the storm and the recovery after it, repeated steps included."""
     steps_again: int
-    """Number of committed steps that restarts lost; the job recomputes them during the storm or after it."""
+    """Number of committed steps that restarts lost."""
     restarts: tuple[Restart, ...] = ()
     """New attempts, in order."""
     step_s: float | None
@@ -191,7 +189,7 @@ def _restarted_from(noticed: EventRecord | None, last_step: int) -> int | None:
 
 
 def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Restart, ...]:
-    """Return the attempts that began during a storm, and for each the number of steps that it recomputes.
+    """Return the attempts that began after a storm did, and for each the number of steps that it recomputes.
 
     Args:
         events: all events of the job since the storm began, in order.
@@ -210,7 +208,7 @@ def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Re
 
 
 def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int | None:
-    """Return the index of the first event that shows the job continuing without the member; None if there is none."""
+    """Return the index of the event with the job's reaction to the failure; None if there is none."""
     steps = 0
     for place, event in enumerate(after):
         names_it = hit.contributor_id in (*event.data.get("lost", ()), *event.data.get("left", ()))
