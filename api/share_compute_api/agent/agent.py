@@ -57,10 +57,10 @@ _PAUSES_S = (0.5, 30.0)
 _UNREACHABLE_PAUSES_S = (0.5, _HEARTBEAT_S)
 """First and longest delay before the next heartbeat while the server does not answer, in seconds.
 
-They are short, because after a network cut jobs cannot use the machine until its next heartbeat. Heartbeats are then
-sent about as often as usual."""
+They are short, because after a network cut jobs cannot use the machine until its next heartbeat.
+"""
 _REJOINS_WITH_NODE = 2
-"""Number of successive rejoins that keep the Ray node. The first may fail because the GCS is just being restarted."""
+"""Number of successive rejoins that keep the Ray node. They may fail because the Ray head is just being restarted."""
 _SOUND_S = 60.0
 """Time after which a running node counts as healthy, in seconds; failures after that start with the first delay again.
 """
@@ -116,10 +116,10 @@ class Agent:
         self._grace_s = _NODE_GRACE_S
 
     def run(self) -> None:
-        """Join and work until Ctrl-C, SIGTERM or removal by the server; end all child processes.
+        """Join and work until Ctrl-C, SIGTERM or removal by the server; then end all child processes.
 
         Raises:
-            ShareComputeError: the machine could not join, or the server refused it or did not answer for `_PATIENCE_S`.
+            ShareComputeError: the machine could not join, or the server refused it or did not answer for 10 minutes.
         """
         with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)
@@ -271,7 +271,7 @@ class Agent:
             self._children.refresh()
         work = client.heartbeat()
         self._unreachable.reset()
-        # State `joining` at this point means that the report of the node (`online`) did not reach the server.
+        # In state `joining`, the server still waits for the report of the node (`AgentClient.online`).
         if work.state in (ContributorState.lost, ContributorState.joining):
             raise ContributorLost(work.reason, hint="it connects again by itself")
         return work
@@ -300,8 +300,8 @@ class Agent:
         try:
             access = client.rejoin()
             last_contact = time.monotonic()
-            # The first rejoins keep the Ray node and the members on it, because a restarted head still knows the node,
-            # however long the head was away. If these rejoins fail, the next one restarts the node.
+            # The first rejoins keep the Ray node and the members on it, because a restarted head may still know the
+            # node.
             known, self._access = self._access, access
             is_another = known is None or (access.ray_address, access.token) != (
                 known.ray_address,
@@ -365,7 +365,7 @@ class Agent:
             self._ports = None
 
     def _leave(self, client: AgentClient) -> None:
-        """Ask the server to release this machine, wait at most `leave_within_s` for that, and stop the Ray node.
+        """Ask the server to release this machine, wait at most `JoinOptions.leave_within_s`, and stop the Ray node.
 
         If the server does not answer, the node is not stopped here.
         """
@@ -382,8 +382,7 @@ class Agent:
             self._show(f"left without a word to the server: {failure.message}")
         else:
             if state is ContributorState.draining:
-                # The job did not release the machine in time. Without this limit, the node would keep running the job
-                # for its whole grace period.
+                # The job did not release the machine in time, so the node must end soon.
                 self._grace_s = _LEAVE_GRACE_S
                 self._show("leaving; a job still holds it, and loses it")
             self._stop_node()

@@ -56,7 +56,7 @@ def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float =
 def preflight(
     url: str, wanted: PreflightRequest, fingerprint: str | None = None, *, timeout_s: float = 10.0
 ) -> Preflight:
-    """Check with an invite, without using it up, whether this machine may join; return the Ray head's address.
+    """Check whether this machine may join with an invite, which stays unused; return the Ray head's address.
 
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
@@ -96,7 +96,7 @@ class AgentClient:
         contributor_id: id of the contributor.
         key: the contributor's own key.
         fingerprint: fingerprint of the server's key; None to verify the certificate with public authorities.
-        timeout_s: longest wait for an answer.
+        timeout_s: longest wait for a connection or for the next bytes of an answer, in seconds.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class AgentClient:
         self._path = f"/contributors/{contributor_id}"
 
     def online(self, *, node_id: str, address: str) -> ContributorRecord:
-        """Report that the Ray node runs; the server then measures the machine."""
+        """Report that the Ray node runs."""
         body = {"node_id": node_id, "address": address}
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
 
     def dial(self, wanted: DialRequest) -> DialReport:
-        """Let the server and other machines connect to this machine's ports; return the ports they did not reach."""
+        """Let the server and some other machines connect to this machine's ports; return their results."""
         body = wanted.model_dump(mode="json")
         return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 
@@ -135,6 +135,7 @@ class AgentClient:
 
         Raises:
             NotAuthorized: the operator removed this host, or quarantined one of its devices.
+            UserError: the device lends more than the invite of the host allows.
             Conflict: the name is taken, or the host has too many devices for one invite.
             VersionMismatch, InsecureTransport, ClockSkew, Unavailable: see `join`.
         """

@@ -1,4 +1,4 @@
-"""Selects the devices that this host lends: each joins as a separate contributor, with its share of the host."""
+"""Selects the devices that this host lends; each device joins as a separate contributor."""
 
 from __future__ import annotations
 

@@ -40,12 +40,12 @@ def enroll(
 
     Args:
         devices: options of this host's devices; all have the same invite.
-        report: called with each device's state for the owner.
+        report: called with the state of each device.
         identities: store of the keys.
         host: name of the host.
 
     Raises:
-        ShareComputeError: a device cannot join; the devices before it have joined.
+        ShareComputeError: a device cannot join; earlier devices in the sequence have joined.
     """
     invite = devices[0].invite
     known = None if invite else identities.of_host(devices[0].url, host)
@@ -76,7 +76,7 @@ class Host:
 
     Args:
         devices: options of each device.
-        report: called with the state of a device for the owner whenever it changes.
+        report: called with the state of a device whenever it changes.
         identities: store of the keys.
         name: name of the host.
     """
@@ -209,7 +209,7 @@ class Host:
 
 
 def _last_error(child: Child) -> str:
-    """Return the last error that an agent printed; used to explain why the agent ended."""
+    """Return the last error that an agent printed."""
     try:
         return str(json.loads(child.log_tail(1))["error"]["detail"])
     except (ValueError, KeyError, TypeError):

@@ -30,7 +30,7 @@ class AgentIdentity(BaseModel):
     fingerprint: str | None = None
     """Fingerprint of the server's key; None to verify the certificate with public authorities."""
     invite_digest: str | None = None
-    """SHA-256 of the invite that the machine joined with; None if it joined with the key of a sibling device."""
+    """SHA-256 of the invite that the machine joined with; None if it joined with another device's key."""
 
     def came_with(self, invite: str) -> bool:
         """Return whether this machine joined with this invite."""

@@ -92,7 +92,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
     With one device, name, memory and threads stay as they are.
 
     Raises:
-        UserError: the options lend more threads or more memory than the machine has.
+        UserError: the machine has fewer threads or less available memory, or the memory is too little.
     """
     if len(devices) == 1:
         return (replace(options, device=devices[0]),)
@@ -113,20 +113,19 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 def check_machine(
     options: JoinOptions, limits: MachineLimits, find_head: Callable[[], str]
 ) -> tuple[str, ...]:
-    """Run all checks that are possible before a machine joins, and end processes that a killed run left.
+    """Check this machine and its connection before it joins, and end processes that killed runs left.
 
     Args:
         options: options of the machine's owner.
         limits: resources that are lent.
-        find_head: returns host:port of the Ray head, and may let the machine join to get it; called after the checks of
-            this machine's memory, disk and clock.
+        find_head: returns host:port of the Ray head, and may let the machine join to get it.
 
     Returns:
         Warnings for the owner.
 
     Raises:
         InsecureTransport: the server is another machine and speaks plain HTTP.
-        UserError: the disk or memory is too small, or the address is not this machine's.
+        UserError: the disk space or memory is too little, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
         ClockSkew: the clocks of the server and this machine differ too much.
     """

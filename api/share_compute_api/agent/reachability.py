@@ -1,4 +1,4 @@
-"""Checks, before a machine's Ray node starts, that the server and the machines can connect to each other's ports."""
+"""Checks that the server and other machines can connect to a machine before its Ray node starts, and vice versa."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reachability:
 def judge(report: DialReport, address: str) -> Reachability:
     """Decide whether a machine can be used.
 
-    It cannot if some of its ports are unreachable from the server, or from every other machine that tried.
+    It cannot be used if the server failed to reach some port, or if each other machine that tried failed to.
 
     Args:
         report: ports that the server and other machines could not reach, as the server reports.
@@ -58,7 +58,7 @@ def require_reachable(
     port_range: PortRange,
     report: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Listen on the node's ports, have the server and other machines connect to them, and connect to their nodes.
+    """Let the server and other machines connect to a node's ports, and connect to the nodes of those machines.
 
     Args:
         dial: sends the dial request to the server.

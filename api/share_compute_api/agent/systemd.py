@@ -29,7 +29,7 @@ def unit_text(arguments: list[str], url: str, data_folder: Path, leave_within_s:
     """Return the text of the unit.
 
     systemd restarts the service after a failure, but not after exit code 2 (wrong options) or 5 (the server refuses the
-    machine's key). Only the agent gets SIGTERM: it hands over the machine's shards and ends its child processes.
+    machine's key). To stop the service, systemd sends SIGTERM only to the main process.
 
     Args:
         arguments: arguments of ``share-compute``.
