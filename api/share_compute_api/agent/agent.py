@@ -334,7 +334,7 @@ class Agent:
                 ports = self._take_ports(client, access, limits)
                 self._show("starting the Ray node")
                 self._node = start_node(self._children, known, limits, ports, address=self._options.address)
-            except NotAuthorized as refused:  # the token was replaced while this request was under way
+            except NotAuthorized as refused:  # for example, the token was just replaced
                 raise ContributorLost(refused.message, hint="it asks for the new token") from refused
             self._node_started = time.monotonic()
         try:
@@ -382,7 +382,7 @@ class Agent:
             self._show(f"left without a word to the server: {failure.message}")
         else:
             if state is ContributorState.draining:
-                # The job did not release the machine in time, so the node must end soon.
+                # The job did not release the machine in time, so the node gets only a short grace period.
                 self._grace_s = _LEAVE_GRACE_S
                 self._show("leaving; a job still holds it, and loses it")
             self._stop_node()

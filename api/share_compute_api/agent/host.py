@@ -66,7 +66,7 @@ class _Device:
     view: AgentStatus
     child: Child | None = None
     status: int | None = None
-    """Exit code of the agent; None unless the agent ended and is not restarted."""
+    """Exit code of the agent; None while the agent runs or will be started again."""
     starts_at: float = 0.0
     """Time at which the agent is started if it does not run, on the monotonic clock."""
 

@@ -92,7 +92,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
     With one device, name, memory and threads stay as they are.
 
     Raises:
-        UserError: the machine has fewer threads or less available memory, or the memory is too little.
+        UserError: the machine has too few threads or too little memory, or too little memory is lent.
     """
     if len(devices) == 1:
         return (replace(options, device=devices[0]),)
@@ -113,7 +113,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 def check_machine(
     options: JoinOptions, limits: MachineLimits, find_head: Callable[[], str]
 ) -> tuple[str, ...]:
-    """Check this machine and its connection before it joins, and end processes that killed runs left.
+    """Check this machine and its connection to the server before it joins; end processes that killed runs left.
 
     Args:
         options: options of the machine's owner.
@@ -124,7 +124,7 @@ def check_machine(
         Warnings for the owner.
 
     Raises:
-        InsecureTransport: the server is another machine and speaks plain HTTP.
+        InsecureTransport: the URL is plain HTTP to another machine, and ``is_insecure`` is not set.
         UserError: the disk space or memory is too little, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
         ClockSkew: the clocks of the server and this machine differ too much.

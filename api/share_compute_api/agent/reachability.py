@@ -1,4 +1,4 @@
-"""Checks that the server and other machines can connect to a machine before its Ray node starts, and vice versa."""
+"""Checks the connections between a machine, the server and other machines before the machine's Ray node starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reachability:
 def judge(report: DialReport, address: str) -> Reachability:
     """Decide whether a machine can be used.
 
-    It cannot be used if the server failed to reach some port, or if each other machine that tried failed to.
+    It cannot be used if the server, or every other machine that tried, could not reach some of its ports.
 
     Args:
         report: ports that the server and other machines could not reach, as the server reports.

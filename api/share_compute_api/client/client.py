@@ -80,11 +80,11 @@ class Client:
 
     Args:
         url: URL of the server; default: from the settings, else the server of this machine.
-        api_key: API key; default: from the settings, else the key that this machine's server wrote to its data folder.
-        fingerprint: fingerprint of the server's key; default: from the settings, else that of this machine's server. If
-            there is none, the certificate is verified against public certificate authorities.
+        api_key: API key; default: from the settings, else, for this machine's server, from its data folder.
+        fingerprint: fingerprint of the server's key; default: as for ``api_key``. Without a fingerprint, the
+            certificate is verified against public certificate authorities.
         data_folder: data folder of the server of this machine, if it is not the default one.
-        timeout_s: longest wait for a response, in seconds.
+        timeout_s: longest wait for a connection or for the next bytes of a response, in seconds.
     """
 
     def __init__(
@@ -220,15 +220,15 @@ class Client:
     def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
         """Yield a job's events, past ones first, until the job is finished.
 
-        After a lost connection the client reconnects and continues after the last event that it received.
+        If the stream breaks, the client reopens it after the last event that it received.
 
         Args:
             job_id: the job.
             after: number of the last event that the caller already has.
-            patience_s: time without an answer after which the client stops reconnecting, in seconds.
+            patience_s: time without an answer after which the client stops reopening the stream, in seconds.
 
         Raises:
-            Unavailable: the server did not answer for ``patience_s``.
+            Unavailable: the server does not answer.
         """
         seen = after
         while self.job(job_id).state.is_final:

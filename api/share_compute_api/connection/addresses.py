@@ -14,7 +14,7 @@ from share_compute_actors.machine.preflight import route_address
 from share_compute_api.connection.connections import is_loopback
 
 _BEYOND = {4: "203.0.113.1", 6: "2001:db8::1"}
-"""Documentation addresses (RFC 5737, RFC 3849), which are reached only over the default route."""
+"""Documentation addresses (RFC 5737, RFC 3849). Packets to them would take the default route."""
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 _LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 _CONTAINERS = ("br-", "cni", "docker", "podman", "veth", "virbr")
@@ -76,7 +76,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_addresses(version: int) -> list[str]:
-    """Return this machine's addresses, without those that are loopback, link-local or of `_CONTAINERS`."""
+    """Return the addresses of active interfaces, except loopback, link-local and container addresses."""
     states = psutil.net_if_stats()
     found = [
         ip_address(each.address.partition("%")[0])

@@ -268,7 +268,7 @@ class ChatShape(_Shape):
         return ChatCompletion(**self._facts, choices=choices, usage=usage)
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Return the chunk that sets the speaker's role to "assistant"."""
+        """Return a list with the chunk that sets the message's role to "assistant"."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._framed({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})]
 

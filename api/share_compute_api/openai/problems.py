@@ -47,7 +47,7 @@ class ErrorFacts(BaseModel):
     type: str
     """invalid_request_error, rate_limit_error or server_error."""
     param: str | None
-    """The field of the request that is wrong; null if the error concerns no single field."""
+    """Name of the request's first invalid field; null if the error concerns no field."""
     code: str | None
     partial: list[str] | None = None
     """Text written before the error, one item for each answer; the field is missing if there is none."""

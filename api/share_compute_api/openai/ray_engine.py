@@ -133,8 +133,8 @@ class RayEngine:
 
         Args:
             replica: the replica.
-            tokens_per_s: its predicted tokens per second at full concurrency; None if unknown.
-            is_ready: whether it answers.
+            tokens_per_s: the replica's predicted tokens per second at full load; None if unknown.
+            is_ready: whether the replica is ready.
         """
         if replica not in self._router:
             return
@@ -156,7 +156,7 @@ class RayEngine:
             self._spawn_placing()
 
     def remove(self, replica: Replica) -> None:
-        """Remove a replica; its sequences continue on other replicas."""
+        """Remove a replica; its sequences wait for other replicas."""
         if replica not in self._router:
             return
         self._router.remove(replica)
@@ -269,7 +269,10 @@ class RayEngine:
             self._spawn_placing()
 
     async def _offer(self, sequences: Sequence[Resumable]) -> ShareComputeError | None:
-        """Submit sequences to the first replica that accepts them; if replicas only reject them, return an error."""
+        """Submit sequences to the first replica that accepts them.
+
+        Return an error if replicas rejected the sequences and none accepted them; else return None.
+        """
         refusal: ShareComputeError | None = None
         for replica in self._router.in_turn(len(sequences), self.ongoing):
             sequences = [live for live in sequences if self._recovery.has(live)]

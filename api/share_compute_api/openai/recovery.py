@@ -39,7 +39,7 @@ class RequestStream:
 
     def __init__(self, sequences: Iterable[int], cancel: Callable[[int, bool], None]) -> None:
         self._open = set(sequences)
-        """Numbers of the sequences whose last event has not arrived."""
+        """Numbers of the sequences that have not ended."""
         self._cancel = cancel
         self._events: list[SequenceEvent] = []
         """Events that the reader has not read yet."""

@@ -164,7 +164,7 @@ class TextRequest(ApiRequest):
 
     @property
     def default_tokens(self) -> int | None:
-        """Maximum number of tokens in an answer if the request names none; None for as many as fit into the window."""
+        """Maximum number of tokens in an answer if the request names none; None to allow the whole context window."""
         return None
 
     @property

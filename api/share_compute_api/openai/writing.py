@@ -84,7 +84,7 @@ class Writer:
         self._read = 0
         """Number of characters decoded from the tokens."""
         self._returned = 0
-        """Number of characters returned to the client."""
+        """Number of characters returned in pieces."""
         self.num_tokens = 0
         """Number of generated tokens."""
         self.cached_tokens = 0
