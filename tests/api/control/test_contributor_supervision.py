@@ -484,7 +484,7 @@ def test_one_that_is_back_at_once_is_measured(settings: Settings, monkeypatch: p
 
 
 FASTER = Device("cpu", "some cpu", 2**30, {"float32": 9e10})
-ONE_OF_A_HOST = {"host_id": "abcd", "host_threads": 4, "cpu_threads": 4, "gpus": 0}
+ONE_OF_A_HOST = {"host_id": "abcd", "host_threads": 4, "cpu_threads": 4, "device": "cpu"}
 
 
 def answer_anew(machine: Played, answer: tuple[Device, ...] | Exception) -> None:
@@ -630,10 +630,13 @@ def test_a_share_is_an_equal_part_of_the_processors(
 ) -> None:
     async def story(cluster: Cluster) -> None:
         for index, lent in enumerate(threads):
-            limits = {"host_id": "abcd", "host_threads": processors, "cpu_threads": lent, "gpus": 0}
+            limits = {"host_id": "abcd", "host_threads": processors, "cpu_threads": lent, "device": "cpu"}
             cluster.join(f"machine-{index}", **limits)
         here = cluster.store.contributors.list()
         assert share_of(here[0], here) == expected
+        # A machine that computes on a GPU takes no share of the processors.
+        on_gpu = here[0].model_copy(update={"limits": {**here[0].limits, "device": "cuda", "gpu": "GPU-1"}})
+        assert share_of(on_gpu, [on_gpu, *here[1:]]) == (on_gpu.lent_threads, 0)
 
     run(settings, story)
 

@@ -1786,7 +1786,7 @@ export interface components {
             messages: components["schemas"]["Message"][];
             /**
              * Min P
-             * @description Sample only from tokens whose probability is at least this share of the most probable token's.
+             * @description Sample only from tokens that have at least this fraction of the highest probability.
              */
             min_p?: number | null;
             /**
@@ -1811,7 +1811,7 @@ export interface components {
             response_format?: components["schemas"]["ResponseFormat"] | null;
             /**
              * Seed
-             * @description The same seed and request give the same text.
+             * @description Seed of the sampling; default: random.
              */
             seed?: number | null;
             /**
@@ -1954,7 +1954,7 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Min P
-             * @description Sample only from tokens whose probability is at least this share of the most probable token's.
+             * @description Sample only from tokens that have at least this fraction of the highest probability.
              */
             min_p?: number | null;
             /**
@@ -1979,7 +1979,7 @@ export interface components {
             response_format?: components["schemas"]["ResponseFormat"] | null;
             /**
              * Seed
-             * @description The same seed and request give the same text.
+             * @description Seed of the sampling; default: random.
              */
             seed?: number | null;
             /**
@@ -3034,14 +3034,14 @@ export interface components {
         };
         /**
          * ErrorAnswer
-         * @description An error of the OpenAI API.
+         * @description Body of an error response of the OpenAI API.
          */
         ErrorAnswer: {
             error: components["schemas"]["ErrorFacts"];
         };
         /**
          * ErrorFacts
-         * @description Description of an error, with a hint.
+         * @description Description of an error.
          */
         ErrorFacts: {
             /** Code */
@@ -3050,7 +3050,7 @@ export interface components {
             message: string;
             /**
              * Param
-             * @description The field of the request that is wrong; null if the error concerns no single field.
+             * @description Name of the request's first invalid field; null if the error concerns no field.
              */
             param: string | null;
             /**
@@ -4001,7 +4001,7 @@ export interface components {
             };
             /**
              * Strict
-             * @description Has no effect: the answer always follows the schema.
+             * @description Accepted, but has no effect.
              */
             strict?: boolean | null;
         };
@@ -4494,7 +4494,7 @@ export interface components {
             created: number;
             /**
              * Has Chat Template
-             * @description Whether `/v1/chat/completions` works; without a template the model only continues texts.
+             * @description Whether the model can be used with `/v1/chat/completions`.
              */
             has_chat_template: boolean;
             /** Id */
@@ -6217,7 +6217,7 @@ export interface components {
         };
         /**
          * StreamOptions
-         * @description Additional content of a stream beside text.
+         * @description Options of a streamed answer.
          */
         StreamOptions: {
             /**
@@ -6227,7 +6227,7 @@ export interface components {
             include_obfuscation?: boolean | null;
             /**
              * Include Usage
-             * @description End with a chunk that has the number of tokens of the request.
+             * @description Send the token counts of the request in the last chunk.
              */
             include_usage?: boolean | null;
         };
