@@ -11,7 +11,7 @@ from typing import Literal, Self
 DeviceKind = Literal["cpu", "cuda"]
 
 BASE_DTYPE = "float32"
-"""Name of the default dtype."""
+"""Name of the dtype whose speed is used where none is named, or where that of another was not measured."""
 DTYPES = (BASE_DTYPE, "bfloat16", "float16")
 """Names of the dtypes whose speed a probe measures."""
 HEAD = "head"

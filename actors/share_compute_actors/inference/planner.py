@@ -55,11 +55,11 @@ class Planner:
     def at_once(self, topology: Topology, epoch: int) -> Placement:
         """Return the best placement on these machines.
 
-        It has the requested number of stages or, if the model does not fit, the largest smaller number with which it
-        fits. Without a requested number, `place` chooses one.
+        It has the requested number of stages or, if there is no such placement, the largest smaller number that is
+        possible. Without a requested number, `place` chooses one.
 
         Raises:
-            PlanInfeasible: the machines cannot hold the model.
+            PlanInfeasible: there is no placement with any of these numbers; see `place`.
         """
         num_stages = self.spec.parallelism.stages
         if num_stages is None:

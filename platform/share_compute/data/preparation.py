@@ -1,4 +1,4 @@
-"""Makes the `Samples` of a job: loads digits, or reads, tokenizes and splits text."""
+"""Makes the `Samples` of a job from scikit-learn's handwritten digits, or from text files, which it tokenizes."""
 
 from __future__ import annotations
 

@@ -97,11 +97,11 @@ class TrainingProgress:
         return f"{done}: {self._stopping.reason}" if self._stopping and self._stopping.stops else done
 
     def begin_steps(self) -> None:
-        """Start the clock of the next step, so that the time of a validation or a checkpoint is not counted."""
+        """Restart the clock of the next step, so that the time of a validation or a checkpoint is not counted."""
         self._last_end = time.monotonic()
 
     def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
-        """Stop the clock of a step that all members have prepared; return the facts to write with its commit.
+        """End the time of a step that is about to be committed, and begin that of the next; return the facts to write.
 
         Raises:
             UserError: no loss scale makes the gradients finite.

@@ -121,7 +121,7 @@ class ModelProfile(StrictModel):
     tied_name: str | None = None
     """Stored name of the tied parameter; None if there is none, or it is frozen."""
     counted: bool = True
-    """Whether operations were counted by running the model's code, not estimated."""
+    """Whether the FLOPs of all parts were counted by running the model's code; False if any were estimated."""
     no_cut_reason: str | None = None
     """Reason why the model cannot be cut into stages; None if it can."""
 

@@ -58,7 +58,7 @@ def blamed(tables: CostTables, kind: CauseKind, machines: Sequence[int], machine
 
 
 def speed_text(tables: CostTables, machine: int) -> str:
-    """Return the measured speed of a machine as text."""
+    """Return the measured float32 speed of a machine as text, whatever the dtype of the job."""
     return flops_text(tables.topology.contributors[machine].flops_per_s())
 
 

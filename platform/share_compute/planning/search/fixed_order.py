@@ -54,7 +54,7 @@ def best_in_order(
         # Labels that start ``widest`` or more places behind can follow a stage of any size, so they are comparable.
         while recent and recent[0][0] >= place + widest:
             settled = settle(join([settled, recent.pop(0)[1]]))
-        # Sorted by descending position: the labels that may follow a stage of a given size form a prefix.
+        # Parts come in descending order of position: the parts that may follow a stage of a given size form a prefix.
         behind = join([settled, *(part for _, part in recent)])
         ends = np.cumsum([len(settled), *(len(part) for _, part in recent)])
         grown = []

@@ -13,7 +13,7 @@ from share_compute.planning.search.labels import Suffixes
 from share_compute.planning.search.limits import SearchLimits, limits_for
 
 _BUDGET: Final = 30_000_000
-"""Approximate number of examined candidates, over all moves, after which the local search stops."""
+"""Approximate number of candidates that one call of `improve` examines before it stops."""
 _MOST_TRIES: Final = 400
 _SPARES: Final = 6
 """Maximum number of machines without layers that moves insert into the order."""
