@@ -65,7 +65,7 @@ def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Sh
 
 
 def _uses_cpu(record: ContributorRecord) -> bool:
-    return record.limits.get("device", "cpu") == "cpu"
+    return bool(record.limits.get("device", "cpu") == "cpu")
 
 
 class Measurements:
