@@ -1,7 +1,6 @@
-"""The input rows of a batch, read in pieces, so that memory never holds a whole file.
+"""Read the input rows of a batch, one part at a time.
 
-Every failure to read a file becomes a `UserError` here. While a batch runs, a line that cannot be parsed raises no
-error: it becomes a row with a problem, which the output reports. Only `Inputs.check` rejects such lines.
+`Inputs.check` raises an error for a line that cannot be parsed. `Inputs.parts` yields a row with a problem instead.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from share_compute.quantities import bytes_text
 
 _BOM = b"\xef\xbb\xbf"
 _FIRST_ROWS = 100
-"""Maximum number of rows of each file that are checked when a job is submitted."""
+"""Maximum number of rows of each file that `Inputs.check` examines."""
 _PIECE_BYTES = 1 << 20
 _MOST_LINE_BYTES = 64 << 20
 _MOST_PART_BYTES = 256 << 20
-"""Maximum memory for the rows of one part, as `_weight` estimates it."""
+"""Maximum memory for the values of one part, as `_weight` estimates it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +37,21 @@ class InputRow:
     """One input row."""
 
     number: int
-    """Number of the row, counted from 0 over all files in order; the same in every attempt."""
+    """Number of the row, counted from 0 over all files in order."""
     value: Any
     """Value of the input column; None if the row has a problem."""
     problem: str | None = None
-    """Reason why the row cannot be answered; None if it can."""
+    """Reason why the row has no value; None if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Facts about the input files that must stay the same while a batch runs."""
+    """Row counts and hashes of a batch's input files."""
 
     rows: tuple[int, ...]
     """Number of rows in each file."""
     digests: tuple[str, ...]
-    """128-bit XXH3 hash of each file's content (.jsonl files: without byte order marks), as hexadecimal."""
+    """128-bit XXH3 hash of each file in hexadecimal; of .jsonl files without byte order marks."""
 
     @property
     def total(self) -> int:
@@ -65,7 +64,7 @@ class Inputs:
 
     Args:
         files: .jsonl or .parquet files, all of one kind.
-        column: column whose values the model answers.
+        column: column with the input of the model.
     """
 
     def __init__(self, files: Sequence[Path], column: str) -> None:
@@ -74,15 +73,14 @@ class Inputs:
         self.is_parquet = self.files[0].suffix == ".parquet"
 
     def check(self, kind: type[str] | type[list[Any]], ours: Collection[str]) -> None:
-        """Check the first rows of each file.
+        """Check that the first rows of each file can be parsed and have the input column.
 
         Args:
-            kind: type that the column must hold.
-            ours: columns into which answers are written.
+            kind: type that at least one value of the column must have.
+            ours: columns into which answers are written; no file may have one of them.
 
         Raises:
-            UserError: a file cannot be read, has no rows, or has a column into which answers are written; or
-                its first rows cannot be parsed, lack the column, or hold no value of type ``kind`` in it.
+            UserError: a file cannot be read, has no rows, or fails this check.
         """
         for file in self.files:
             columns, values = self._beginning(file)
@@ -109,7 +107,7 @@ class Inputs:
                 )
 
     def _beginning(self, file: Path) -> tuple[list[str], list[Any]]:
-        """Return the columns of a file, and the values of the input column in its first rows, without nulls."""
+        """Return a file's column names, and the non-null values of the input column in its first rows."""
         if self.is_parquet:
             with reading(file), open_unlinked(file) as opened:
                 facts = parquet.ParquetFile(opened)
@@ -125,7 +123,7 @@ class Inputs:
         return columns, [value for value in values if value is not None]
 
     def survey(self) -> Survey:
-        """Read all files once, to count their rows and compute their digests.
+        """Count the rows of all files, and hash their content.
 
         Raises:
             UserError: a file cannot be read, or no file has any row.
@@ -154,7 +152,7 @@ class Inputs:
     def parts(self, size: int, done: Collection[int]) -> Iterator[tuple[int, list[InputRow]]]:
         """Yield (number, rows) of each part that is not done.
 
-        If a part's rows exceed `_MOST_PART_BYTES`, the rows beyond this limit get a problem instead of their value.
+        Rows that would take a part beyond `_MOST_PART_BYTES` get a problem instead of a value.
 
         Args:
             size: number of rows in a part; the last one may have fewer.
@@ -181,7 +179,7 @@ class Inputs:
                 yield number, part
 
     def _raw(self) -> Iterator[Any]:
-        """Yield the rows unparsed: lines of .jsonl files, or values of the column in .parquet files."""
+        """Yield non-blank lines of .jsonl files, or values of the input column of .parquet files."""
         for file in self.files:
             yield from self._raw_of(file)
 
@@ -206,10 +204,10 @@ class Inputs:
         return InputRow(number, value)
 
     def _objects(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one .jsonl file, as objects.
+        """Yield the rows of one .jsonl file.
 
         Raises:
-            UserError: a row is not an object.
+            UserError: the file cannot be read, or a row is not a JSON object.
         """
         with reading(file):
             for number, line in enumerate(_lines(file), start=1):
@@ -234,7 +232,7 @@ class Inputs:
                 yield from record_batches(file)
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows of .jsonl files in order; ``{}`` for each that cannot be parsed.
+        """Yield all rows of .jsonl files in order; ``{}`` for each that is not a JSON object.
 
         Raises:
             UserError: a file cannot be read.
@@ -247,7 +245,7 @@ class Inputs:
 
 
 def parsed(line: bytes) -> dict[str, Any] | str:
-    """Return the object on a line, or the reason why the line cannot be parsed or is not an object."""
+    """Return the JSON object on a line, or a message that says why it is not a JSON object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as failure:
@@ -281,10 +279,10 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Raise a UserError inside the block instead of an error that says that this file cannot be read."""
+    """Replace an `OSError` or `ValueError` of the block by a `UserError` that names the file."""
     try:
         yield
-    except (OSError, ValueError) as failure:  # pyarrow raises subclasses of both
+    except (OSError, ValueError) as failure:
         reason = getattr(failure, "strerror", None) or (str(failure).splitlines() or [""])[0]
         raise UserError(
             f"{file} cannot be read: {reason}",

@@ -46,7 +46,7 @@ def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) ->
 
     Raises:
         VerificationFailed: an answer is missing.
-        UserError: an input file cannot be read any more, or the schemas of .parquet files cannot be merged.
+        UserError: an input file cannot be read, or the schemas of .parquet files cannot be merged.
         OSError: the output cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def _without_nulls(answer: Mapping[str, Any]) -> dict[str, Any]:
 def _line(row: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
-    except ValueError:  # JSON has no NaN
+    except ValueError:  # JSON has no NaN and no infinity
         text = json.dumps(_finite(row), ensure_ascii=False, default=_plain)
     try:
         return f"{text}\n".encode()
@@ -93,7 +93,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a Parquet value of a type that JSON lacks: bytes to base64, times to ISO 8601, others to text."""
+    """Convert a value of a type that JSON lacks: bytes to base64, dates and times to ISO 8601, others to text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, date | datetime | time) else str(value)
@@ -108,7 +108,7 @@ def _finite(value: Any) -> Any:
 
 
 def _joined(inputs: Inputs, parts: Parts) -> Iterator[Any]:
-    """Yield tables of the rows of .parquet files with their answers, all of one schema."""
+    """Yield tables of one schema, with the rows of .parquet files and their answers."""
     empty = _united(inputs.files).empty_table()
     answers = parts.tables()
     held = next(answers)
@@ -156,7 +156,7 @@ class _Unfit(Exception):
 
 
 def _write_typed(inputs: Inputs, parts: Parts, file: Path) -> None:
-    """Write rows of .jsonl files, whose columns have no types of their own, to a .parquet file.
+    """Write rows of .jsonl files with their answers to a .parquet file.
 
     A column whose values have no common type that Parquet can store is written as JSON text.
     """
@@ -197,7 +197,7 @@ def _array(name: str, values: list[Any], type_: Any) -> Any:
 
 
 def _types(inputs: Inputs) -> dict[str, Any]:
-    """Return the type of each column, in order of first use.
+    """Return the Arrow type of each column.
 
     The type is None if a column's values have no common type that Parquet can store.
     """

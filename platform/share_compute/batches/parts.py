@@ -1,7 +1,7 @@
-"""Storage of a batch's answers: each part is one file, which is written atomically.
+"""Store a batch's answers in part files, each of which is written atomically.
 
-Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. After a restart,
-the rows of a part are sent to the model again only if its file is missing or damaged.
+Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. A part whose file
+is missing or damaged is not done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "generate": ("output", "finish_reason", "usage", "error"),
     "embed": ("embedding", "usage", "error"),
 }
-"""Columns of answers by kind of batch; the output has them beside the columns of the input rows."""
+"""Columns of the answers, by kind of batch."""
 
 
 def answer_schema(kind: Kind) -> Any:
@@ -52,13 +52,13 @@ class Parts:
     """The finished parts of one batch.
 
     Args:
-        folder: folder of the parts and their manifest, with no other files; created if missing.
+        folder: folder of the part files; created if missing.
         kind: kind of the batch.
-        survey: survey of the batch's input files.
-        model: facts that identify the model that answers.
+        survey: row counts and hashes of the input files.
+        model: facts that identify the model, as JSON values.
 
     Raises:
-        Conflict: the parts in the folder answer other rows, or another model made them.
+        Conflict: the folder was created for other input files or another model.
     """
 
     def __init__(self, folder: Path, kind: Kind, survey: Survey, model: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Parts:
         self.size = self._settle(survey, model)
         """Number of rows in a part; the last one may have fewer."""
         self.failed = 0
-        """Number of answers that are errors, in all finished parts."""
+        """Number of answers with an error, in all finished parts."""
         self.rows_done = 0
         """Number of rows in all finished parts."""
         self.done: set[int] = set()
@@ -129,11 +129,11 @@ class Parts:
         return min(self.size, self.total - number * self.size)
 
     def keep(self, number: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a part durably, so that its answers survive a crash or power cut. Thread-safe.
+        """Write a part durably, and record it as done. Thread-safe.
 
         Args:
             number: number of the part.
-            answers: answers to its rows in their order, each a mapping of columns to values; a missing column is null.
+            answers: answer to each row of the part, by column; a missing column becomes null.
         """
         assert len(answers) == self.rows_in(number)
         buffer = pa.BufferOutputStream()
@@ -164,9 +164,9 @@ def _write(file: Path, content: Any) -> None:
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Yield a temporary path; if the block succeeds, move its content to ``file`` atomically and durably.
+    """Yield a temporary path; if the block succeeds, rename it to ``file`` atomically and durably.
 
-    The path is unique, because an abandoned attempt may still be writing to its own path.
+    The temporary path is unique, because an earlier attempt may still be writing.
     """
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
     try:
