@@ -1,1 +1,1 @@
-"""Serve models: place and scale deployments, schedule their sequences, and compute tokens in their members."""
+"""Serve models: place and scale deployments, schedule sequences, and compute tokens."""

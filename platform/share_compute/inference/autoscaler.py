@@ -1,14 +1,12 @@
-"""Autoscaling: the number of replicas that a deployment needs for its load, within its range.
+"""Autoscaling: compute the number of replicas that a deployment needs for its load, within its range.
 
-The autoscaler is a state machine without a clock: callers pass the time. It requests enough replicas that each has at
-most ``target_ongoing_requests`` sequences, running and queued. The number is computed from the sum of all sequences, so
-replicas that are still loading are not requested a second time.
+The goal is at most ``target_ongoing_requests`` sequences on each replica, running and queued.
 
-- Scaling up uses the minimum number needed throughout ``upscale_delay_s``.
-- Scaling down uses the maximum number needed throughout ``downscale_delay_s``. Shorter peaks and lulls change nothing.
-- The replicas that remain must keep some spare capacity (`_FILLED`), so a load near the threshold does not oscillate.
-- Scaling up from 0 is immediate with the first sequence.
-- Scaling to 0 needs a range that begins at 0, and ``downscale_to_zero_delay_s`` without a sequence.
+- Scaling up goes to the minimum number needed throughout ``upscale_delay_s``.
+- Scaling down goes to the maximum number needed throughout ``downscale_delay_s``.
+- Scaling down leaves spare capacity (`_FILLED`), so that the number of replicas does not oscillate.
+- Scaling up from 0 has no delay.
+- Scaling to 0 needs a minimum of 0, and no sequence for ``downscale_to_zero_delay_s``.
 """
 
 from __future__ import annotations
@@ -45,17 +43,12 @@ class Decision:
     """A change of the number of replicas."""
 
     wanted: int
-    """Number of replicas from now on."""
+    """New number of replicas."""
     reason: str
-    """Reason for the change."""
 
 
 class _Lasting:
-    """The smallest change that was needed at all times since scaling in one direction became necessary.
-
-    The change is expressed as the new number of replicas. For scaling up, this is the minimum of the numbers
-    needed since then; for scaling down, the maximum.
-    """
+    """Minimum (or maximum) number of replicas needed since scaling up (or down) became necessary."""
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:
         self._mildest = mildest
@@ -83,8 +76,7 @@ class Autoscaler:
 
     Args:
         limits: range, target and delays.
-        concurrent: maximum number of sequences that a replica runs at a time. If ``limits`` sets no target load, this
-            number is the target.
+        concurrent: maximum number of sequences that a replica runs at a time; the target if ``limits`` sets none.
         wanted: initial number of replicas, clamped to the range.
     """
 

@@ -1,4 +1,4 @@
-"""Place a deployment on machines for the requested load, or as much of it as fits, and set its scheduler's limits."""
+"""Place a deployment on machines, and compute the limits of its scheduler."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ from share_compute.specification.workload import ServingWorkload, serving_worklo
 from share_compute.topology import Topology
 
 _MOST_STEP_TOKENS = 512
-"""Target number of positions that all stages compute at one time; more would delay decoding. A single engine
-step of an encoder may have this number, or more if the longest text is longer."""
+"""Target number of positions that all stages together compute at one time; more would delay decoding."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
-"""Smallest chunk of a prompt that uses a machine efficiently. Long prompts are split into chunks, so that several
-stages work on one prompt at a time."""
+"""Smallest chunk of a prompt, in tokens, that uses a machine efficiently."""
 _PROCESS_BYTES = 480 * 2**20
-"""Memory of a member's process, without its shard and caches."""
+"""Estimated memory of a member's process, without its shard and caches."""
 _MOST_QUEUED = 512
 """Maximum number of sequences that wait to start."""
 _MOST_QUEUED_TEXTS = 8192
-"""Maximum number of texts that wait for an encoder, or that it computes; one request may bring thousands."""
+"""Maximum number of texts that wait for an encoder, and of texts that it computes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +43,15 @@ class MemoryBudget:
     working_bytes: int
     """Memory for intermediate results, without weights and caches."""
     cache_bytes: int
-    """Memory predicted to be left for the caches of sequences, beside weights and intermediate results."""
+    """Memory for the caches of sequences, beside weights and intermediate results."""
     holds_weights_twice: bool
-    """Whether plain and packed (reordered for the CPU) weights fit beside the process and planned caches."""
+    """Whether packed weights (reordered for the CPU) fit in addition to plain ones."""
 
     def beside(self, resident_bytes: int | None) -> int:
-        """Return the bytes left for caches; negative if the process has already taken too much.
+        """Return the bytes left for caches; negative if the process takes too much memory.
 
         Args:
-            resident_bytes: as in `Holding`.
+            resident_bytes: memory of the process, as in `Holding`.
         """
         if resident_bytes is None:
             return self.cache_bytes
@@ -67,8 +65,8 @@ class Holding:
     cache_token_bytes: int
     """Memory that the shard's caches take for one token of a sequence."""
     resident_bytes: int | None
-    """Memory of the process with its weights, including packed copies that it has still to make. None if the
-    process does not compute on the CPU."""
+    """Memory of the process, including packed weights that it has still to make; None if it does not compute on
+    the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +75,8 @@ class Placement:
 
     prediction: ServingPrediction
     concurrent: int
-    """Number of concurrent sequences that the plan is for; fewer than requested if memory is short."""
+    """Number of concurrent sequences that the plan is for; at most the requested number."""
     memory_budgets: Mapping[Worker, MemoryBudget]
-    """Memory budget of each machine."""
 
     @property
     def plan(self) -> Plan:
@@ -114,8 +111,8 @@ class Placement:
 def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
     """Return the maximum length of a deployment's sequences in tokens, prompt and answer together.
 
-    The length is the smaller of ``max_seq`` and the model's window, or the one that is known. If neither is
-    known, it is the length of a sequence of the planned load: ``prompt_tokens`` + ``new_tokens``.
+    It is the smaller of ``max_seq`` and the model's window, or the one that is known. If neither is known, it is
+    ``prompt_tokens`` + ``new_tokens``.
     """
     known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
     return min(known, default=spec.prompt_tokens + spec.new_tokens)
@@ -131,10 +128,10 @@ def place(
     stages: int | None,
     embeds: bool = False,
 ) -> Placement:
-    """Place a deployment for the requested number of concurrent sequences.
+    """Plan the stages of a deployment, for the requested number of concurrent sequences or fewer.
 
-    If the machines cannot hold so many, half as many are tried, then a quarter, and so on down to one. For an
-    encoder there is only one try, because it has no caches.
+    If no plan is feasible for the requested number, half of it is tried, and so on down to one. An encoder has no
+    caches, so no smaller number is tried for it.
 
     Args:
         spec: specification of the deployment.
@@ -146,8 +143,7 @@ def place(
         embeds: whether the model is an encoder.
 
     Raises:
-        PlanInfeasible: there is no machine, or no placement can serve even a single sequence at one time, for
-            lack of memory, links, machines or layers.
+        PlanInfeasible: there is no machine, or no plan is feasible.
     """
     if not topology.contributors:
         raise PlanInfeasible("there is no machine", hint="let machines join")
@@ -166,13 +162,12 @@ def place(
 
 
 def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
-    """Yield workloads to try: the requested one, then half as many sequences at one time, and so on down to one.
+    """Yield the workloads that `place` tries, with sequences shortened to the window.
 
-    Sequences are shortened to the window. For an encoder there is a single workload, in which the prompt of
-    each sequence fills an engine step.
+    In the only workload of an encoder, each prompt fills an engine step.
     """
     requested = serving_workload(spec)
-    if embeds:  # an engine step takes time and memory, but no cache remains of it
+    if embeds:
         yield replace(requested, prompt_tokens=_text_step_tokens(window_tokens), new_tokens=1)
         return
     length = requested.prompt_tokens + requested.new_tokens
@@ -224,8 +219,8 @@ def limits_of(
         placement: placement of the model.
         holdings: report of each machine about its shard.
         window_tokens: longest sequence, in tokens.
-        shares: fraction of the cache memory to use, by machine; 1 for machines that are not in it. An encoder has no
-            caches: the smallest fraction reduces the size of engine steps.
+        shares: fraction of the cache memory to use, by machine; 1 for missing machines. For an encoder, the smallest
+            fraction scales the size of engine steps.
         embeds: whether the model is an encoder.
 
     Raises:
@@ -262,8 +257,7 @@ def limits_of(
 def _step_tokens(spec: ServeJob, stages: int) -> int:
     """Return the maximum number of positions that one engine step computes.
 
-    It is at most the length of a planned prompt, because the memory estimate assumes engine steps of that
-    length, but at least `_LEAST_STEP_TOKENS`.
+    It is limited by ``prompt_tokens``, because memory is planned for prompts of this length.
     """
     most = max(_CHUNK_TOKENS, _MOST_STEP_TOKENS // stages)
     return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)
@@ -283,7 +277,7 @@ def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Sch
 
 
 def _text_step_tokens(window_tokens: int) -> int:
-    """Return the maximum positions of an encoder's engine step, if memory suffices; the longest text fits."""
+    """Return the number of positions in an encoder's engine step; the longest text must fit into one step."""
     return max(window_tokens, _MOST_STEP_TOKENS)
 
 

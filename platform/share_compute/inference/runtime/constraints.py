@@ -16,11 +16,11 @@ from share_compute.errors import UserError
 
 _ANY_OBJECT = '{"type": "object"}'
 _OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
-"""Bound the length of whitespace: a model without a likely next token could write whitespace for ever."""
+"""Limits each run of whitespace to 64 characters, because a model could generate whitespace without end."""
 _KEPT = 32
 """Maximum number of compiled schemas that are cached for later requests."""
 _TRIED_BYTES = 8
-"""Number of bytes that are generated to test whether decoding can follow a schema."""
+"""Maximum number of bytes that are generated to test whether decoding can follow a schema."""
 
 
 def check_schema(schema: str) -> None:
@@ -45,7 +45,7 @@ def check_schema(schema: str) -> None:
 
 
 def _tried(grammar: str) -> str:
-    """Try the grammar on a few bytes; return the error (such as a pattern with too many states), or ""."""
+    """Generate a few bytes that the grammar allows; return the error message of llguidance, or ""."""
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     for _ in range(_TRIED_BYTES):
         allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8))
@@ -56,11 +56,7 @@ def _tried(grammar: str) -> str:
 
 
 def _grammar(schema: str) -> str:
-    """Convert a JSON schema to a grammar of llguidance.
-
-    Raises:
-        ValueError: the text is not JSON, or its value is neither an object nor ``true``.
-    """
+    """Convert a JSON schema to a grammar of llguidance."""
     given = json.loads(schema or _ANY_OBJECT)
     if given is True or given == {}:
         given = {"type": ["object", "array", "string", "number", "boolean", "null"]}
@@ -68,10 +64,10 @@ def _grammar(schema: str) -> str:
 
 
 class Grammar:
-    """State of the constraint on one sequence's text; `accept` advances it by the tokens that follow.
+    """State of the constraint on one sequence's text.
 
     Args:
-        matcher: matcher of the schema, used by this sequence alone.
+        matcher: matcher of the schema; other sequences need their own copies.
         vocabulary_size: number of logits of the model.
     """
 
@@ -81,7 +77,7 @@ class Grammar:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no token can follow; also True when the text so far does not match the schema."""
+        """Whether the matcher has stopped, because the text is complete or after an error."""
         return self._matcher.is_stopped()
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -101,7 +97,7 @@ class Grammars:
     """Cache of compiled JSON schemas for one tokenizer.
 
     Args:
-        folder: folder of the tokenizer, which is loaded by `warm_up` or for the first schema.
+        folder: folder of the tokenizer.
         vocabulary_size: number of logits of the model.
     """
 

@@ -25,8 +25,8 @@ from share_compute.shard import Shard
 class EncoderStage(EngineStage):
     """One shard of an encoder.
 
-    The texts of an engine step are concatenated in one batch of one row, and each token attends to its own text alone.
-    Architectures that do not support a custom attention function compute their texts one by one.
+    If the architecture supports a custom attention function, the layers compute all texts of an engine step together.
+    Otherwise they compute one text at a time.
 
     Args:
         config: Hugging Face configuration of the whole model; its ``model_type`` is in
@@ -34,8 +34,7 @@ class EncoderStage(EngineStage):
         shard: part of the model that this stage holds.
         device: device of the shard.
         dtype: type of weights and hidden states.
-        window_tokens: longest text, in tokens. Models that scale their positions for long texts scale them
-            for this length.
+        window_tokens: longest text, in tokens; used by `settle_positions`.
         pooling: rule that turns hidden states into vectors.
 
     Raises:

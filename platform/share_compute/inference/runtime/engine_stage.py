@@ -1,4 +1,4 @@
-"""Interface of a stage that executes engine steps: one shard of a model of any kind."""
+"""Interface of a stage: one shard of a model, which executes engine steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EngineStage(ABC):
-    """One shard of a model. Once its weights are filled, it executes engine steps; `seal` makes it faster."""
+    """One shard of a model, which executes engine steps once its weights are filled."""
 
     shard: Shard
     device: torch.device
@@ -35,7 +35,7 @@ class EngineStage(ABC):
     hidden_size: int
     """Size of the hidden state of one token."""
     draws: bool
-    """Whether the model generates tokens, which the last stage feeds back to the first."""
+    """Whether the model generates tokens; False for encoders."""
     is_sealed: bool = False
     """Whether `seal` was called."""
 
@@ -45,7 +45,7 @@ class EngineStage(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to fill before `seal`, by stored name.
 
-        A quantized weight is two tensors, its int8 values and its scales, each with a name of its own.
+        A quantized weight has two entries: its int8 values and its scales.
         """
 
     @abstractmethod
@@ -53,7 +53,7 @@ class EngineStage(ABC):
         """Move the weights that both stages hold from ``other`` to this stage.
 
         Args:
-            other: a stage of the same model, sealed or not; it must not be used afterwards.
+            other: a stage of the same model; it must not be used afterwards.
 
         Returns:
             The tensors that are still to be filled before `seal`, by stored name.
@@ -61,17 +61,16 @@ class EngineStage(ABC):
 
     @abstractmethod
     def seal(self, *, keeps_plain: bool = True) -> None:
-        """Optimize the filled shard; nothing can be filled afterwards.
+        """Optimize the filled shard for computing; its tensors cannot be filled afterwards.
 
-        A second call with ``keeps_plain=False`` frees the unpacked weights.
+        A second call with ``keeps_plain=False`` frees second copies of weights.
 
         Args:
-            keeps_plain: whether packed weights are also kept unpacked, if products of few rows are faster
-                with unpacked weights. This takes up to twice the memory.
+            keeps_plain: whether packed and plain copies of weights may be kept, which takes up to twice the memory.
         """
 
     def warm_up(self) -> None:
-        """Do slow preparations in advance, so that the first request that needs them does not delay other requests."""
+        """Do slow preparations before the first request. The default does nothing."""
 
     @abstractmethod
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
@@ -83,10 +82,10 @@ class EngineStage(ABC):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Fill the shard from a local Hugging Face folder, reading only the shard's tensors, and `seal` it.
+        """Fill the shard from a local Hugging Face folder, and `seal` it.
 
         Raises:
-            UserError: the weights are not there, are damaged, or do not belong to the configuration.
+            UserError: the weights are missing or damaged, or do not belong to the configuration.
         """
         weights = self.weights_of(WeightFolder(folder))
         tensors = self.tensors()

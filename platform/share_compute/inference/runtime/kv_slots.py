@@ -19,7 +19,7 @@ class LayerCache:
     key_size: int
     """Size of a key of one head."""
     value_size: int
-    """Size of a value of one head; differs from `key_size` with multi-head latent attention (MLA)."""
+    """Size of a value of one head."""
 
     @property
     def numbers(self) -> int:
@@ -30,8 +30,8 @@ class LayerCache:
 class KVSlot:
     """A KV slot: the keys and values of one sequence, in one contiguous block of memory.
 
-    The keys (and values) of one head are contiguous, because attention reads this layout several times faster than one
-    with all heads of a token together.
+    The keys of one head are contiguous, and so are its values. Attention reads this layout faster than one that is
+    contiguous by token.
 
     Args:
         layers: cache shapes of the shard's layers.

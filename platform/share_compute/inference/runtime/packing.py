@@ -1,13 +1,7 @@
-"""Weight packing: reorder weights in memory so that a CPU multiplies them with few rows faster.
+"""Weight packing: reorder weights with oneDNN, to speed up products of a few rows on a CPU.
 
-Decoding multiplies one token of each sequence with every matrix. With weights as models store them, a CPU
-takes three times as long for a product of eight rows as for a product of one row, though both read the same
-weights. After packing once with oneDNN, eight rows cost little more than one. (torch.compile packs the
-weights of frozen models with the same operators, which have no public name.)
-
-A single row is slower with packed weights, so a machine with enough memory keeps packed and plain weights (except in
-bfloat16). If a layer has more outputs than inputs, a single row of float32 is faster still with column-major plain
-weights, most of all in the head, which has one output per token of the vocabulary.
+Products of one or two rows are faster with plain weights than with packed ones. So plain weights can be kept beside
+packed ones, except in bfloat16. The operators for packing have no public name; torch.compile uses them, too.
 """
 
 from __future__ import annotations
@@ -19,10 +13,9 @@ from torch.nn.functional import linear
 _ROWS = 8
 """Number of rows that weights are packed for; products of other numbers of rows work as well."""
 _PLAIN_ROWS = 2
-"""Maximum number of rows that are multiplied with plain weights, where these are kept beside packed ones."""
+"""Maximum number of rows that are multiplied with plain weights, if these are kept."""
 _SMALL = 2**19
-"""Minimum number of weights of a float32 matrix to pack. For a smaller matrix, calling the packed operator costs as
-much as it saves."""
+"""Minimum number of weights of a float32 matrix to pack; packing smaller ones saves no time."""
 
 
 class PackedLinear(nn.Module):
@@ -30,8 +23,8 @@ class PackedLinear(nn.Module):
 
     Args:
         layer: the linear layer to replace.
-        plain: unpacked weights, in any memory order, for products of few rows; None keeps packed ones only.
-        is_shared: whether other modules use the layer's own weights too, so that these stay in memory anyway.
+        plain: plain weights for products of few rows, in any memory order; None keeps packed ones only.
+        is_shared: whether other modules use the layer's weights too.
     """
 
     def __init__(self, layer: nn.Linear, plain: Tensor | None, *, is_shared: bool = False) -> None:
@@ -40,7 +33,7 @@ class PackedLinear(nn.Module):
         self.bias = layer.bias
         self._shared = (layer,) if is_shared else None
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
-        # One tuple holds all tensors: parameters are slow to look up, and a token passes many such layers.
+        # A tuple, because looking up the parameters of a module is slow.
         self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
@@ -52,9 +45,9 @@ class PackedLinear(nn.Module):
         return packed.to_dense() if plain is None else plain
 
     def smaller(self) -> nn.Module:
-        """Return a layer with the same outputs that holds its weights once.
+        """Return a replacement that does not hold a second copy of the weights.
 
-        If other modules share the weights, it is the original layer. If not, it is this layer, without plain weights.
+        It is the original layer if other modules share its weights, else this layer with packed weights only.
         """
         if self._shared is not None:
             return self._shared[0]
@@ -71,7 +64,7 @@ class PackedLinear(nn.Module):
         return outputs
 
     __call__ = forward
-    """Calls skip torch's search for hooks, since modules of serving stages have none."""
+    """Calls skip torch's search for hooks."""
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -91,12 +84,12 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 def pack(module: nn.Module, *, keeps_plain: bool) -> None:
     """Pack the linear layers inside a module, except small ones in float32.
 
-    A second call with ``keeps_plain=False`` frees the plain weights. Weights shared with other modules (an embedding's)
-    are never freed, so they are packed only with ``keeps_plain``.
+    A second call with ``keeps_plain=False`` frees second copies of weights. Layers that share their weights with other
+    modules, such as an embedding, are packed only with ``keeps_plain``.
 
     Args:
         module: module whose weights are filled.
-        keeps_plain: whether plain weights stay beside packed ones, which takes twice the memory; never in bfloat16.
+        keeps_plain: whether plain weights are kept beside packed ones, which takes twice the memory.
     """
     uses: dict[int, int] = {}
     for part in module.modules():
@@ -128,6 +121,7 @@ def _packed(layer: nn.Linear, *, keeps_plain: bool, is_shared: bool) -> nn.Modul
     weight = layer.weight.detach()
     if weight.dtype == torch.bfloat16:
         return PackedLinear(layer, None, is_shared=is_shared)
+    # With more outputs than inputs, products of one float32 row are faster with column-major than row-major weights.
     is_tall = layer.out_features > layer.in_features and weight.dtype == torch.float32
     plain = weight.t().contiguous().t() if is_tall and not is_shared else weight
     return PackedLinear(layer, plain, is_shared=is_shared)

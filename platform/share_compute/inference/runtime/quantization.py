@@ -1,12 +1,8 @@
 """Weight-only int8 quantization: each row of a linear layer's weights becomes int8 values with one scale.
 
-Quantization is symmetric, scaled by a row's largest absolute value, as in torchao's weight-only int8. Each row is
-quantized by itself while it is read, so the weights of a shard are never all in memory as floats.
-
-Inputs are rounded to bfloat16 and multiplied with the integers. The products are exact, and sums are in
-float32. For few input rows on a CPU, torch has a kernel that reads the integers directly; reading weights is
-most of a token's time. In all other cases the integers are converted to floats, on a CPU some rows of the
-matrix at a time. Both ways give the same result within the rounding of their sums.
+Quantization is symmetric: the scale is a row's largest absolute value, divided by 127. Inputs are rounded to bfloat16.
+For a few input rows on a CPU, torch has a kernel that reads the integers directly. In all other cases the integers are
+converted to floats first.
 """
 
 from __future__ import annotations
@@ -25,10 +21,10 @@ _LARGEST = 127
 _FEW_ROWS = 16
 """Maximum number of input rows for which torch's kernel for few rows is faster, on a CPU."""
 _KERNEL_STEP = 16
-"""Number of inputs that torch's kernel reads at one time. It would read beyond the end of a row whose length is not a
-multiple of this number."""
+"""Number of weights that torch's kernel reads at one time. The kernel would read beyond the end of a row whose length
+is not a multiple of this number."""
 _BLOCK = 2**22
-"""Number of weights that a CPU converts to floats at one time, rounded to whole rows of the matrix."""
+"""Number of weights that a CPU converts to floats at one time, rounded down to whole rows but at least one row."""
 _LEAST_SHARE = 0.9
 """Minimum fraction of matrix weights that must be in linear layers; embeddings and shared weights are not counted.
 
@@ -105,7 +101,7 @@ class Int8Linear(nn.Module):
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
 
     __call__ = forward
-    """Calls skip torch's search for hooks, since modules of serving stages have none."""
+    """Calls skip torch's search for hooks."""
 
     def _products(self, rows: Tensor, integers: Tensor) -> Tensor:
         """Multiply inputs ``[rows, in]`` with integers ``[out, in]``; return ``[rows, out]``, bfloat16, unscaled."""
@@ -122,8 +118,8 @@ def quantize(model: nn.Module, shared: Set[str]) -> None:
     """Replace each linear layer of a model by an `Int8Linear`, except layers with shared weights.
 
     Args:
-        model: model without memory for large weights, as `share_compute.models.huggingface.decoder.sketch` returns it.
-        shared: names of weights that other modules use, too.
+        model: model to change in place.
+        shared: names of weights that several modules use.
     """
     for path, part in list(model.named_modules()):
         for name, child in list(part.named_children()):
@@ -133,11 +129,11 @@ def quantize(model: nn.Module, shared: Set[str]) -> None:
 
 
 def require_linear_layers(model: nn.Module, shared: Set[str]) -> None:
-    """Check that int8 saves as much memory as plans assume.
+    """Check that enough of a model's weights are in linear layers for int8 to save memory.
 
     Args:
-        model: the whole model, as `share_compute.models.huggingface.decoder.sketch` returns it.
-        shared: names of weights that other modules use, too.
+        model: the whole model.
+        shared: names of weights that several modules use.
 
     Raises:
         UserError: too many of the model's weights are not in linear layers.

@@ -1,9 +1,8 @@
-"""Ragged attention of an engine step: its chunks are concatenated in one batch of one row.
+"""Ragged attention: the chunks of an engine step are concatenated along the token dimension, without padding.
 
-Each chunk attends to its own sequence alone. Models of the transformers library pass queries, keys and values to a
-function that the configuration names. The function here (`attend`) stores keys and values in the KV slots and attends
-chunk by chunk. All operations outside attention work on each token alone, so concatenation does not affect them. There
-is no list of supported architectures: `Probe` and `attend` refuse models that need more than this interface.
+Transformers models call the attention function that their configuration names; here it is `attend`. It computes
+attention for each chunk separately. There is no list of supported architectures: `Probe` and `attend` raise an error
+for models that need other attention.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RAGGED = "share_compute_ragged"
 _HARMLESS = frozenset({"position_ids", "cache_position", "position_embeddings"})
 """Tensor arguments that some models pass to attention functions, and that `attend` can ignore."""
 _KINDS = frozenset({"full_attention", "sliding_attention"})
-"""Layer types whose attention the arguments of `attend` describe completely."""
+"""Layer types that `attend` supports."""
 
 
 class AttentionChunk:
@@ -52,7 +51,7 @@ class AttentionChunk:
         return 0 if window is None else max(0, self.start + 1 - window)
 
     def is_triangle(self, window: int | None) -> bool:
-        """Return whether the mask is purely causal: the first token attends to itself alone, the next to two, ..."""
+        """Return whether the mask is purely causal: the chunk begins at position 0, and the window covers it."""
         return self.start == 0 and (window is None or self.count <= window)
 
 
@@ -91,11 +90,10 @@ class Attention:
             query: ``[1, heads, tokens, key_size]``.
             key: ``[1, kv_heads, tokens, key_size]``.
             value: ``[1, kv_heads, tokens, value_size]``.
-            scaling: factor of the products of queries and keys; None for the usual one, ``key_size ** -0.5``.
+            scaling: factor of the products of queries and keys; None for ``key_size ** -0.5``.
             window: number of last positions that each token attends to, its own included; None for all.
             softcap: bound of the scaled products, applied with tanh; None for no bound.
-            sinks: attention sinks ``[heads]``, one logit per head that takes part in the softmax but has no value; None
-                for none.
+            sinks: attention sinks ``[heads]``: logits that take part in the softmax but have no value; None for none.
 
         Returns:
             Attention outputs ``[1, tokens, heads, value_size]``.
@@ -174,7 +172,7 @@ class Attention:
 
 
 class TextAttention(Attention):
-    """Attention of an encoder's engine step: tokens also attend to later tokens of their text, and nothing is cached.
+    """Attention of an encoder's engine step: tokens also attend to later tokens, and there are no KV slots.
 
     Args:
         counts: number of tokens of each text, in the order of the texts.
@@ -194,7 +192,9 @@ class TextAttention(Attention):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Compute the attention of the next layer as `Attention.attend` does, with a window that also reaches forward.
+        """Compute the attention of a layer, text by text; arguments as in `Attention.attend`.
+
+        The window limits the distance to earlier and to later tokens.
 
         Raises:
             UserError: the model uses softcap or sinks.
@@ -259,10 +259,10 @@ def _by_hand(
 
 
 class Probe(Attention):
-    """Attention that records the cache shape of each layer, and refuses models that `KVSlots` or `attend` cannot serve.
+    """Attention that records the cache shape of each layer, and raises an error for unsupported models.
 
     Args:
-        model_type: name of the architecture, for messages.
+        model_type: name of the architecture, for error messages.
         kinds: type of each of the shard's layers; None if the configuration names no types.
     """
 
@@ -273,7 +273,7 @@ class Probe(Attention):
         self.layers: list[LayerCache] = []
 
     def check(self, module: nn.Module, window: int | None, options: dict[str, Any]) -> None:
-        """Raise UserError if the next layer's attention needs rules that the arguments of `attend` cannot express."""
+        """Raise a UserError if `attend` does not support the next layer's attention."""
         odd = sorted(
             name for name, given in options.items() if isinstance(given, Tensor) and name not in _HARMLESS
         )

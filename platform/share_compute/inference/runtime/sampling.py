@@ -1,10 +1,7 @@
 """Sampling: draw tokens from a model's logits, according to the options of each sequence.
 
-The random numbers of a draw depend only on the sequence's seed and the token's position: one exponential
-number per token id of the vocabulary. The token with the largest quotient of probability and exponential
-number is drawn, which is a draw from the distribution (equivalent to the Gumbel-max trick). Another machine
-or batch may round logits a little differently; the drawn token is the same unless the quotients of two tokens
-are closer than that difference.
+Each draw uses one exponential random number per token id, which depends only on the seed and the token's position. The
+token with the largest quotient of probability and random number is drawn (equivalent to the Gumbel-max trick).
 """
 
 from __future__ import annotations
@@ -24,18 +21,11 @@ from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampl
 from share_compute.inference.scheduler.options import SamplingOptions
 
 _LIKELIEST = 1024
-"""Number of most probable tokens that are sorted first for ``top_p``: sorting a whole vocabulary takes long."""
+"""Number of most probable tokens that ``top_p`` tries first, because sorting a whole vocabulary is slow."""
 
 
 class _Sequence:
-    """Sampling state of one sequence.
-
-    Args:
-        opening: the sequence's `Opening`, with its options and known tokens.
-        grammar: grammar that the generated text must follow; None for any text.
-        vocabulary_size: number of logits of the model.
-        device: device of the logits.
-    """
+    """Sampling state of one sequence."""
 
     def __init__(
         self, opening: Opening, grammar: Grammar | None, vocabulary_size: int, device: torch.device
@@ -63,7 +53,7 @@ class _Sequence:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each token is the one with the largest unadjusted logit (greedy decoding without further options)."""
+        """Whether each token is the one with the largest unadjusted logit."""
         options = self.options
         return (
             self.is_greedy
@@ -74,7 +64,7 @@ class _Sequence:
         )
 
     def adjust(self, logits: Tensor, position: int) -> Tensor:
-        """Return logits ``[vocabulary]`` of the token at ``position`` after penalties; forbidden tokens are -inf."""
+        """Return the logits ``[vocabulary]`` for ``position`` after penalties; those of forbidden tokens are -inf."""
         options, scores = self.options, logits
         if self._seen is not None:
             seen: torch.LongTensor = self._seen[:, : self._num_seen]  # type: ignore[assignment]
@@ -120,11 +110,11 @@ class Sampler:
         self._sequences: dict[int, _Sequence] = {}
 
     def open(self, opening: Opening) -> None:
-        """Create the sampling state of a sequence that starts, or continues after a membership change or preemption.
+        """Create the sampling state of a sequence.
 
         Raises:
-            UserError: the sequence has a JSON schema that is invalid or not supported, or the model has no tokenizer
-                that supports constrained decoding. ``details`` names the sequence.
+            UserError: the sequence's JSON schema, or the model's tokenizer, cannot be used for constrained decoding.
+                ``details`` names the sequence.
         """
         schema = opening.options.json_schema
         try:
@@ -183,7 +173,7 @@ class Sampler:
     def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> SampledToken:
         sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
         if sequence.end is not None:
-            # The scheduler sent this step before it knew that the sequence had ended. It drops the token.
+            # The scheduler sent this step before it knew of the end, and drops the token.
             return SampledToken(chunk.sequence, position, sequence.end, finish="stop")
         sequence.note(token)
         logprob: float | None = None
@@ -202,7 +192,7 @@ def draw(scores: Tensor, options: SamplingOptions, position: int) -> Tensor:
         options: sampling options with a temperature above 0.
         position: position of the token in the sequence.
     """
-    # Subtract the maximum before dividing, so that the smallest temperature gives no infinity.
+    # Subtract the maximum first, so that exp does not overflow at a small temperature.
     weights = ((scores - scores.max()) / options.temperature).exp()
     weights = weights.masked_fill(weights < _least(weights, options), 0.0)
     source = np.random.Generator(np.random.Philox(key=options.seed % 2**64, counter=position << 64))

@@ -42,10 +42,9 @@ class ServingStage(EngineStage):
         shard: part of the model that this stage holds.
         device: device of the shard.
         dtype: type of weights, hidden states, keys and values.
-        quantizes: whether the weights of linear layers are int8, whatever ``dtype`` is.
-        window_tokens: maximum length of a sequence; None takes that of the configuration. Models that scale
-            their positions for long texts scale them for this length from the start.
-        tokenizer: folder of the tokenizer, for constrained text; read by `warm_up`, or at its first use.
+        quantizes: whether the weights of linear layers are int8; see `quantize`.
+        window_tokens: maximum length of a sequence, used by `settle_positions`; None takes that of the configuration.
+        tokenizer: folder of the tokenizer, for constrained text; None if there is none.
 
     Raises:
         UserError: the architecture cannot be split into stages, or cannot be served.
@@ -137,7 +136,7 @@ class ServingStage(EngineStage):
         self.is_sealed = True
 
     def warm_up(self) -> None:
-        """Load the tokenizer for constrained text on the last stage; a large vocabulary takes seconds."""
+        """Load the tokenizer for constrained text on the last stage."""
         if self._sampler is not None:
             self._sampler.warm_up()
 
@@ -189,7 +188,7 @@ class ServingStage(EngineStage):
             Hidden states ``[tokens, hidden]``; on the last stage the sampled tokens.
 
         Raises:
-            UserError: as `open`, for a sequence that the step opens.
+            UserError: as `open`.
         """
         for sequence in step.closes:
             self.close(sequence)

@@ -1,7 +1,4 @@
-"""Reduce the overhead around matrix products; results are bit-identical.
-
-This overhead dominates a small model's time per token.
-"""
+"""Reduce the overhead of norms and of module calls."""
 
 from __future__ import annotations
 
@@ -37,8 +34,7 @@ class FusedNorm(nn.Module):
 def call_directly(module: nn.Module) -> None:
     """Make calls of a module and its submodules go straight to ``forward``, without torch's search for hooks.
 
-    The search takes longer than many of the operations on one token. Modules that have hooks, or a
-    ``__call__`` of their own, keep their call.
+    Modules that have forward hooks, or whose class defines ``__call__``, are not changed.
     """
     direct: dict[type[nn.Module], type[nn.Module]] = {}
     for part in module.modules():
@@ -53,9 +49,8 @@ def call_directly(module: nn.Module) -> None:
 def fuse_norms(module: nn.Module) -> None:
     """Replace submodules that compute an RMS norm by a `FusedNorm`; torch's own norm classes stay.
 
-    Model families have norm classes of their own. Their names are not listed here: a submodule is replaced if a
-    `FusedNorm` gives the same outputs for random rows of many scales. The fused norm multiplies by the submodule's
-    weights, or by 1 plus these weights; both are tried.
+    A submodule is replaced if a `FusedNorm` gives the same outputs for random rows. The weights of the `FusedNorm` are
+    those of the submodule, or 1 plus those of the submodule.
     """
     for part in list(module.modules()):
         for name, child in list(part.named_children()):

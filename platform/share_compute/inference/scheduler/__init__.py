@@ -1,1 +1,1 @@
-"""The scheduler of a replica, a pure state machine: it forms batches, assigns KV capacity, and serves owners fairly."""
+"""The scheduler of a replica: a state machine that builds engine steps and assigns KV capacity."""

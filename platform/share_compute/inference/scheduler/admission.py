@@ -1,7 +1,4 @@
-"""Admission: choose the sequences to start and the prompts to continue in the rest of an engine step.
-
-Sequences that decode get their part of the engine step first.
-"""
+"""Admission: choose the sequences that an engine step starts, and the prompts that it continues."""
 
 from __future__ import annotations
 
@@ -21,24 +18,17 @@ _MOST_EXAMINED = 64
 
 
 class Admission:
-    """Starts sequences while memory suffices: those of the least served owner first, in order of arrival.
+    """Starts sequences while KV capacity suffices, those of the least served owner first.
 
-    Memory is reserved for the prompt and a typical answer, or for the requested length where that is less. If an
-    answer becomes longer, the KV capacity for it is doubled. If that capacity is missing, the sequence is preempted: it
-    gives up its KV slot, and continues before any new sequence starts, once the doubled capacity is free. So a sequence
-    is preempted a few times at most.
-
-    If the first sequence of the next owner lacks capacity, a smaller sequence of another owner may overtake it, up to
-    `_MOST_PASSES` times.
-
-    A sequence waits while its first tokens are being computed for another one, for example if many requests have the
-    same system prompt. Meanwhile the sequences behind it overtake it.
+    A sequence whose KV slot cannot grow is preempted: it gives up the slot, and continues before any new sequence
+    starts. If a sequence lacks KV capacity, sequences of other owners may overtake it, up to `_MOST_PASSES` times. A
+    sequence waits while another sequence computes a prefix that can then be copied.
 
     Args:
         limits: limits of this epoch.
         queue: all sequences that have not ended.
         ledger: all KV slots of this epoch.
-        totals: counters; prefix copies and preemptions are counted here.
+        totals: counters to which prefix copies and preemptions are added.
     """
 
     def __init__(self, limits: SchedulerLimits, queue: FairQueue, ledger: SlotLedger, totals: Totals) -> None:
@@ -65,18 +55,16 @@ class Admission:
     def next(self, opens: list[Opening], budget: int) -> LiveSequence | None:
         """Return the next sequence to prefill, and start it if it has not started.
 
-        Return None if no sequence is to be prefilled, or if none of the next sequences fits yet.
+        Return None if there is no such sequence, or if it does not fit yet.
 
         Args:
             opens: openings of the engine step; the sequence's opening is appended if this call starts it.
-            budget: positions left in the engine step. An encoder's text is never split: if it exceeds the budget, it
-                waits for the next step.
+            budget: number of positions left in the engine step; a text for an encoder must fit.
         """
         if not self.has_prompts:
             return None
         passed: list[LiveSequence] = []
-        # Keep capacity for the largest growth of a running sequence; otherwise most of them would soon be
-        # preempted.
+        # Keep capacity for the largest growth of a running sequence, so that it need not be preempted soon.
         reserve = max((one.next_slot_tokens for one in self._open.values()), default=0)
         begins = self.num_open < self._limits.max_sequences
         for owner in self._queue.in_turn():
@@ -98,12 +86,12 @@ class Admission:
         return None
 
     def ended(self, live: LiveSequence) -> None:
-        """Record that a running sequence has ended. The ledger keeps its KV slot for prefix copies."""
+        """Record that a running sequence has ended; see `SlotLedger.retire`."""
         del self._open[live.id]
         self._ledger.retire(live.id)
 
     def preempted(self, live: LiveSequence) -> None:
-        """Close the KV slot of a running sequence, which then waits for more KV capacity.
+        """Close the KV slot of a running sequence, and put the sequence back into the queue.
 
         The caller must call `LiveSequence.close` afterwards.
         """
@@ -115,8 +103,7 @@ class Admission:
     def _candidate(self, owner: OwnerQueue, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
         """Return the next sequence of an owner to start, and the prefix to copy for it; None if there is none.
 
-        Sequences with tokens in flight, or whose prefix another sequence still computes, are skipped. The returned
-        sequence may lack KV capacity; then its prefix is None.
+        The sequence may lack KV capacity; then its prefix is None.
         """
         for live in islice(self._queue.candidates(owner), _MOST_EXAMINED):
             if not live.is_settled:

@@ -1,9 +1,7 @@
-"""Decode batches: as many as there are stages, of about the same size, so that no stage idles.
+"""Decode batches of about equal size, so that all stages work at the same time.
 
-A sequence normally stays in one batch. The batches send engine steps in turn, so a token has usually passed all stages
-before the next step of its batch needs it. A sequence moves to another batch only to keep the sizes equal, and only
-while none of its tokens is in flight. Otherwise the next step of its new batch might wait for that token, and leave the
-first stage idle.
+A sequence moves to another batch only to even out the sizes, and only while none of its tokens is in flight. Otherwise
+the next step of the new batch might wait for that token.
 """
 
 from __future__ import annotations
@@ -46,13 +44,13 @@ class Batches:
         self._in_flight[batch] -= 1
 
     def members(self, batch: int) -> list[LiveSequence]:
-        """Return the sequences that decode in a batch, the longest waiting first."""
+        """Return the sequences that decode in a batch, those that waited longest first."""
         return sorted(self._members[batch].values(), key=lambda live: (live.last_step, live.order))
 
     def join(self, live: LiveSequence, batch: int) -> None:
         """Add a sequence to ``batch``, whose engine step computes the end of the sequence's prompt.
 
-        If this batch has its share of the sequences already, `balance` puts the sequence into the smallest batch later.
+        If this batch already has its share of the sequences, `balance` adds the sequence to the smallest batch later.
         """
         everyone = sum(map(len, self._members)) + len(self._moving) + 1
         if len(self._members[batch]) * len(self._members) < everyone:
@@ -68,9 +66,9 @@ class Batches:
             live.batch = None
 
     def balance(self) -> None:
-        """Make the sizes even: take sequences out of large batches, and put them into the smallest batch.
+        """Move sequences from large batches to small ones.
 
-        A sequence with a token in flight joins its new batch in a later call.
+        A sequence with a token in flight leaves its batch, and joins the new one in a later call.
         """
         sizes = [len(members) for members in self._members]
         while max(sizes) - min(sizes) - len(self._moving) > 1:

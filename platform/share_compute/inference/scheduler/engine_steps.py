@@ -2,25 +2,16 @@
 
 Server and stages rely on these invariants:
 
-1. The server sends every step to every stage, in the order of the step ids. Every stage executes whole steps,
-   one after the other, in that order, however many steps are in flight. So when a stage executes a step, its
-   KV slots have exactly the contents that all earlier steps gave them. That is why a step may close a slot,
-   or copy from it, while earlier steps that write to the slot are still in flight: each stage executes the
-   earlier steps first.
+1. Every stage executes the steps of an epoch one after the other, in the order of their ids. So a step may close a KV
+   slot, or copy from it, while earlier steps that write to the slot are in flight.
 2. Within a step a stage first frees the KV slots in `EngineStep.closes`, then enlarges those in `EngineStep.grows`,
-   then opens those in `EngineStep.opens`, each in the order given. Then it computes the chunks, each of a different
-   sequence.
-3. Chunks of a sequence follow each other without a gap. The first begins at `Opening.copy_tokens`, each next one where
-   the last ended. All tokens of `Opening.history` that are not copied come as tokens of chunks. The last of these
-   chunks samples, and so does every chunk after it.
-4. A sampled token is the input of the next chunk in the same KV slot, if there is one. That chunk has no
-   tokens of its own, since the last stage sends the token straight to the first stage. The last stage sends
-   every token, even a stop token, because the server may have sent the next chunk before it knew that the
-   sequence ends. Tokens sampled after the end of a sequence are dropped, so their values do not matter.
-5. The last stage of an encoder draws no token. Each sequence has one chunk, its whole text, which gives a `Pooled`.
-   Nothing of a text is kept, so no KV slot is opened or closed.
-6. All this holds within one epoch. A new epoch begins with no KV slots and no steps in flight. Messages of another
-   epoch are dropped.
+   then opens those in `EngineStep.opens`. Then it computes the chunks, each of a different sequence.
+3. The first chunk in a KV slot begins at `Opening.copy_tokens`, and each next chunk where the previous one ended. The
+   chunks with the tokens of `Opening.history` come first. The last of these samples, and so does every later chunk.
+4. A sampled token is the input of the next chunk in its KV slot, so that chunk contains no tokens. Tokens sampled after
+   the end of a sequence are dropped.
+5. In an encoder, each sequence has one chunk, its whole text, which gives a `Pooled`. No KV slots are opened or closed.
+6. A new epoch begins with no KV slots and no steps in flight.
 """
 
 from __future__ import annotations
@@ -40,23 +31,23 @@ class Opening:
 
     sequence: int
     capacity_tokens: int
-    """Capacity of the slot in positions. The last sampled token is never an input, so it needs no position."""
+    """Capacity of the slot in positions."""
     options: SamplingOptions
     history: tuple[int, ...]
-    """Prompt, then tokens emitted so far; the sampler needs them for penalties and grammar."""
+    """Prompt, then the tokens emitted so far."""
     prompt_tokens: int
     """Number of prompt tokens; the history begins with them."""
     copy_from: int | None = None
     """Sequence whose slot to copy from, which this step neither closes nor opens; None to copy nothing."""
     copy_tokens: int = 0
-    """Number of positions to copy; less than the history, because at least one must be computed for sampling."""
+    """Number of positions to copy; fewer than the history has, because its last one must be computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotGrowth:
     """A KV slot that gets more capacity at every stage.
 
-    The stage copies the slot to a larger one. Until the copy is complete, both take memory.
+    The stage copies the slot to a larger one, and both take memory until the copy is complete.
     """
 
     sequence: int
@@ -72,24 +63,23 @@ class Chunk:
     start: int
     count: int
     tokens: tuple[int, ...] | None
-    """Input token ids, ``[count]``. None if the only input is the token sampled last, which the last stage
-    feeds back."""
+    """Input token ids, ``[count]``. None if the only input is the sequence's last sampled token."""
     samples: bool
     """Whether the last stage samples the token at position ``start + count``, or computes the vector of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """An engine step: one batch of work that travels once through all stages."""
+    """An engine step: one batch of work, which passes all stages once."""
 
     id: int
     """Number of the step, counted over all epochs of a scheduler."""
     epoch: int
     batch: int
-    """Decode batch of the step; the next step of this batch waits at the first stage for the tokens of this one."""
+    """Decode batch of the step."""
     opens: tuple[Opening, ...]
     closes: tuple[int, ...]
-    """Sequences whose KV slots are freed, before any is opened."""
+    """Sequences whose KV slots are freed."""
     chunks: tuple[Chunk, ...]
     """Chunks to compute; empty if the step only closes slots."""
     grows: tuple[SlotGrowth, ...] = ()
@@ -125,7 +115,7 @@ class SampledToken:
     top: tuple[tuple[int, float], ...] = ()
     """The most probable tokens with their log-probabilities, as many as requested, most probable first."""
     finish: Literal["stop"] | None = None
-    """stop if this token ends the sequence: a stop token, or the token that completes its grammar. Otherwise None."""
+    """``stop`` if the sequence has ended with a stop token or a complete grammar; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)

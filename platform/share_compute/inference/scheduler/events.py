@@ -30,16 +30,16 @@ def _read_error(document: Any) -> ShareComputeError:
 Base64 = Annotated[
     bytes, PlainValidator(_read_base64), PlainSerializer(lambda value: base64.b64encode(value).decode())
 ]
-"""Bytes that JSON holds as base64."""
+"""Bytes, in JSON as base64."""
 ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
-"""A `ShareComputeError` that JSON holds as its code, message and facts."""
+"""A `ShareComputeError`, in JSON as its code, message and facts."""
 FinishReason = Literal["stop", "length", "cancelled"]
 """Cause of a sequence's end: a stop token or a complete grammar, the maximum length, or `Scheduler.cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """The next token of a sequence. Each token is reported once, in order, even if machines were lost."""
+    """The next token of a sequence."""
 
     sequence: int
     index: int
@@ -49,12 +49,12 @@ class Emitted:
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     cached_tokens: int = 0
-    """Number of prompt tokens that were copied from another sequence, not computed; 0 except with the first token."""
+    """Number of prompt tokens that were copied from another sequence; 0 except with the first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vector of a text was computed; this is the sequence's last event."""
+    """The vector of a text; this is the sequence's last event."""
 
     sequence: int
     tokens: int
@@ -70,7 +70,7 @@ class Finished:
     sequence: int
     reason: FinishReason
     new_tokens: int
-    """Number of generated tokens, with those in `Generation.emitted` and a drawn stop token."""
+    """Number of generated tokens, including those in `Generation.emitted` and a drawn stop token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,12 @@ class Totals:
     prefix_tokens: int = 0
     """Number of positions in these copies."""
     computed_tokens: int = 0
-    """Number of positions computed in all engine steps that were sent."""
+    """Number of positions in all engine steps that were sent."""
     emitted_tokens: int = 0
     preempted: int = 0
-    """Number of times that a sequence gave up its full KV slot because no larger slot fitted."""
+    """Number of times that a sequence was preempted, because its full KV slot could not grow."""
     wasted_tokens: int = 0
-    """Number of tokens or vectors computed for sequences that had ended, in engine steps sent before the end
-    was known."""
+    """Number of sampled tokens and vectors that were dropped because their sequences had ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +141,5 @@ class Stats:
     kv_tokens_used: int
     """KV capacity reserved for sequences that run, in tokens."""
     kv_tokens_cached: int
-    """KV capacity in slots of ended sequences, in tokens; kept for prefix copies until it is needed."""
+    """KV capacity in slots of ended sequences, which are kept for prefix copies, in tokens."""
     totals: Totals

@@ -1,10 +1,8 @@
 """Fair queueing: owners (API keys) share a replica evenly, by tokens.
 
 Each owner has a counter of the positions computed for it; the owner with the lowest counter is next. A returning owner
-starts at the lowest counter among owners with sequences, or at its own if that is higher. So no owner gains by staying
-away, and none resets its usage by leaving for a moment. All counters are cleared when no sequence is left. Unlike
-round-robin by requests, this is fair for any lengths of prompts and answers, and needs no prediction of lengths (the
-"virtual token counter" of Sheng et al., Fairness in Serving Large Language Models, 2024).
+starts at the lowest counter among owners with sequences, or at its own if that is higher. All counters are cleared when
+no sequence is left. Source: the virtual token counter of Sheng et al., Fairness in Serving Large Language Models, 2024.
 """
 
 from __future__ import annotations
@@ -22,12 +20,11 @@ class OwnerQueue:
     """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
-    """Positions computed for the owner. When the owner returns, the counter is raised to the lowest counter of owners
-    that have sequences, unless it is higher already."""
+    """Number of positions charged to the owner, or more after the owner returned; see the module docstring."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)
-    """Sequences that started, but whose KV slots were lost or given up; they continue before others start."""
+    """Sequences that started, but whose KV slots were lost or given up; in order of arrival."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
     """Sequences that have started, with known tokens that were not sent to the stages yet; by sequence id."""
     num_live: int = 0
@@ -35,7 +32,7 @@ class OwnerQueue:
 
 
 class FairQueue:
-    """Queue of all sequences that have not ended; owners get equal numbers of tokens."""
+    """Queue of all sequences that have not ended, ordered by the counters of their owners."""
 
     def __init__(self) -> None:
         self._owners: dict[str, OwnerQueue] = {}
@@ -52,7 +49,7 @@ class FairQueue:
         self.num_waiting += 1
 
     def interrupt(self, sequences: Iterable[LiveSequence]) -> None:
-        """Put running sequences back into the queue, ahead of sequences that never started, in order of arrival.
+        """Put running sequences back into the queue, ahead of sequences that never started.
 
         The caller must call `LiveSequence.close` for each of them afterwards.
         """
@@ -66,7 +63,7 @@ class FairQueue:
             owner.interrupted = deque(sorted(owner.interrupted, key=lambda live: live.order))
 
     def begin(self, live: LiveSequence) -> None:
-        """Move a waiting or interrupted sequence to prefilling: its slot opens, and its known tokens are to be sent."""
+        """Move a waiting or interrupted sequence to `OwnerQueue.prefilling`."""
         owner = self._owners[live.owner]
         self._take_out(owner, live)
         owner.prefilling[live.id] = live
@@ -134,8 +131,7 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Forget owners that have no sequences and are not above the lowest counter: they would return at
-            # it.
+            # Forget owners without sequences whose counters are not above ``least``: they would return with ``least``.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()

@@ -1,4 +1,4 @@
-"""Measures the latency, throughput and batch size of a replica."""
+"""Measure the latency, throughput and batch size of a replica."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecentFigures:
     """Recent latency, throughput and batch size of a replica."""
 
     tokens_per_s: float
-    """Rate of generated tokens, or of tokens of embedded texts; see `LatencyMeter.tokens_per_s`."""
+    """Rate of generated tokens and of tokens of embedded texts; see `LatencyMeter.tokens_per_s`."""
     first_token: Latency
     """Seconds from a sequence's arrival to its first token, or its vector."""
     next_token: Latency
@@ -51,7 +51,7 @@ class LatencyMeter:
         self._first_s: deque[float] = deque(maxlen=_SAMPLES)
         self._between_s: deque[float] = deque(maxlen=_SAMPLES)
         self._emitted: deque[tuple[float, int]] = deque()
-        """(time at which tokens came, number of tokens), oldest first."""
+        """(time in seconds, number of tokens) of each report of tokens, oldest first."""
         self._batches: deque[int] = deque(maxlen=_STEPS)
         """Number of sequences in each of the last engine steps."""
 

@@ -25,7 +25,7 @@ class SchedulerLimits:
     window_tokens: int
     """Context window of the deployment: longest sequence, prompt and generated tokens together."""
     kv_tokens: int
-    """Maximum number of tokens in all KV slots together, on the stage with the smallest KV capacity."""
+    """KV capacity of all slots together, in tokens, on the stage where it is smallest."""
     max_sequences: int
     """Maximum number of sequences that run at a time."""
     step_tokens: int
@@ -37,10 +37,9 @@ class SchedulerLimits:
     run_ahead: int = 1
     """Number of further engine steps of a batch that may be sent before the tokens of its previous step are back."""
     answer_tokens: int = 128
-    """Length of a typical answer in tokens. A KV slot starts with capacity for the prompt and such an answer. Whenever
-    the slot is full, the capacity for the answer is doubled."""
+    """Length of a typical answer in tokens; see `LiveSequence`."""
     embeds: bool = False
-    """Whether the model is an encoder: each text is computed whole in one engine step, and nothing of it is kept."""
+    """Whether the model is an encoder."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -17,8 +17,8 @@ class LiveSequence:
         generation: the prompt, the sampling options, and the tokens that were emitted before.
         order: arrival number.
         new_tokens: maximum number of tokens to generate: as requested, or fewer if not all fit after the prompt.
-        answer_tokens: length of a typical answer. The KV slot begins with capacity for the prompt and this number of
-            tokens. The capacity for the answer is doubled each time the slot is full.
+        answer_tokens: length of a typical answer in tokens. KV capacity for the answer is this number, doubled whenever
+            it is too small.
     """
 
     generation: Generation
@@ -32,19 +32,18 @@ class LiveSequence:
     is_open: bool = False
     """Whether the sequence runs: it has a KV slot, or is a text that an encoder computes."""
     prefill_tokens: int = 0
-    """Number of tokens known when its KV slot was opened. The server sends these tokens to the first stage,
-    except tokens whose positions are copied. The last stage feeds later tokens back to the first stage."""
+    """Number of tokens known when its KV slot was opened."""
     slot_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0
-    """Id of the first engine step that can contain this sequence. Tokens of earlier steps belong to an older
-    sequence with the same id."""
+    """Id of the first engine step that can contain this sequence. Tokens of earlier steps belong to an older sequence
+    with the same id."""
     sent: int = 0
     """Number of positions of its KV slot that are written once all engine steps sent so far have been computed."""
     planned: int = 0
     """Number of generated tokens, including those of engine steps in flight."""
     charged: int = 0
-    """Number of positions, from the first, that were copied or charged to its owner; recomputing them is free."""
+    """Number of positions, from the first, that were copied or charged to its owner."""
     cached_tokens: int | None = None
     """Number of prompt tokens copied from another sequence at its first start; None before that."""
     passes: int = 0
@@ -90,7 +89,7 @@ class LiveSequence:
 
     @property
     def wanted_tokens(self) -> int:
-        """KV capacity to reserve at a start or growth; less than `most_tokens` if that may suffice."""
+        """KV capacity to reserve at a start or growth; at most `most_tokens`."""
         return self._slot_tokens_for(max(len(self.tokens), self.sent + 1))
 
     @property
@@ -111,7 +110,7 @@ class LiveSequence:
 
     @property
     def is_sent_whole(self) -> bool:
-        """Whether the step that samples the last permitted token was sent; then no other step is needed."""
+        """Whether the step that samples the last permitted token was sent."""
         return self.planned == self.new_tokens
 
     @property
@@ -121,7 +120,7 @@ class LiveSequence:
 
     @property
     def work_tokens(self) -> int:
-        """Maximum number of positions to compute if it starts now: for its known tokens and those left to generate."""
+        """Maximum number of tokens to process if it starts now: the known ones and those left to generate."""
         return len(self.tokens) + self.new_tokens - self.num_emitted
 
     def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
@@ -158,7 +157,7 @@ class LiveSequence:
         return self.new_tokens > self.num_emitted
 
     def close(self) -> None:
-        """Record that the KV slot is gone. Tokens of engine steps in flight are still expected; see `settle`."""
+        """Record that the KV slot was closed. Tokens of engine steps in flight are still expected; see `settle`."""
         self.is_open, self.batch = False, None
         self.slot_tokens = self.sent = self.passes = 0
 
@@ -181,8 +180,7 @@ class LiveSequence:
     def decode(self, step: int) -> Chunk:
         """Record the next position as sent; return the chunk that computes it and samples the next token.
 
-        The chunk contains no input token: the last stage sampled the input and passes it to the first stage, and the
-        scheduler may not know it yet.
+        The chunk contains no input token, because the scheduler may not know it yet.
         """
         self.last_step = step
         self.sent += 1

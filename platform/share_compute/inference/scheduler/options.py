@@ -1,4 +1,4 @@
-"""Requests to a replica's scheduler: the prompt, rules for sampling its continuation, and conditions to stop."""
+"""Requests to a replica's scheduler, with their sampling options."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class SamplingOptions(StrictModel):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     """Subtracted once from the logit of each token that was generated, however often."""
     seed: int = Field(ge=-(2**63), lt=2**63)
-    """Seed of the random numbers. A draw depends only on the seed and the token's position, not on the machine."""
+    """Seed of the random numbers, which depend only on the seed and the token's position."""
     max_tokens: int = Field(ge=0)
-    """Maximum number of tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
+    """Maximum number of tokens to generate, including those in `Generation.emitted`."""
     stop_token_ids: tuple[TokenId, ...] = ()
-    """Tokens that end the sequence, usually the model's end-of-text tokens. The drawn stop token is emitted as well."""
+    """Tokens that end the sequence. The drawn stop token is emitted, too."""
     min_tokens: int = Field(default=0, ge=0)
     """Minimum number of tokens to generate before a stop token may be drawn; ignored with ``json_schema``."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -54,9 +54,9 @@ class Generation(StrictModel):
     """Request to generate one sequence, or to embed one text."""
 
     sequence: int = Field(ge=0)
-    """Number of the sequence, unique in a deployment until the sequence has ended."""
+    """Number of the sequence; no other sequence that has not ended may have it."""
     owner: str
-    """Owner of the sequence: id of the API key. Owners share a deployment evenly."""
+    """Owner of the sequence: id of the API key."""
     prompt: tuple[TokenId, ...]
     """Tokens to continue, or the text to embed."""
     options: SamplingOptions

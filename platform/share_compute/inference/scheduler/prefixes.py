@@ -16,7 +16,7 @@ def add_keys(keys: list[int], tokens: Sequence[int]) -> None:
     """Append the keys of the full blocks of ``tokens`` that are not in ``keys`` yet."""
     while (len(keys) + 1) * BLOCK <= len(tokens):
         start = len(keys) * BLOCK
-        # Hashes of integers are the same in every process. Callers compare the tokens, because hashes can collide.
+        # Hashes can collide, so callers must compare the tokens, too.
         keys.append(hash((keys[-1] if keys else 0, *tokens[start : start + BLOCK])))
 
 

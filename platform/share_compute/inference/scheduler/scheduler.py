@@ -1,41 +1,23 @@
 """The scheduler of one replica decides which sequences run and what each engine step computes, and reports events.
 
-It is a state machine without clock or randomness: the same calls in the same order give the same steps. The server of
-the replica calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Scheduler.completed` for results of the
-last stage. It then sends the steps that `Scheduler.next_steps` returns, in that order, to all stages. The module
-`share_compute.inference.scheduler.engine_steps` describes how stages execute them.
+It is a state machine without clock or randomness: the same calls in the same order give the same steps.
 
-**Engine steps.** There are as many batches as stages. Each batch has up to ``1 + run_ahead`` steps in flight.
-While one stage computes for one batch, the other stages compute for the other batches. The next step of a
-batch already waits at the first stage before the tokens of its previous step are back. A step has a budget of
-positions (`SchedulerLimits.step_tokens`). First its batch decodes, one token per sequence. The rest of the
-budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be in steps of
-different batches, so a long prompt keeps all stages busy. While there are prompts to compute, a quarter of
-the budget is reserved for them. If this leaves too few positions for all sequences of the batch, those that
-waited longest decode first, and the others decode in a later step.
+**Engine steps.** There are as many decode batches as stages, each with up to ``1 + run_ahead`` steps in flight. A step
+has a budget of positions (`SchedulerLimits.step_tokens`). Each sequence that decodes takes one position. A quarter of
+the budget is reserved for prompts while there are any; long prompts are split into chunks.
 
-**Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does
-not know a stop token or a cancellation in advance. Steps in flight then compute wasted positions, and their
-tokens are dropped. A sequence that decodes has at most ``1 + run_ahead`` such steps, of one position each.
-The sequence still ends at once, and its KV capacity is free at once: every stage executes a step that closes
-its KV slot, or copies from it, after the steps in flight.
+**Ends.** A stop token or a cancellation ends a sequence at once. Tokens of its steps in flight are dropped.
 
 **KV capacity.** A KV slot has capacity for a prompt and a typical answer, and grows when it is full. If the slot cannot
-grow, its sequence is preempted (see `share_compute.inference.scheduler.admission`). The sequence later restarts from
-its prompt and the tokens emitted, as after a membership change.
+grow, its sequence is preempted. The sequence later restarts from its prompt and the tokens emitted.
 
-**Lengths.** Prompt and generated tokens together are limited by the window and by the KV capacity. A sequence
-that reaches this limit ends with reason "length". A prompt must be shorter than the limit, so that at least
-one token can follow. A sequence that requests no tokens ends at once with reason "length", and nothing is
-computed.
+**Lengths.** Prompt and generated tokens together are limited by the window and by the KV capacity. A sequence that
+reaches this limit ends with reason "length".
 
-**Encoders.** A text is a sequence with a prompt and no answer. Its tokens all attend to each other, so the whole text
-is computed in one step. It goes into the first step with space for it, is never split, and ends when its vector comes.
+**Encoders.** A text is a sequence with a prompt and no answer. It is computed whole in one step.
 
-**A membership change** (`Scheduler.reform`). All KV slots and all steps in flight are forgotten. Every sequence that
-ran restarts before any new one, from its prompt and the tokens emitted. Results of steps of earlier epochs are dropped.
-Draws depend only on seed and position, so the tokens are the same as without the change, unless logits are rounded
-differently.
+**Membership changes** (`Scheduler.reform`). KV slots are lost, and results of steps in flight are dropped. Sequences
+that ran restart before any new one, from their prompts and the tokens emitted.
 """
 
 from __future__ import annotations
@@ -112,7 +94,7 @@ class Scheduler:
         self._in_flight: dict[int, EngineStep] = {}
         """Engine steps whose results are not processed yet, in the order in which they were sent."""
         self._results: dict[int, StepResult] = {}
-        """Results that arrived before the result of an earlier step."""
+        """Results that wait for the result of an earlier step, by step id."""
         self._closes_now = False
 
     # -- client requests ---------------------------------------------------------------------------------------------
@@ -128,10 +110,10 @@ class Scheduler:
             `Finished` for sequences that have nothing left to generate; they never start.
 
         Raises:
-            UserError: a prompt is empty, or there are more sequences than may ever wait.
+            UserError: a prompt is empty, or there are more sequences than `SchedulerLimits.max_queued`.
             TooLong: a prompt leaves no space for a token, or a text to embed is too long.
             Conflict: a live sequence has the number of a new one, or two new ones have the same number.
-            Busy: too many sequences wait already; the error has the retry delay.
+            Busy: too many sequences wait already; ``details`` has the retry delay.
         """
         sequences = [
             LiveSequence(one, self._num_arrived + place, self._new_tokens(one), self.limits.answer_tokens)
@@ -162,16 +144,11 @@ class Scheduler:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Ids of the sequences that will have more events."""
+        """Ids of the sequences that have not ended."""
         return tuple(self._live)
 
     def _new_tokens(self, generation: Generation) -> int:
-        """Return the maximum number of tokens that may be generated after a prompt; 1 for a text to embed.
-
-        Raises:
-            UserError: the prompt is empty.
-            TooLong: the prompt leaves no space for a token, or the text to embed is too long.
-        """
+        """Return the maximum number of tokens that may be generated after a prompt; 1 for a text to embed."""
         length, longest = len(generation.prompt), self.limits.longest_tokens
         if not length:
             raise UserError("the prompt is empty", hint="give at least one token to go on from")
@@ -237,7 +214,7 @@ class Scheduler:
         """Process the result of an engine step, and return the resulting events.
 
         Results are processed in the order of their steps, so a result waits until all earlier steps have results.
-        Results of earlier epochs, and results that were processed before, change nothing.
+        Results of other epochs, and results that were processed before, change nothing.
 
         Raises:
             VerificationFailed: the result does not match what the step samples; it is not processed.
@@ -255,7 +232,9 @@ class Scheduler:
         return events
 
     def reform(self, epoch: int, limits: SchedulerLimits) -> list[SequenceEvent]:
-        """Continue on new stages, which have no KV slots yet. Sequences may get fewer tokens if capacity is smaller.
+        """Continue on new stages, which have no KV slots yet.
+
+        If KV capacity is smaller than before, the maximum number of tokens of sequences may be reduced.
 
         Args:
             epoch: new epoch; later than the present one.
@@ -265,7 +244,7 @@ class Scheduler:
             `Failed` for sequences whose tokens so far leave no capacity for another token on the new stages.
 
         Raises:
-            StaleEpoch: this epoch, or a later one, has started before.
+            StaleEpoch: ``epoch`` is not later than the present one.
         """
         if epoch <= self.epoch:
             raise StaleEpoch(f"epoch {epoch} is not later than {self.epoch}")
@@ -305,8 +284,7 @@ class Scheduler:
         """Build the next engine step of a batch, record it as sent and return it; None if there is nothing to do."""
         budget = self.limits.step_tokens
         grows: list[SlotGrowth] = []
-        # Slots grow before others are opened. If a slot cannot grow, it is closed, so no new slot may copy
-        # from it.
+        # Slots grow before others are opened: a slot that cannot grow is closed, so no new slot may copy from it.
         decoding = [live for live in self._batches.members(batch) if self._has_capacity(live, grows)]
         for_prompts = max(1, budget // 4) if self._admission.has_prompts else 0
         chunks = [self._decode(live) for live in decoding[: budget - for_prompts]]

@@ -1,9 +1,6 @@
-"""Load balancing: a request goes to the replica that is expected to finish it first.
+"""Load balancing between replicas, by the policy "shortest expected delay".
 
-The policy is "shortest expected delay": a replica's outstanding sequences plus the new ones, divided by its
-speed. Among equally fast replicas it picks the one with the least outstanding work. A fast replica gets more
-requests than a slow one. All sequences of one request go to the same replica, so their common tokens are
-computed once. Each of them counts as load, so the next request tends to go to another replica.
+The delay is the number of a replica's sequences, including the new ones, divided by its speed.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Outstanding work of one replica, and its speed."""
+    """Load and speed of one replica."""
 
     sequences: int
     """Number of sequences, running and queued."""
@@ -26,7 +23,7 @@ def in_turn(backlogs: Sequence[Backlog], new: int = 1) -> list[int]:
     """Return the indexes of the replicas in the order to try them, shortest expected delay first.
 
     Args:
-        backlogs: backlog of each replica. The mean of the known speeds replaces an unknown one.
+        backlogs: load and speed of each replica. An unknown speed is replaced by the mean of the known ones.
         new: number of sequences in the request.
     """
     known = [each.tokens_per_s for each in backlogs if each.tokens_per_s]

@@ -1,9 +1,8 @@
 """The server's record of the KV slots that the stages hold: their capacity, and prefixes that can be copied.
 
-A KV slot takes its whole capacity from the engine step that opens or enlarges it until the step that closes it. When
-its sequence ends, the slot is kept for prefix copies until its capacity is needed; the least recently used slot is
-closed first. Every stage executes the steps in order. So a step can use capacity that it or an earlier step frees, and
-copy positions that an earlier step writes, even while those steps are in flight.
+When a sequence ends, its slot is kept for prefix copies until its capacity is needed; the least recently used slot is
+closed first. Every stage executes the steps in order. So a step can use capacity that an earlier step frees, and copy
+positions that an earlier step writes, while the earlier step is in flight.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A common prefix that another KV slot has now, or will have after later engine steps."""
+    """A prefix that a sequence has in common with the sequence of a KV slot."""
 
     sequence: int
-    """Number of the sequence whose KV slot has the prefix."""
+    """Sequence of this KV slot."""
     num_tokens: int
     """Number of positions that can be copied now."""
     is_growing: bool
-    """Whether later steps will write at least one more block of the common prefix, so that waiting saves work."""
+    """Whether later steps will write at least one more block of the common prefix."""
 
 
 class SlotLedger:
@@ -76,10 +75,7 @@ class SlotLedger:
         return self.used_tokens + kept + capacity_tokens <= self.kv_tokens
 
     def find(self, live: LiveSequence) -> Prefix | None:
-        """Return a prefix of a sequence that another slot has or will have; None if no slot shares a full block.
-
-        If several slots share the same blocks, the slot with the most written positions of the prefix is chosen.
-        """
+        """Return a prefix that a sequence has in common with a slot, or None if no full block is in common."""
         tokens = live.tokens[:-1]  # the last one must be computed: the next token is sampled from it
         blocks, holders = self._index.deepest(live.keys[: len(tokens) // BLOCK], _MOST_COMPARED)
         best: Prefix | None = None
@@ -92,15 +88,14 @@ class SlotLedger:
         return best
 
     def open(self, live: LiveSequence, prefix: Prefix | None) -> tuple[int | None, int]:
-        """Open a slot for a sequence for which `fits` is true; close slots of ended sequences if space is lacking.
+        """Open a slot for a sequence, and close slots of ended sequences if capacity is lacking.
 
         Args:
-            live: the sequence.
-            prefix: result of `find`.
+            live: the sequence; `fits` must be true for its `wanted_tokens`.
+            prefix: result of `find`, or None to copy nothing.
 
         Returns:
-            (sequence to copy from, number of tokens to copy). (None, 0) if there is no prefix worth a copy, or if the
-            slot that has it must be closed to make space.
+            (sequence to copy from, number of tokens to copy); (None, 0) if nothing can be copied.
         """
         source = prefix.sequence if prefix is not None and prefix.num_tokens >= BLOCK else None
         if source in self._cached:
@@ -118,7 +113,7 @@ class SlotLedger:
         return source, prefix.num_tokens
 
     def grow(self, sequence: int, capacity_tokens: int) -> bool:
-        """Enlarge a slot if there is space for the larger one beside the old one; return whether it was enlarged."""
+        """Enlarge a slot if the larger slot fits beside the old one; return whether it was enlarged."""
         if not self.fits(capacity_tokens):
             return False
         self._evict(capacity_tokens)
@@ -139,7 +134,7 @@ class SlotLedger:
         self._entries[sequence].written = stop
 
     def retire(self, sequence: int) -> None:
-        """Record that a sequence has ended: its slot is kept until its capacity is needed.
+        """Record that a sequence has ended, and keep its slot until the capacity is needed.
 
         A slot in which less than one full block is written is closed at once.
         """

@@ -13,7 +13,7 @@ class TextLedger(SlotLedger):
         super().__init__(0)
 
     def fits(self, capacity_tokens: int) -> bool:
-        """Return True: only the size of an engine step limits its texts, since they take no KV capacity."""
+        """Return True: texts take no KV capacity."""
         del capacity_tokens
         return True
 
