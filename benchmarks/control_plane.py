@@ -264,7 +264,9 @@ def conversation(encode: Callable[[list[dict[str, str]]], int]) -> list[dict[str
 def measure_tokenizing(times: int) -> None:
     """Print the extra time of tokenizing a chat in another process, compared with the same calls in this one."""
     from share_compute.data.tokenization import train_tokenizer
+    from share_compute_api.openai.requests import ChatRequest
     from share_compute_api.openai.tokenizer_client import TokenizerClient
+    from share_compute_api.workers.isolated.messages import TemplateOptions
     from share_compute_api.workers.isolated.pool import IsolatedProcesses
     from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
@@ -282,10 +284,11 @@ def measure_tokenizing(times: int) -> None:
         inside = ServedTokenizer(Path(folder))
 
         def encode(messages: list[dict[str, str]]) -> tuple[int, ...]:
-            return inside.encode(inside.chat(messages), window, is_chat=True)
+            return inside.encode(inside.chat(messages, TemplateOptions()), window, is_chat=True)
 
         messages = conversation(lambda so_far: len(encode(so_far)))
         num_tokens = len(encode(messages))
+        request = ChatRequest.model_validate({"model": "model", "messages": messages})
 
         async def run() -> tuple[list[float], list[float]]:
             own: list[float] = []
@@ -293,7 +296,7 @@ def measure_tokenizing(times: int) -> None:
             client = await TokenizerClient.load(Path(folder), processes)
             for turn in range(times + 20):
                 begin = time.perf_counter()
-                there = await client.chat(messages, window)
+                there = await client.chat(request, window)
                 middle = time.perf_counter()
                 here = encode(messages)
                 end = time.perf_counter()

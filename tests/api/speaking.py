@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Literal, Self
 
 from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError
@@ -112,7 +112,7 @@ class Speech:
             if token in options.stop_token_ids:
                 yield Finished(generation.sequence, "stop", index + 1)
                 return
-        reason = "length" if len(ids) > options.max_tokens else "stop"
+        reason: Literal["length", "stop"] = "length" if len(ids) > options.max_tokens else "stop"
         yield Finished(generation.sequence, reason, min(len(ids), options.max_tokens))
 
     def __aiter__(self) -> Self:
@@ -183,7 +183,7 @@ def make_encoder(folder: Path) -> Path:
         initializer_range=0.3,
     )
     BertModel(config).save_pretrained(folder)
-    steps = (
+    steps: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("Transformer", "", {}),
         ("Pooling", "1_Pooling", {"pooling_mode_mean_tokens": True}),
         ("Normalize", "2", {}),
