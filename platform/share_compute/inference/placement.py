@@ -257,7 +257,7 @@ def limits_of(
 def _step_tokens(spec: ServeJob, stages: int) -> int:
     """Return the maximum number of positions that one engine step computes.
 
-    It is limited by ``prompt_tokens``, because memory is planned for prompts of this length.
+    Memory is planned for engine steps of ``prompt_tokens`` positions.
     """
     most = max(_CHUNK_TOKENS, _MOST_STEP_TOKENS // stages)
     return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)

@@ -1,7 +1,7 @@
 """Weight packing: reorder weights with oneDNN, to speed up products of a few rows on a CPU.
 
-Products of one or two rows are faster with plain weights than with packed ones. So plain weights can be kept beside
-packed ones, except in bfloat16. The operators for packing have no public name; torch.compile uses them, too.
+Products of one or two rows are faster with plain (unpacked) weights than with packed ones. So plain weights can be kept
+beside packed ones, except in bfloat16. The operators for packing have no public name; torch.compile uses them, too.
 """
 
 from __future__ import annotations

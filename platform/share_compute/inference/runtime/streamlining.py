@@ -9,7 +9,7 @@ from torch.nn.functional import rms_norm
 _EPSILONS = ("variance_epsilon", "eps")
 """Attribute names that models use for the epsilon of a norm."""
 _TRIES = 8
-"""Number of random rows on which a norm is compared with its replacement; each row has another scale."""
+"""Number of random rows on which a norm is compared with its replacement; each row has a different scale."""
 
 
 class FusedNorm(nn.Module):

@@ -1,7 +1,7 @@
 """Decode batches of about equal size, so that all stages work at the same time.
 
-A sequence moves to another batch only to even out the sizes, and only while none of its tokens is in flight. Otherwise
-the next step of the new batch might wait for that token.
+A sequence that changes its batch joins the new one only when none of its tokens is in flight. Otherwise the next step
+of the new batch might wait for that token.
 """
 
 from __future__ import annotations

@@ -62,4 +62,4 @@ class Generation(StrictModel):
     options: SamplingOptions
     """Rules for sampling and stopping."""
     emitted: tuple[TokenId, ...] = ()
-    """Tokens that another replica generated before; this replica continues after them."""
+    """Tokens that were generated before this request; generation continues after them."""

@@ -37,7 +37,7 @@ class Prefix:
     """A prefix that a sequence has in common with the sequence of a KV slot."""
 
     sequence: int
-    """Sequence of this KV slot."""
+    """Id of the sequence whose KV slot has the prefix."""
     num_tokens: int
     """Number of positions that can be copied now."""
     is_growing: bool
