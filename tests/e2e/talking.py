@@ -139,6 +139,9 @@ class Talker:
         self._status.observe(alive, frozenset(), {worker: self._sign(worker) for worker in alive})
         return self._status.read()
 
+    async def set_standby(self, *, is_on: bool) -> None:
+        del is_on
+
     async def offer(self, topology: Topology) -> None:
         self._names |= {machine.id: machine.name for machine in topology.contributors}
         if self._epoch == 0 and topology.contributors:

@@ -86,6 +86,7 @@ class Assembly:
         self._lacking: str | None = None
         """Last known reason why no stages can be formed; None if there is none."""
         self._waits_since_s: float | None = None
+        self._is_standby = False
 
     def attach(self) -> None:
         """Take over members that an earlier server of the replica left; `watch` then forms stages with them."""
@@ -156,6 +157,29 @@ class Assembly:
             self._status.lost(why, lost)
             self._status.set_state(DeploymentState.degraded, f"{why}; requests wait until others go on")
 
+    def stand_by(self) -> None:
+        """Break up the stages, and make members free their shards; keep their processes until `resume` is called.
+
+        Raises:
+            Cancelled: the replica was stopped.
+        """
+        self._is_standby = True
+        self.placement = self._target = None
+        self._group.invite(None)
+        self.epoch = max(self.epoch, self._last_epoch) + 1
+        self._group.halt(self.epoch)
+        try:
+            self._group.unload()
+        except MembersLost as loss:
+            self._failed(loss.workers)
+        self._status.standing_by()
+
+    def resume(self) -> None:
+        """End the standby, so that `watch` forms stages again."""
+        if self._is_standby:
+            self._is_standby, self._is_to_plan, self._tried = False, True, frozenset()
+            self._status.set_state(DeploymentState.loading, "members load their shards again")
+
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
@@ -166,14 +190,19 @@ class Assembly:
             UserError: the model cannot be served.
         """
         self._lose(self._group.check_members())
-        self._take_in()
-        if self.placement is None:
-            self._form_again()
-        self._plan()
-        if self._target is not None and self._group.workers.issuperset(self._target.workers):
-            self._form(self._target)
-        self._tidy()
-        self._bound_wait()
+        if self._is_standby:
+            self._group.end_left()
+            offered = {machine.id for machine in self._offered.contributors}
+            self._group.remove(self._group.workers - offered)
+        else:
+            self._take_in()
+            if self.placement is None:
+                self._form_again()
+            self._plan()
+            if self._target is not None and self._group.workers.issuperset(self._target.workers):
+                self._form(self._target)
+            self._tidy()
+            self._bound_wait()
         self._status.observe(self._group.workers, self._group.expected, self._group.detector.heartbeats)
 
     def _lose(self, workers: Collection[Worker]) -> None:

@@ -26,6 +26,8 @@ class ServingAssignment(StrictModel):
     """Pooling of an encoder's token vectors; None if the model generates text."""
     topology: Topology
     """The contributors that the replica may use."""
+    is_standby: bool = False
+    """Whether the server only keeps the members that an earlier server left, until it is resumed."""
 
     @property
     def replica_id(self) -> str:

@@ -60,6 +60,8 @@ def begin(
     planner = Planner(assignment.spec, model.profile, assignment.window_tokens, embeds=embeds)
     assembly = Assembly(planner, group, service, status)
     assembly.attach()
+    if assignment.is_standby:
+        assembly.stand_by()
     return ReplicaRunner(assembly, service, status, inbox, stopped)
 
 

@@ -40,9 +40,9 @@ _MOST_TROUBLES = 3
 """Number of `Trouble` reports without a token in between, after which sequences of the failed step fail."""
 _log = logging.getLogger(__name__)
 
-InboxItem: TypeAlias = tuple[Any, Any, Any] | Topology | None
-"""An item of the inbox: (claimed sender, key, encoded messages), the machines that may be used from now on, or None if
-there may be engine steps to send."""
+InboxItem: TypeAlias = tuple[Any, Any, Any] | Topology | bool | None
+"""An item of the inbox: (claimed sender, key, encoded messages), the machines that may be used from now on, whether the
+replica stands by from now on, or None if there may be engine steps to send."""
 
 
 class ReplicaRunner:
@@ -130,6 +130,10 @@ class ReplicaRunner:
     def _take(self, item: InboxItem) -> None:
         if isinstance(item, Topology):
             self._assembly.offer(item)
+        elif item is True:
+            self._assembly.stand_by()
+        elif item is False:
+            self._assembly.resume()
         elif item is not None:
             self._open(*item)
 

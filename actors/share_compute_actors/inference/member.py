@@ -130,6 +130,13 @@ class ServingMember(LinkedMember):
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
+    def unload(self) -> None:
+        """Free the shard and its KV caches; the process stays, so that a later `load` need not start one."""
+        self._engine.order(self._engine.unload)
+        trim()
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def begin(self, row: Row) -> None:
         """Start to execute the engine steps of an epoch, with empty KV caches."""
         self._engine.order(partial(self._engine.begin, row, row.workers.index(self._setup.worker)))

@@ -119,6 +119,11 @@ class DeploymentServer:
         self._inbox.put(topologies.validate_json(topology))
 
     @ray.method(concurrency_group="control")
+    def set_standby(self, is_on: bool) -> None:
+        """Make members free their shards and keep their processes, or make them load and serve again."""
+        self._inbox.put(is_on)
+
+    @ray.method(concurrency_group="control")
     def status(self) -> str:
         """Return a `ServingStatus` as JSON."""
         return self._status.read().model_dump_json()

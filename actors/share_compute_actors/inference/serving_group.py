@@ -233,6 +233,15 @@ class ServingGroup(WorkerGroup):
         finally:
             self.detector.are_loading = False
 
+    def unload(self) -> None:
+        """Make all members free their shards and KV caches.
+
+        Raises:
+            Cancelled: the replica was stopped.
+            MembersLost: members were lost meanwhile.
+        """
+        self.ask(NOTHING, sorted(self.workers), "unload")
+
     def begin(self, row: Row) -> None:
         """Make members start to execute the engine steps of an epoch.
 

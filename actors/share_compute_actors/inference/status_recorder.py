@@ -99,6 +99,12 @@ class StatusRecorder:
             self._lost_s = self._lost_s or now_s
             self._interruptions.append(_Interruption(self._recoveries, reason, machines, now_s))
 
+    def standing_by(self) -> None:
+        """Record that the members have freed their shards, and that there are no stages."""
+        with self._lock:
+            self._placement, self._heartbeats, self._lost_s = None, {}, None
+        self.set_state(DeploymentState.pending, "members keep their processes, without weights")
+
     def sampled(self) -> None:
         """Record that tokens were sampled, which ends the gap after a loss."""
         if self._lost_s is not None:

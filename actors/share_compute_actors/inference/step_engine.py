@@ -102,6 +102,10 @@ class StepEngine(ComputeThread):
         if len(row.workers) == 1:
             self.open(None)
 
+    def unload(self) -> None:
+        """Free the shard and its KV caches; call this through `order`."""
+        self.stage = self._row = None
+
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:

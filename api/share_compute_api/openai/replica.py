@@ -59,6 +59,9 @@ class Replica(Protocol):
     async def offer(self, topology: Topology) -> None:
         """Send the replica the machines that it may use from now on; this replaces earlier offers."""
 
+    async def set_standby(self, *, is_on: bool) -> None:
+        """Let the replica free its weights and keep its processes, or let it serve again."""
+
     async def close(self) -> None:
         """End the replica and all processes that it started."""
 
@@ -117,6 +120,10 @@ class RayReplica:
     async def offer(self, topology: Topology) -> None:
         """Send the replica the machines that it may use from now on; this replaces earlier offers."""
         await self._ask("offer", _topology.dump_json(topology).decode())
+
+    async def set_standby(self, *, is_on: bool) -> None:
+        """Let the replica free its weights and keep its processes, or let it serve again."""
+        await self._ask("set_standby", is_on)
 
     async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
         """Call a method of the server; ``more_s`` seconds are added to the time limit."""

@@ -321,6 +321,8 @@ class ReplicaCounts(ResponseBody):
     """Number of replicas that the load needs, within the range of the deployment's ``spec``."""
     leaving: int = 0
     """Number of replicas that finish their sequences and then end."""
+    standby: int = 0
+    """Number of replicas that keep their machines and processes, without weights, until the next request."""
     waiting: int = 0
     """Number of sequences that wait for a replica."""
     reason: str

@@ -21,7 +21,7 @@ class ReplicasSpec(SpecModel):
     """Range of a deployment's replicas, and the autoscaling within it."""
 
     min: int = Field(default=1, ge=0, le=_MOST)
-    """Fewest replicas; 0 releases the machines while there are no requests."""
+    """Fewest replicas; 0 releases the machines while there are no requests, unless ``reserve`` is true."""
     max: int = Field(ge=1, le=_MOST)
     """Most replicas."""
     target_ongoing_requests: float | None = Field(default=None, ge=1)
@@ -34,11 +34,17 @@ class ReplicasSpec(SpecModel):
     """Idle time before scaling to zero."""
     cold_start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """Longest time that a request waits for a replica to become ready."""
+    reserve: bool = False
+    """With a minimum of 0: keep the machines and the processes of one replica, without weights, while none is up."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
         if self.max < self.min:
             raise ValueError(f"max ({self.max}) must not be less than min ({self.min})")
+        if self.reserve and self.min:
+            raise ValueError(
+                "reserve is for deployments that scale to zero: set min to 0, or leave reserve out"
+            )
         return self
 
     @property

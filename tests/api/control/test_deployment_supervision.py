@@ -25,7 +25,7 @@ from share_compute.lifecycle.deployment_status import Interruption, ServingStatu
 from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.plan import Bottleneck
 from share_compute.planning.report import ServingPrediction
-from share_compute.specification import ServeJob
+from share_compute.specification import ReplicasSpec, ServeJob
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
 from share_compute_actors.inference.assignment import ServingAssignment
@@ -50,6 +50,7 @@ class Replica:
     def __init__(self, assignment: ServingAssignment) -> None:
         self.assignment = assignment
         self.topologies = [assignment.topology]
+        self.standbys: list[bool] = []
         self.is_closed = False
         self.failure: Exception | None = None
         self.doors = asyncio.Event()
@@ -147,6 +148,14 @@ class Replica:
     async def offer(self, topology: Topology) -> None:
         self._require_life()
         self.topologies.append(topology)
+
+    async def set_standby(self, *, is_on: bool) -> None:
+        self._require_life()
+        self.standbys.append(is_on)
+        if is_on:
+            self._status = ServingStatus(
+                state=DeploymentState.pending, reason="no weights", holds=self._status.holds
+            )
 
     async def close(self) -> None:
         self.is_closed = True
@@ -380,6 +389,19 @@ def test_who_takes_it_down_frees_its_machines(store: Store, tmp_path: Path) -> N
     run(store, tmp_path, story)
 
 
+def test_a_draining_machine_is_not_given_to_the_replica_again(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        machine = house.cluster.contributor("ada")
+        house.deploy()
+        replica = await house.replicas.get()
+        await house.until(lambda: len(replica.topologies[-1].contributors) == 1)
+        store.contributors.leave(machine)
+        await house.until(lambda: not house.leased())
+        await house.until(lambda: not replica.topologies[-1].contributors)
+
+    run(store, tmp_path, story)
+
+
 def test_a_deployment_comes_back_with_the_next_server(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
         ada = house.cluster.contributor("ada")
@@ -449,3 +471,44 @@ def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path)
     assert slot.machines == {grace, barbara}
     assert slot.settle(present(), 50.0) == frozenset()
     assert slot.settle(present(), 80.0) >= {ada}
+
+
+def test_machines_are_reserved_for_the_next_request(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        used, _ = (house.cluster.contributor(name) for name in "ab")
+        record = house.deploy(
+            replicas={"min": 0, "max": 1, "downscale_to_zero_delay_s": 0.2, "reserve": True},
+            parallelism={"stages": 1},
+        )
+        replica = await house.replicas.get()
+        await house.until(lambda: len(replica.topologies[-1].contributors) == 2)
+        replica.serve(used)
+        await house.until(lambda: replica.standbys == [True])
+        await house.until(
+            lambda: house.store.deployments.get(record.id).reason.startswith("no replica is up")
+        )
+        assert house.state(record) is DeploymentState.ready
+        assert used in house.leased()
+        assert not replica.is_closed
+
+        # A server that dies meanwhile is replaced by one that only keeps the members.
+        replica.die()
+        replica = await house.replicas.get()
+        assert replica.assignment.is_standby
+        assert used in {machine.id for machine in replica.assignment.topology.contributors}
+
+        tokens: dict[int, list[int]] = {}
+        reading = asyncio.create_task(read(await house.engine().generate([wanted(1)]), tokens))
+        await house.until(lambda: replica.standbys == [False])
+        replica.serve(used)
+        replica.take_steps(100)
+        assert await reading == {1: "length"}
+        assert tokens == {1: reference(wanted(1), WINDOW)[0]}
+        assert house.replicas.empty()
+
+        # Another range ends the reservation.
+        await house.until(lambda: replica.standbys == [False, True])
+        house.store.deployments.set_replicas(record.id, ReplicasSpec(reserve=False, max=1, min=0))
+        await house.until(lambda: replica.is_closed and not house.leased())
+
+    run(store, tmp_path, story)

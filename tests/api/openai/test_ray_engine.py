@@ -72,6 +72,9 @@ class Replica:
     async def offer(self, topology: Topology) -> None:
         del topology
 
+    async def set_standby(self, *, is_on: bool) -> None:
+        del is_on
+
     async def close(self) -> None:
         pass
 

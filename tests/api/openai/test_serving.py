@@ -141,6 +141,48 @@ def test_no_machine_is_held_without_requests(
         client.undeploy("llama")
 
 
+def test_a_reserved_machine_keeps_its_process_without_weights(
+    server: Any, contributors: Callable[[], Any], folder: Path, expected: str, wait_for: Any
+) -> None:
+    machine = contributors()
+    with (
+        server.client() as client,
+        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=90) as openai,
+    ):
+        replicas = {"min": 0, "max": 1, "downscale_to_zero_delay_s": 1, "reserve": True}
+        deployed = client.deploy({"name": "llama", "model": {"path": str(folder)}, "replicas": replicas})
+
+        def stands_by() -> bool:
+            counts = client.deployment("llama").replicas
+            return counts is not None and (counts.standby, counts.wanted, counts.leaving) == (1, 0, 0)
+
+        def answers() -> str:
+            answer = openai.completions.create(
+                model="llama",
+                prompt=PROMPT,
+                max_tokens=TOKENS,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            return answer.choices[0].text
+
+        for _ in range(2):
+            wait_for(stands_by, "a replica on standby")
+            assert [one.deployment_id for one in client.contributors()] == [deployed.id]
+            (member,) = members(machine.command.process.pid)
+            assert answers() == expected
+            assert members(machine.command.process.pid) == [member]
+
+        # The member's process may end meanwhile, and so may the replica's server.
+        wait_for(stands_by, "a replica on standby")
+        member.kill()
+        for process in descendants("ray::DeploymentServer", server.command.process.pid):
+            process.kill()
+        assert answers() == expected
+        client.undeploy("llama")
+        wait_for(lambda: not members(machine.command.process.pid), "a machine without members")
+
+
 @pytest.mark.thorough
 def test_replicas_share_the_requests_and_one_leaves_without_a_word(
     server: Any, contributors: Callable[[], Any], folder: Path, expected: str, wait_for: Any

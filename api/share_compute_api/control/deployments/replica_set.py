@@ -33,6 +33,8 @@ class ManagedReplica:
         self.leaves_since_s: float | None = None
         """Time in seconds at which the replica began to drain; None if it is wanted. A draining replica gets no new
         requests."""
+        self.is_standby = False
+        """Whether the replica keeps its machines and processes, without weights, until it is wanted."""
         self.ending: asyncio.Task[None] | None = None
         """Task that terminates the replica's processes; None until `end` is called."""
 

@@ -141,7 +141,8 @@ class Serving:
         return ReplicaCounts(
             ready=sum(managed.slot.is_ready for managed in staying),
             wanted=self._autoscaler.wanted,
-            leaving=sum(not managed.stays for managed in self._replicas),
+            leaving=sum(not managed.stays and not managed.is_standby for managed in self._replicas),
+            standby=sum(managed.is_standby for managed in self._replicas),
             waiting=self._engine.demand.waiting if self._engine is not None else 0,
             reason=self._scaled,
         )
@@ -291,11 +292,28 @@ class Serving:
             if managed.replica is not None:
                 engine.retire(managed.replica, is_leaving=not managed.stays)
         for managed in self._replicas.done(now_s, engine.ongoing):
+            if limits.reserve and await self._keep_on_standby(managed):
+                continue
             if managed.replica is not None:
                 engine.remove(managed.replica)
             managed.end()
+        for managed in self._replicas.staying:
+            if managed.is_standby and managed.replica is not None:
+                await managed.replica.set_standby(is_on=False)
+            managed.is_standby = False
         self._replicas.forget_ended()
         self.is_scaled = True
+
+    async def _keep_on_standby(self, managed: ManagedReplica) -> bool:
+        """Let a replica stand by, unless it is not ready or another one stands by; return whether it stands by."""
+        if not managed.is_standby:
+            if managed.replica is None or not managed.slot.is_ready:
+                return False
+            if any(other.is_standby for other in self._replicas):
+                return False
+            await managed.replica.set_standby(is_on=True)
+            managed.is_standby = True
+        return True
 
     async def _give_machines(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -303,54 +321,60 @@ class Serving:
             machine.id: machine
             for machine in await asyncio.to_thread(self._store.contributors.list, _PRESENT)
         }
-        given_back = {one for managed in self._replicas for one in managed.slot.settle(present, now_s)}
+        for managed in self._replicas:
+            managed.slot.settle(present, now_s)
         held = [machine for machine in present.values() if machine.deployment_id == self._record.id]
         used = {one for managed in self._replicas for one in (*managed.slot.machines, *managed.slot.parting)}
-        idle = [machine for machine in held if machine.id not in used]
+        idle = {machine.id: machine for machine in held if machine.id not in used}
+        leaving = {one for one, machine in idle.items() if machine.state is ContributorState.draining}
         free = [machine for machine in present.values() if _is_free(machine)]
         staying = self._replicas.staying
         self._waits = "" if idle or free else why_none(present.values())
-        wanting = next((managed.slot for managed in staying if managed.slot.wants([*idle, *free])), None)
+        usable = [machine for one, machine in idle.items() if one not in leaving]
+        wanting = next((managed.slot for managed in staying if managed.slot.wants([*usable, *free])), None)
         if wanting is not None and free:
             kept = await self._members()
             free = [machine for machine in free if not kept.get(machine.id)]
         if wanting is not None:
             taken = [machine.id for machine in free]
             held = await asyncio.to_thread(self._store.leases.take, self._record.id, taken)
-            wanting.give((machine.id for machine in held if machine.id not in used), now_s)
-        elif given_back or idle:
-            surplus = {machine.id for machine in idle}
-            await asyncio.to_thread(self._store.leases.release, self._record.id, surplus)
+            wanting.give((machine.id for machine in held if machine.id not in used | leaving), now_s)
+        surplus = leaving if wanting is not None else idle.keys()
+        if surplus:
+            await asyncio.to_thread(self._store.leases.release, self._record.id, set(surplus))
         for managed in self._replicas:
-            usable = [present[one] for one in sorted(managed.slot.machines & present.keys())]
-            await self._offer(managed, usable)
+            machines = [present[one] for one in sorted(managed.slot.machines & present.keys())]
+            await self._offer(managed, machines)
 
     async def _offer(self, managed: ManagedReplica, machines: Sequence[ContributorRecord]) -> None:
         known = nodes(machines)
         if managed.replica is None:
-            if not managed.stays:
+            if not managed.stays and not managed.is_standby:
                 return
-            managed.replica = await self._start(managed.number, live_topology(machines))
+            managed.replica = await self._start(managed, live_topology(machines))
         elif known != managed.offered:
             await managed.replica.offer(live_topology(machines))
         managed.offered = known
 
-    async def _start(self, number: int, topology: Topology) -> Replica:
+    async def _start(self, managed: ManagedReplica, topology: Topology) -> Replica:
         from share_compute_actors.inference.assignment import ServingAssignment
 
         assert self._engine is not None
         replica = await self._launch(
             ServingAssignment(
                 deployment_id=self._record.id,
-                replica=number,
+                replica=managed.number,
                 spec=self._spec,
                 folder=self._folder,
                 window_tokens=self._window_tokens,
                 pooling=self._pooling,
                 topology=topology,
+                is_standby=managed.is_standby,
             )
         )
         self._engine.add(replica)
+        if managed.is_standby:
+            self._engine.retire(replica)
         return replica
 
     async def _record_state(self) -> None:
@@ -419,11 +443,12 @@ def standing_of(
 def _wanted_first(record: DeploymentRecord) -> int:
     """Return the initial number of replicas, which the autoscaler then clamps to the deployment's range.
 
-    A deployment that was ready or degraded before the server's restart gets as many replicas as had a plan. Any other
-    deployment starts with one replica, which shows whether the model can be served.
+    A deployment that was ready or degraded before the server's restart gets as many replicas as had a plan, or one that
+    takes over the members on standby. Any other deployment starts with one replica, which shows whether the model can
+    be served.
     """
     if record.state in (DeploymentState.ready, DeploymentState.degraded):
-        return len(record.plans)
+        return max(len(record.plans), record.spec.replicas.reserve)
     return 1
 
 
