@@ -1,22 +1,23 @@
-"""Start a program in confinement: it can reach only the files it needs and its own processes, without privileges.
+"""Start a program in confinement: without privileges, and with access only to listed files and its own processes.
 
 A holder of the cluster's token can run code in the processes of a Ray node. So each node, and the process through
 which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``.
-Three measures confine it:
+Three measures confine the program:
 
 1. The program runs as an unprivileged user (`Policy.user`) or, without one, as the same user without capabilities.
-2. Landlock (Linux 5.13 or newer) denies all files except those of the system and of this Python installation, and
-   those that the policy lists. The program cannot trace processes outside and, since Linux 6.12, cannot signal them.
+2. Landlock (Linux 5.13 or newer) denies access to files, except for the system's, this Python installation's and the
+   policy's. The program cannot trace processes outside the confinement and, since Linux 6.12, cannot signal them.
 3. ``no_new_privs`` keeps the program from regaining privileges by starting a program with the setuid bit.
 
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
 kernel's ``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
 
-The process that was started stays outside the confinement as the program's guard. It passes SIGTERM on, and exits with
-the program's status. Before it exits, it kills all descendants of the program, including detached ones (`_guard`). The
-guard exits when the program ends, when the guard receives `END_NOW`, and when the process that started the guard ends.
+The process that runs this module forks the program and becomes its guard. The guard keeps its user and its access to
+files. It passes SIGTERM on, and exits with the program's status. Before the guard exits, it kills all descendants of
+the program, including detached ones (`_guard`). The guard exits when the program ends, when the guard receives
+`END_NOW`, and when the process that started the guard ends.
 
-This module needs the standard library only, because it runs before everything else.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ _RESOLVE_UNIX = 1 << 16
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
 """Rights that exist for a file: execute, write, read, truncate, device ioctl, Unix socket."""
 _REFER = 1 << 13
-"""Right to link and rename files across folders (ABI 2). Every Landlock domain with rules for files denies both unless
-it grants this right."""
+"""Right to link and rename files across folders (ABI 2). Landlock domains that restrict files deny both by default."""
 _RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER))
 _FIRST_RIGHTS = (1 << 13) - 1
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1
@@ -114,12 +114,15 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Files that a confined program may use in addition to the system's and Python's, and the user that it runs as."""
+    """Files that a confined program may use in addition to the system's and Python's, and the user that it runs as.
+
+    Paths that do not exist when the program starts are ignored.
+    """
 
     read: tuple[str, ...] = ()
     """Files and folders that the program may read."""
     write: tuple[str, ...] = ()
-    """Files and folders that the program may read and change; those that do not exist when it starts are left out."""
+    """Files and folders that the program may read and change."""
     home: str = "/nonexistent"
     """Value of the program's variable ``HOME``."""
     user: User | None = None
@@ -130,12 +133,12 @@ def confined(command: Sequence[str], policy: Policy) -> list[str]:
     """Return the command that runs ``command`` under a policy; ``command`` itself on systems other than Linux."""
     if sys.platform != "linux":
         return list(command)
-    # -P: Python must not import modules from the present working folder.
+    # -P keeps Python from importing modules from the current working directory.
     return [sys.executable, "-P", "-m", __name__, json.dumps(asdict(policy)), *command]
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a confined program inherits: those on an allow list, so no keys or passwords."""
+    """Return the variables on an allow list, which confined programs inherit; no keys or passwords are on the list."""
     return {
         name: value
         for name, value in environment.items()
@@ -158,9 +161,9 @@ def installation() -> tuple[str, ...]:
 
 
 def unprivileged_user(name: str | None, paths: Iterable[str]) -> tuple[User | None, str]:
-    """Return the user that confined programs run as, and the reason if there is none.
+    """Return the user that confined programs run as; if no user is suitable, return None and the reason.
 
-    If this process is not root, the result is None and an empty reason: programs run as the current user.
+    If this process is not root, return None and an empty reason: programs then run as the current user.
 
     Args:
         name: name of the user. Default: ``share-compute`` if that user exists, else ``nobody``.
@@ -235,7 +238,7 @@ def _become(user: User | None, parent: int) -> None:
 
 
 def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
-    """Enter a Landlock domain in which only these files and folders can be used; do nothing without Landlock."""
+    """Enter a Landlock domain that allows access only to these files and folders; do nothing without Landlock."""
     version = landlock_version()
     if not version:
         return
@@ -252,8 +255,8 @@ def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) 
 
     Args:
         rights: rights to files that the domain denies by default.
-        scopes: ways to reach processes outside, such as signals, that the domain denies.
-        allowed: paths, each with the rights that it grants.
+        scopes: kinds of access to processes outside that the domain denies, such as signals.
+        allowed: paths, each with the rights that the domain grants there.
     """
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
     libc = _libc()
@@ -281,7 +284,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def _libraries() -> list[str]:
-    """Return the folders in ``LD_LIBRARY_PATH``, which may be anywhere."""
+    """Return the absolute paths in ``LD_LIBRARY_PATH``, except the root folder."""
     named = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     return [str(path) for path in named if path.is_absolute() and path.resolve() != Path("/")]
 
@@ -292,7 +295,7 @@ def _devices() -> list[str]:
 
 
 def _keep_signals() -> bool:
-    """Enter a Landlock domain from which no signal reaches processes outside; return whether the kernel enforces it."""
+    """Enter a Landlock domain that blocks signals to processes outside; return whether the kernel enforces it."""
     if landlock_version() < _SCOPES_SINCE:
         return False
     _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
@@ -305,7 +308,8 @@ def _keep_signals() -> bool:
 
 def _kill_descendants(is_kept: bool) -> None:
     if is_kept:
-        # This kills all other processes of the domain. No concurrent fork escapes (kernel/fork.c, copy_process).
+        # Landlock limits this to the other processes of the domain. Concurrent forks cannot escape (kernel/fork.c,
+        # copy_process).
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return
@@ -316,9 +320,9 @@ def _kill_descendants(is_kept: bool) -> None:
 
 
 def _guard(program: int, is_kept: bool) -> int:
-    """Pass SIGTERM on to the program, and `END_NOW` as SIGKILL.
+    """Pass SIGTERM on to the program, and pass `END_NOW` on as SIGKILL.
 
-    Return the program's wait status once all descendants have ended.
+    Return the program's wait status when all its descendants have ended.
     """
     status: int | None = None
     while True:
@@ -353,14 +357,14 @@ def main(arguments: Sequence[str]) -> None:
     user = User(**fields.pop("user")) if fields["user"] else fields.pop("user")
     policy = Policy(read=tuple(fields["read"]), write=tuple(fields["write"]), home=fields["home"], user=user)
     guard, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # This replaces the signal that `tied` chose, because the guard must kill descendants when its parent ends.
+    # `processes.tied` chose SIGKILL. The guard needs END_NOW, because it must kill descendants when its parent ends.
     _prctl(_SET_PDEATHSIG, END_NOW)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_NO_NEW_PRIVS, 1)
     is_kept = _keep_signals()
     program = os.fork()
     if program:
-        # No process of the same user can trace the guard, and the guard writes no core dump.
+        # This keeps processes of the same user from tracing the guard. It also prevents core dumps.
         _prctl(_SET_DUMPABLE, 0)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         _end_like(_guard(program, is_kept))
@@ -369,7 +373,7 @@ def main(arguments: Sequence[str]) -> None:
     environment = {**os.environ, "HOME": policy.home}
     if user is not None:
         environment |= {"USER": user.name, "LOGNAME": user.name}
-    # Rules are made with the rights of the confined user; paths that it may not enter are left out.
+    # Landlock's rules are added as the confined user, so paths that this user cannot open are left out.
     _become(user, guard)
     system = (*_SYSTEM, *(f"/etc/{name}" for name in _CONFIGURATION))
     _restrict((*system, *_libraries(), *installation(), *policy.read), (*_devices(), *policy.write))

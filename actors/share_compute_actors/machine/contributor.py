@@ -24,12 +24,12 @@ from share_compute_actors.wire import TEXT, answers_by
 
 _PROBE_TIMEOUT_S = 120.0
 _ECHO_S = 20.0
-"""Time limit of one call, in seconds: the peer's process may be starting, and 4 MiB take this long at 1.7 Mbit/s."""
+"""Time limit of one echo call, in seconds: 4 MiB take this long at 1.7 Mbit/s, and the peer's actor may be starting."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
 class ContributorActor:
-    """Actor pinned to one node: it measures this node and, at the same time, answers when other nodes measure links.
+    """Actor on one node that measures the node and its links, and concurrently answers other nodes' measurements.
 
     Args:
         contributor_id: id of the contributor; ``head`` for the head itself.
@@ -47,7 +47,7 @@ class ContributorActor:
             memory_bytes: memory that is lent.
             cpu_threads: number of threads to compute with.
             device: cpu or cuda.
-            beside: number of threads that the other machines of this host compute with at the same time.
+            beside: number of threads that other contributors on this host use at the same time.
 
         Raises:
             UserError: the device could not be measured.
@@ -99,7 +99,7 @@ class ContributorActor:
 
     @ray.method(concurrency_group="echo")
     def echo(self, payload: Payload) -> int:
-        """Return the size of the payload ``[bytes]``."""
+        """Return the number of bytes of ``payload``."""
         return payload.nbytes
 
 
@@ -131,6 +131,6 @@ def _echo(actor: Any, payload: Payload) -> Any:
 
 
 def start_contributor(contributor_id: str, node_id: str) -> Any:
-    """Start a `ContributorActor` on exactly this node; it lives as long as a handle to it is kept."""
+    """Start a `ContributorActor` on this node and return its handle; the actor ends when no handle is left."""
     where = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return ContributorActor.options(scheduling_strategy=where).remote(contributor_id)  # type: ignore[attr-defined]

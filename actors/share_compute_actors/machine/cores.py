@@ -15,7 +15,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 _CPUS = Path("/sys/devices/system/cpu")
 _PLACE = ("physical_package_id", "core_id")
-"""Files with the location of a processor: threads of one core share both, cores of one socket share the first."""
+"""Files with the numbers of a logical processor's socket and core; core numbers are unique within a socket."""
 
 
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
@@ -32,7 +32,7 @@ def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:
-    """Return a command that runs ``command`` and its children only on these processors; if none are given, on all."""
+    """Return a command that restricts ``command`` to these logical processors; ``command`` itself if none are given."""
     if not cores:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _PIN, ",".join(map(str, cores)), *command]

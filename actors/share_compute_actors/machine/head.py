@@ -1,8 +1,8 @@
 """Starts the Ray head: a confined child process with token authentication, whose tables survive a restart.
 
-Coordinators and shard stores of jobs, and servers of deployments, run in it. Any holder of the cluster's token may run
-code in it, too. So it is confined (`confine`): it can read the data roots, and change jobs' folders and Ray's own
-folders. It cannot reach the control plane's database, keys or process.
+Jobs' coordinators and shard stores, and deployments' servers, run on the head. Any holder of the cluster's token can
+run code there, too. So the head is confined (`confine`). The head can read data roots, uploads and batches, and change
+jobs' folders and Ray's own folders. It cannot access the control plane's database, keys or process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from share_compute_actors.machine.processes import ChildProcesses
 _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
 _WORKERS = 150
-"""Most Ray workers on the head: a coordinator and a shard store for each job, a server for each deployment."""
+"""Number of Ray workers that the head has ports for: two for each job (coordinator, shard store), one for each
+deployment."""
 _RECONNECT_S = 600
 """Longest wait of contributors' nodes for a head that is being restarted, in seconds."""
 HEALTH_CHECKS = {
@@ -42,8 +43,8 @@ HEALTH_CHECKS = {
 }
 """Variables that make Ray's health checks wait for nodes as long as nodes wait for the head.
 
-A node that learns that Ray counts it as dead ends itself with all its processes. Losses are detected much sooner
-without Ray: coordinators watch their members' heartbeats, and the control plane watches the agents' reports."""
+A node that Ray has declared dead ends all its processes. This project detects losses much sooner, without Ray:
+coordinators watch their members' heartbeats, and the control plane watches the agents' reports."""
 _PROGRAM = "share_compute_actors.machine.head_process"
 _TOKEN, _STALE, _TABLES, _CACHE = "ray-token", "ray-token-is-stale", "ray-tables", "cache"
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A running head, with the facts that the control plane needs to use it."""
+    """A running head, and the data that the control plane needs to connect to it."""
 
     node: RayNode
     token: str
@@ -80,11 +81,11 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
 
     Args:
         settings: settings of the server; the token and Ray's tables are kept in its data folder.
-        children: starts the head as a child process; its folder must have a short path.
+        children: starts the head as a child process; ``children.folder`` must have a short path.
         advertise_address: IP address at which contributors reach this machine.
 
     Raises:
-        Conflict: the port is taken, the range has too few free ports, or a data root holds the data folder.
+        Conflict: the port is taken, the range has too few free ports, or a data root contains the data folder.
         Unavailable: the head did not start.
     """
     token = read_or_make_secret(settings.data_folder / _TOKEN)
@@ -134,10 +135,7 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
 
 
 def invalidate_token(data_folder: Path) -> None:
-    """Mark the token as known to a machine that left, so that the next head gets a new token.
-
-    The mark survives a restart of the server.
-    """
+    """Mark the token as stale, because a machine has left; the mark survives a restart of the server."""
     write_private(data_folder / _STALE, "")
 
 
@@ -158,11 +156,13 @@ def renew_token(data_folder: Path) -> None:
 
 
 def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
-    """Give files and folders to the user that the head runs as; do nothing if the head runs as this process's user.
+    """Make the head's user the owner of files, and of folders with all their content.
+
+    Do nothing if the head runs as this process's user.
 
     Args:
         policy: policy of the head.
-        paths: files and folders to give. No folder above them may be a link, and links in them are not followed.
+        paths: files and folders. No folder above them may be a link; links in them are not followed.
     """
     if policy.user is None:
         return
@@ -172,14 +172,14 @@ def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
 
 
 def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
-    """Allow the user that the head runs as to read files that it does not own, and to enter the folders above them.
+    """Allow the head's user to read files that it does not own, and all users to enter the folders above these files.
 
     Do nothing if the head runs as this process's user. Links in ``paths`` are not followed.
 
     Args:
         policy: policy of the head.
-        paths: files and folders to read.
-        below: a folder that contains all of ``paths``; the user may enter it afterwards, too.
+        paths: files, and folders with all their content.
+        below: a folder that contains all of ``paths``; the topmost folder that all users may enter afterwards.
     """
     if policy.user is None:
         return
@@ -194,9 +194,9 @@ def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
 
 
 def _tree(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the open parent folder and the name of a path and of all its content, without following links.
+    """Yield (descriptor of the parent folder, name) for a path and everything below it, without following links.
 
-    The head may write in these folders meanwhile and replace a folder by a link, so paths cannot be trusted.
+    The head may replace a folder by a link at any time, so code must not open these files by their paths.
     """
     with opened_parent(path) as folder:
         yield folder, path.name
@@ -210,15 +210,15 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     """Return the policy that confines the head; make the folders that the head needs, and give them to its user.
 
     Raises:
-        Conflict: a data root holds the data folder.
+        Conflict: a data root contains the data folder.
     """
     data_folder = settings.data_folder.resolve()
     jobs, uploads, batches = (data_folder / name for name in (TRAINING, "uploads", BATCHES))
     for root in settings.data_roots:
         if data_folder.is_relative_to(root.resolve()):
             raise Conflict(
-                f"the data root {root} holds the server's own data folder, {settings.data_folder}",
-                hint="choose another --data-root: code of jobs' machines can read what is below it",
+                f"the data root {root} contains the server's own data folder, {settings.data_folder}",
+                hint="choose another --data-root: code of jobs can read all files below it",
             )
     own = [data_folder / _CACHE, *(run_folder / name for name in ("r", "tmp", "home"))]
     user, why_not = unprivileged_user(settings.head_user, [str(settings.data_folder.parent)])
@@ -232,7 +232,7 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     )
     if user is not None:
         for folder in (settings.data_folder, run_folder, run_folder.parent):
-            # Other users may enter the folder but not list it. Its files are for their owner only.
+            # Other users may enter the folder, but cannot list it.
             folder.chmod(0o711)
         hand_over(policy, (path.parent.resolve() / path.name for path in (tables, jobs, uploads, *own)))
     elif why_not:
@@ -246,7 +246,7 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
 
 
 def read_or_make_secret(file: Path) -> str:
-    """Return the secret in ``file``, made on first use; only its owner may read it."""
+    """Return the secret in ``file``; if there is none, write a new one, which only this user may read."""
     secret = _read(file)
     if not secret:
         secret = secrets.token_hex(32)
@@ -255,7 +255,7 @@ def read_or_make_secret(file: Path) -> str:
 
 
 def _read(file: Path) -> str:
-    """Return the content of a text file; empty if it does not exist, or if it was damaged by a full disk."""
+    """Return the content of a text file; empty if the file is missing, or damaged by a full disk."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -263,9 +263,9 @@ def _read(file: Path) -> str:
 
 
 def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> int:
-    """Return the configured port, else the port of the last run, else a free one.
+    """Return the configured port, else the port of the last run if it is free, else another free port.
 
-    Nodes of contributors reconnect to the port of the last run by themselves.
+    Contributors' nodes reconnect to the port of the last run by themselves.
 
     Raises:
         Conflict: the configured port is taken.
@@ -274,7 +274,7 @@ def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> i
         if not _is_free(settings.ray_port):
             raise Conflict(
                 f"port {settings.ray_port} for the Ray head is taken",
-                hint="end what uses it, or set SHARE_COMPUTE_RAY_PORT to another one (0 picks a free one)",
+                hint="end the program that uses it, or set SHARE_COMPUTE_RAY_PORT to another port (0: any free port)",
             )
         return settings.ray_port
     last = _read(remembered)

@@ -1,8 +1,8 @@
-"""Runs ``ray start --head`` so that its GCS is started again in place when it ends.
+"""Runs ``ray start --head`` with a supervisor that restarts the GCS when the GCS ends.
 
-Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. Without this program, Ray ends
-the whole head when the GCS ends, and with the head all coordinators. Nodes, drivers and actors wait for a GCS that
-returns at the same port with the same tables, and then continue: see "GCS fault tolerance" in Ray's documentation.
+Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. Without the supervisor, Ray ends
+the whole head, with all coordinators, when the GCS ends. Nodes, drivers and actors wait until a GCS with the same port
+and tables runs, and then continue: see "GCS fault tolerance" in Ray's documentation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ray._private import services
 from ray.scripts import scripts
 
 SOUND_S = 5
-"""Shortest time in seconds that a GCS must have run to be started again when it ends.
+"""Minimum time in seconds that a GCS must have run to be restarted when it ends.
 
-A GCS that ends sooner has a lasting problem, such as damaged tables, so the head ends with it."""
+A GCS that ends sooner has a lasting problem, such as damaged tables, so the supervisor and the head end, too."""
 _SCRIPT = """\
 #!/bin/sh
-# Starts Ray's GCS again when it ends, unless it was told to end.
+# Restarts Ray's GCS when it ends, unless this script received SIGTERM or SIGINT.
 trap 'ended=1; kill -TERM "$gcs" 2>/dev/null' TERM INT
 while :; do
   began=$(date +%s)

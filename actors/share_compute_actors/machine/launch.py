@@ -20,7 +20,7 @@ from share_compute_actors.machine.processes import Child, ChildProcesses, is_ali
 
 _STARTED = "Ray runtime started"
 GCS_SUPERVISOR = "gcs-supervisor"
-"""File name of the script that runs the head's GCS, and restarts it when it ends; see `head_process`."""
+"""File name of the script that runs and restarts the head's GCS; see `head_process`."""
 _VITAL = (GCS_SUPERVISOR, "raylet")
 INLINE_LIMIT_BYTES = 8 * 2**20
 """Largest payload that Ray sends inside the call itself, in one round trip, in bytes."""
@@ -40,13 +40,13 @@ RAY_SETTINGS = {
     # these values.
     "RAY_timeout_ms_task_wait_for_death_info": "200",
     "RAY_core_worker_internal_heartbeat_ms": "100",
-    # gRPC gives this timeout to TCP, which ends a connection whose packets were not acknowledged for this time. After a
-    # network cut, `machine/stalled.py` closes connections that still exist, so that gRPC replaces them at once. For
-    # connections that TCP has ended already, gRPC's own delays before it reconnects apply. Ray's default is two
-    # minutes. The value here is the time for which Ray's health check waits for a node.
+    # gRPC sets this value as TCP_USER_TIMEOUT: TCP ends a connection when packets stay unacknowledged for this time.
+    # Ray's default is two minutes. The value here is the time for which Ray's health check waits for a node. After a
+    # network cut, `machine/stalled.py` closes connections that still exist, and gRPC then reconnects at once. After TCP
+    # has ended a connection, gRPC reconnects only after its own delays.
     "RAY_grpc_client_keepalive_timeout_ms": "600000",
 }
-"""Environment variables of every Ray process, whichever cluster it belongs to."""
+"""Environment variables of all Ray processes, in every cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class RayNode:
     address: str
     """IP address at which other nodes reach this node."""
     gcs_address: str
-    """Address of the GCS on the head of its cluster, as ``host:port``."""
+    """Address of the cluster's GCS, as ``host:port``."""
     vital: Mapping[str, psutil.Process]
     """Processes without which the node is unusable, by program name: the raylet, and on a head the GCS supervisor."""
 
@@ -67,8 +67,8 @@ class RayNode:
     def end(self) -> str | None:
         """Reason why the node cannot be used any more; None while it runs.
 
-        The processes in `vital` are checked, too, because ``ray start --block`` may run for up to a minute after one
-        of them has ended.
+        The processes in `vital` are checked, too: after one of them ends, ``ray start --block`` may run for another
+        minute.
         """
         if self.child.exit_code is not None:
             return f"it ended with status {self.child.exit_code}: {self.child.last_words()}"
@@ -115,7 +115,7 @@ def launch(
         NotAuthorized: the head refused the token.
         VersionMismatch: the head runs another Python or Ray.
     """
-    # Arguments name the cluster to connect to; inherited variables must not name another one.
+    # The arguments name the cluster to connect to. Inherited variables must not name another cluster.
     quiet = {"RAY_ADDRESS": "", "RAY_AUTH_TOKEN_PATH": "", "PYTHONWARNINGS": "ignore"}
     command = [
         sys.executable,
@@ -149,7 +149,7 @@ def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
         raise _failure(child, name)
     raise Unavailable(
         f"the Ray {name} did not start within {deadline_s:.0f} s",
-        hint="try again; if it stays so, look at the machine's load and its firewall",
+        hint="try again; if that does not help, check the machine's load and its firewall",
         details={"log": child.log_tail()},
     )
 
@@ -169,7 +169,7 @@ def _started_node(child: Child) -> RayNode:
     if not options:
         raise Unavailable(
             f"the raylet of {child.name} ended as soon as it had started",
-            hint="try again; if it stays so, run share-compute doctor",
+            hint="try again; if that does not help, run share-compute doctor",
             details={"log": child.log_tail()},
         )
     return RayNode(child, options["node_id"], options["node_ip_address"], options["gcs-address"], vital)
@@ -192,6 +192,6 @@ def _failure(child: Child, name: str) -> Exception:
         return Conflict(f"a port of the Ray {name} is taken", hint="choose another port", details=details)
     return Unavailable(
         f"the Ray {name} ended with status {child.exit_code}: {child.last_words()}",
-        hint="try again; if it stays so, run share-compute doctor",
+        hint="try again; if that does not help, run share-compute doctor",
         details=details,
     )

@@ -25,7 +25,7 @@ class NodeLimits:
     memory_bytes: int
     cpu_threads: int
     gpu: str | None = None
-    """UUID of the only GPU that processes of the node see; None if they see none."""
+    """UUID of the only GPU that processes of the node can use; None for a node without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,10 @@ def start_node(
     """Start this machine's node, confined to its own folders, and wait until it is registered.
 
     Args:
-        children: starts the node as a child process. Its folder must have a short path, and no other node may use it.
+        children: starts the node as a child process. ``children.folder`` must have a short path and belong to this node
+            alone.
         access: address of the head, the cluster's token, and settings of the node.
-        limits: resources that are lent.
+        limits: resources that the node may use.
         ports: ports that the node may listen on.
         address: IP address at which other machines reach this one. Default: the address of the route to the head.
 
@@ -88,10 +89,10 @@ def start_node(
 
 
 def _private_folder(folder: Path) -> Path:
-    """Make a folder that only this user may use, unless it exists; return it.
+    """Return ``folder``; if it does not exist, make it with access for this user only.
 
     Raises:
-        Unavailable: the folder belongs to another user, or cannot be made.
+        Unavailable: the folder belongs to another user, is a link, or cannot be made.
     """
     hint = "set TMPDIR to a folder of your own"
     try:
@@ -100,11 +101,11 @@ def _private_folder(folder: Path) -> Path:
     except OSError as failure:
         raise Unavailable(f"{folder} cannot be made: {failure.strerror}", hint=hint) from failure
     if found.st_uid != os.getuid() or folder.is_symlink():
-        raise Unavailable(f"{folder} belongs to somebody else", hint=hint)
+        raise Unavailable(f"{folder} belongs to another user, or is a link", hint=hint)
     return folder
 
 
 def _device_environment(gpu: str | None) -> dict[str, str]:
-    # Actors request no GPU from Ray, because this project assigns devices itself. So Ray must not hide the GPU from
-    # them. A UUID names the GPU, because CUDA and the driver number GPUs in different orders.
+    # Actors request no GPU from Ray, because this project assigns devices itself. By default Ray hides GPUs from such
+    # actors. The GPU is named by its UUID, because CUDA and the driver may number GPUs in different orders.
     return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "CUDA_VISIBLE_DEVICES": gpu or ""}

@@ -2,10 +2,10 @@
 
 This module imports neither Ray nor torch.
 
-A range is divided into units of 50 ports. A node holds whole units for itself: the process that supervises the node
-binds the first port of each unit until `NodePorts.release`. So nodes of one host never use the same ports.
+A range is divided into units of 50 ports, and each node reserves whole units. The process that supervises the node
+binds the first port of each reserved unit until `NodePorts.release`. So nodes of one host never use the same ports.
 
-Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage use ports outside this range.
+Gloo is an exception: it listens on ports that the kernel picks (`docs/deployment.md`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from share_compute.errors import Conflict, UserError
 
 _UNIT = 50
 _OWN = 6
-"""Number of ports for processes of every node: raylet 2, dashboard agent 2, runtime environments 1, metrics 1."""
+"""Number of ports for Ray's services on a node: raylet 2, dashboard agent 2, runtime environments 1, metrics 1."""
 _CHANNELS = 20
-"""Number of a node's ports for channels between members. A member uses one, and two during a membership change."""
+"""Number of a node's ports for channels. A member uses one port, and two during a membership change."""
 _SPARE_WORKERS = 16
 """Number of ports for Ray workers beyond the one worker per thread that Ray starts in advance."""
 _VARIABLE = "SHARE_COMPUTE_CHANNEL_PORTS"
@@ -90,11 +90,11 @@ class NodePorts:
 
     @classmethod
     def take(cls, within: PortRange, threads: int) -> Self:
-        """Reserve the first free units of a range, as many as a node with this number of threads needs.
+        """Reserve the first free units of a range for a node.
 
         Args:
             within: the range.
-            threads: number of threads that the node lends; Ray starts a process for each of them in advance.
+            threads: number of threads that the node lends; Ray starts one process for each thread in advance.
 
         Raises:
             Conflict: too few units of the range are free.
@@ -113,9 +113,9 @@ class NodePorts:
                     workers = ports[_OWN + _CHANNELS :]
                     return cls(tuple(own), tuple(channels), tuple(workers), stack.pop_all())
         raise Conflict(
-            f"a Ray node with {threads} threads needs {count * _UNIT} free TCP ports in a row of {_UNIT}, and "
+            f"a Ray node with {threads} threads needs {count * _UNIT} free TCP ports in blocks of {_UNIT}, but "
             f"{taken * _UNIT} of {within} are free",
-            hint="end what uses them, or give a larger range with --port-range",
+            hint="end the programs that use them, or give a larger range with --port-range",
         )
 
     @property
@@ -127,7 +127,7 @@ class NodePorts:
         """Return the arguments of ``ray start`` that bind a node to its ports.
 
         Args:
-            apart_from: port that no Ray worker may use: the port of the head itself. 0 for none.
+            apart_from: port that Ray workers must not use, because the head listens on it; 0 for none.
         """
         names = (
             "node-manager-port",
@@ -152,7 +152,7 @@ class NodePorts:
 
 
 def channel_ports() -> PortRange | None:
-    """Return the ports that channels of this process may use; None (any port) outside a node that holds ports."""
+    """Return the range of ports that channels of this process may use; None if they may use any port."""
     text = os.environ.get(_VARIABLE)
     return None if text is None else PortRange(*map(int, text.split("-")))
 
@@ -170,7 +170,7 @@ def _guard(unit: range) -> socket.socket | None:
     """Return a socket that holds the first port of a unit; None if any port of the unit is taken."""
     guard = socket.socket()
     try:
-        guard.bind(("", unit[0]))  # without SO_REUSEADDR, no other process can bind it; it never listens
+        guard.bind(("", unit[0]))  # no other process can bind this port, because SO_REUSEADDR is not set
         for port in unit[1:]:
             socket.create_server(("", port)).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks that run before this machine starts a server or joins a cluster; each returns a `CheckResult`.
+"""Checks to run before this machine starts a server or joins a cluster; each check returns a `CheckResult`.
 
 This module imports neither Ray nor torch.
 """
@@ -69,7 +69,7 @@ def check_disk(folder: Path) -> CheckResult:
 
 
 def check_memory(lent_bytes: int) -> CheckResult:
-    """Check whether enough memory is lent, and whether it is available."""
+    """Check whether at least 512 MiB of memory are lent, and whether the lent memory is available."""
     available = psutil.virtual_memory().available
     if lent_bytes < LEAST_MEMORY_BYTES:
         return CheckResult(
@@ -93,7 +93,12 @@ def check_memory(lent_bytes: int) -> CheckResult:
 
 
 def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> CheckResult:
-    """Check whether this clock and the server's agree; ``skew_s`` is the lead of this clock, in seconds."""
+    """Check whether this clock is within ``most_s`` of the server's clock.
+
+    Args:
+        skew_s: time of this clock minus time of the server's clock, in seconds.
+        most_s: largest allowed difference, in seconds.
+    """
     ahead = "ahead of" if skew_s > 0 else "behind"
     text = f"this clock is {abs(skew_s):.1f} s {ahead} the server's"
     if abs(skew_s) <= most_s:
@@ -120,7 +125,7 @@ def check_head(ray_address: str) -> CheckResult:
 
 
 def check_resolver() -> CheckResult:
-    """Check whether names are looked up quickly: programs wait for seconds if no resolver answers."""
+    """Check whether the resolver answers within 1 s; without an answer, each look-up delays a program for seconds."""
     is_done = threading.Event()
 
     def look_up() -> None:
@@ -135,8 +140,8 @@ def check_resolver() -> CheckResult:
     return CheckResult(
         "resolver",
         "warn",
-        f"looking up a name takes more than {_SLOW_LOOKUP_S:.0f} s: the resolver does not answer, or slowly",
-        hint="name a resolver that answers in /etc/resolv.conf, or none",
+        f"looking up a name takes more than {_SLOW_LOOKUP_S:.0f} s: the resolver is slow, or does not answer",
+        hint="remove resolvers that do not answer from /etc/resolv.conf",
     )
 
 
@@ -181,7 +186,7 @@ def route_address(target: str) -> str:
 
 
 def check_devices() -> CheckResult:
-    """List the devices that `share-compute join` can lend, and check whether the GPUs' driver works."""
+    """Check whether the GPUs' driver works, and list the devices that `share-compute join` can lend."""
     cpu = f"cpu ({usable_threads()} threads)"
     try:
         found = find_gpus()
@@ -200,9 +205,7 @@ class Gpu(NamedTuple):
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that may be used; empty without NVIDIA's driver.
-
-    ``CUDA_VISIBLE_DEVICES`` limits the GPUs, as it does for every program that uses CUDA.
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` selects; empty if ``nvidia-smi`` is not installed.
 
     Raises:
         Unavailable: the driver does not work.
@@ -254,10 +257,10 @@ def usable_threads() -> int:
 
 
 def host_id() -> str:
-    """Return a label of the processors that this process may use; empty if the system has no boot id.
+    """Return a hash of the kernel's boot id and the processors that this process may use; empty without a boot id.
 
-    Machines with the same label run on one kernel and share these processors, even in different containers. The
-    kernel's boot id is hashed, so that the label reveals nothing else about the computer.
+    Machines with the same hash share these processors, even if they are different containers. The hash reveals nothing
+    else about the computer.
     """
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()

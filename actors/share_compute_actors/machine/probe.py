@@ -1,7 +1,7 @@
 """Measure the performance of a device of this machine.
 
-Run as ``python -m share_compute_actors.machine.probe --json``. It is a separate program, so that the actor that needs
-the result does not import torch.
+Run as ``python -m share_compute_actors.machine.probe --json``, in a separate process, because the actor that needs the
+result must not import torch.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from share_compute_actors.machine.device import gpu_uuid
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
-"""Time limit for measuring one figure, in seconds; the best of the measurements in this time counts."""
+"""Time after which the measurement of one quantity stops, in seconds."""
 _REPETITIONS = 4
 _LARGEST_MATRIX = 8192
 _SMALL, _CHAIN, _PASSES = 16, 8, 40
 """Width, number of layers and repetitions of the chain that measures the overhead of an operation."""
 _COPY_BYTES = 64 * 2**20
 _BUSY_MATRIX = 256
-"""Rows and columns of the matrices that keep other processors busy; they fit into a processor's own cache."""
+"""Rows and columns of the matrices that keep other processors busy; such a matrix fits into one core's cache."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,9 +50,9 @@ class Lent:
     device: str = "cpu"
     """cpu or cuda."""
     beside: int = 0
-    """Number of threads that the other machines of this host compute with at the same time.
+    """Number of threads that other contributors on this host use at the same time.
 
-    While the CPU is measured, as many processors are kept busy."""
+    The same number of processors is kept busy while the CPU is measured."""
 
 
 def probe(lent: Lent) -> Device:
@@ -82,9 +82,9 @@ def probe(lent: Lent) -> Device:
 
 @contextmanager
 def _busy(processors: int) -> Iterator[None]:
-    """Keep a number of processors busy.
+    """Keep a number of processors busy inside the block.
 
-    Cores share caches, memory and clock rate, so each core is slower while others are busy.
+    Cores share caches, memory bandwidth and power, so each core is slower while others are busy.
     """
     children = [_fork_busy() for _ in range(processors)]
     try:
@@ -143,9 +143,9 @@ def _speeds(device: torch.device) -> dict[str, float]:
 
 
 def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return FLOP/s of a matrix product that takes long enough to be measured; 0 if the type is not supported.
+    """Return the FLOP/s of a square matrix product; 0 if the device does not support the dtype.
 
-    The size doubles until one product takes at least 0.03 s, or until the largest size or the time budget is reached.
+    The size doubles until one product takes at least 0.03 s, the size is 8192, or `_BUDGET_S` is over.
     """
     size = 256
     started = time.perf_counter()
@@ -194,7 +194,10 @@ def _overhead_s(device: torch.device) -> float:
 def _best_s(
     work: Callable[[], object], device: torch.device, started: float, repetitions: int = _REPETITIONS
 ) -> float:
-    """Return the shortest time of ``repetitions`` runs, in seconds; stop early `_BUDGET_S` after ``started``."""
+    """Return the shortest run time of ``work``, in seconds, after one warm-up run.
+
+    The measurement ends after ``repetitions`` runs, or `_BUDGET_S` after ``started`` if that is sooner.
+    """
     best = float("inf")
     work()
     for _ in range(repetitions):
@@ -223,11 +226,11 @@ def _processor_name() -> str:
 
 
 def main() -> None:
-    """Print the device as a JSON list on one line, or as a readable line."""
+    """Measure the device; print it as a JSON list on one line with ``--json``, otherwise as readable text."""
     parser = argparse.ArgumentParser(description="Measure what a device of this machine can do.")
     parser.add_argument("--memory-bytes", type=int, default=2**30)
     parser.add_argument("--cpu-threads", type=int, default=1)
-    parser.add_argument("--beside", type=int, default=0, help="other threads to keep busy meanwhile")
+    parser.add_argument("--beside", type=int, default=0, help="processors to keep busy meanwhile")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Measures latency and bandwidth of the link to another contributor, by calls with empty and with large payloads."""
+"""Measures the latency of a link by calls with empty payloads, and its bandwidth by calls with large payloads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ _SMALL_CALLS = 8
 _LARGE_CALLS = 3
 _LARGE_BYTES = 4 * 2**20
 _BUDGET_S = 0.8
-"""Time after which the large payload is not sent again, in seconds: one call is enough on a slow link."""
+"""Time in seconds after which the large payload is not sent again. On a slow link, one call is accurate enough."""
 
 
 def measure_link(source: str, target: str, echo: Echo) -> Link:
-    """Return latency (half a round trip) and bandwidth of one link; takes well under a second on a fast link."""
+    """Return the latency (half a round trip) and the bandwidth of the link from ``source`` to ``target``.
+
+    Args:
+        source: contributor id of this machine.
+        target: contributor id of the peer.
+        echo: sends a payload to the peer and waits for the answer.
+    """
     nothing = np.empty(0, dtype=np.uint8)
     echo(nothing)  # the first call opens the connection
     round_trip_s = min(_timed(echo, nothing) for _ in range(_SMALL_CALLS))
@@ -34,7 +40,8 @@ def measure_link(source: str, target: str, echo: Echo) -> Link:
         best_s = min(best_s, _timed(echo, payload))
         if time.perf_counter() - begin > _BUDGET_S:
             break
-    # On a fast link noise can make the difference tiny or negative, so at least half of the call counts as transfer.
+    # On a fast link the difference may be tiny or negative, because of noise. So at least half of the call counts as
+    # transfer.
     transfer_s = max(best_s - round_trip_s, best_s / 2)
     return Link(source, target, round_trip_s / 2, _LARGE_BYTES / transfer_s)
 

@@ -61,7 +61,7 @@ def tied(arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of a process, which differs from that of a later process with the same pid."""
+    """Pid and start time of a process; a later process with the same pid has another start time."""
 
     pid: int
     start: str
@@ -89,7 +89,7 @@ class ProcessIdentity:
 def _start_of(process: psutil.Process) -> str:
     if sys.platform != "linux":
         return repr(process.create_time())
-    # These are ticks since boot. Seconds since the epoch would depend on a clock that may be set at any time.
+    # The start time is in ticks since boot, because the system's clock may be set at any time.
     try:
         facts = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError) as failure:
@@ -156,9 +156,9 @@ class Child:
             return None
 
     def watch(self, find: Callable[[str], Found | None], deadline_s: float) -> Found | None:
-        """Call ``find`` with the child's output until it returns a result, and return that.
+        """Call ``find`` with the child's whole output until ``find`` returns a result; return the result.
 
-        Return None if the child ends first, or after ``deadline_s`` seconds.
+        Return None if the child ends without a result, or after ``deadline_s`` seconds.
         """
         deadline = time.monotonic() + deadline_s
         while True:
@@ -174,7 +174,7 @@ class Child:
             self._process.terminate()
 
     def stop(self, grace_s: float) -> None:
-        """Ask the child to end; after ``grace_s``, kill all processes of its family that are left."""
+        """Send the child SIGTERM, wait up to ``grace_s`` seconds for its end, and kill the rest of its family."""
         if self.exit_code is None:
             self.family()
         self.interrupt()
@@ -182,12 +182,12 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the child and its family without asking them to end; wait until the child has ended."""
+        """Kill the child and its family, without SIGTERM; wait until the child has ended."""
         family = self.family()
-        # A confined program's guard kills all descendants before it ends, including those started just now.
+        # On END_NOW the guard of a confined program kills all descendants, including those missing in `family`.
         self._process.send_signal(END_NOW)
         self.wait(_END_S)
-        # psutil must not wait for the child: only the first wait gets the exit status, and `Popen` needs it.
+        # Only the first wait gets the exit status, which `Popen` needs. So `end_processes` must not wait for the child.
         self._process.kill()
         self._process.wait()
         end_processes(member for member in family if member.pid != self.pid)
@@ -265,7 +265,7 @@ class ChildProcesses:
         except OSError as failure:
             raise Unavailable(
                 f"{name} cannot be started: {failure}",
-                hint=f"see that {self.folder} can be written and its disk is not full",
+                hint=f"check that {self.folder} can be written and its disk is not full",
             ) from failure
 
     def _start(
@@ -300,15 +300,15 @@ class ChildProcesses:
         return child
 
     def refresh(self) -> None:
-        """Write the list of processes again; call this method regularly, because children start processes, too.
+        """Rewrite the list of processes; call this method regularly, because children start further processes.
 
-        A failure is only logged, and only once, because an outdated list is no reason to end working processes.
+        A failure to write is only logged, because an outdated list is no reason to end working processes.
         """
         try:
             self.write()
         except OSError as failure:
             if not self._is_stale:
-                _log.warning("processes cannot be recorded in %s any more: %s", self.folder, failure)
+                _log.warning("the list of processes in %s cannot be updated: %s", self.folder, failure)
             self._is_stale = True
         else:
             self._is_stale = False
@@ -332,7 +332,7 @@ class ChildProcesses:
             partial.replace(self._file)
 
     def stop(self, child: Child, grace_s: float = 10.0) -> None:
-        """End one child and its family."""
+        """End one child and its family, as `Child.stop` does, and remove it from the list."""
         child.stop(grace_s)
         with self._lock:
             self._children = [other for other in self._children if other is not child]
@@ -346,12 +346,12 @@ class ChildProcesses:
         self._forget()
 
     def kill_all(self) -> None:
-        """Kill all children at once, without asking them to end."""
+        """Kill all children and their families, without SIGTERM."""
         for child in list(self._children):
             child.kill()
 
     def leftovers(self) -> list[psutil.Process]:
-        """Return processes that an earlier owner of this folder started and that still run."""
+        """Return the listed processes that still run and were started by an earlier owner of this folder."""
         try:
             written = [ProcessIdentity(pid, start) for pid, start in json.loads(self._file.read_text())]
         except (FileNotFoundError, ValueError, TypeError):
@@ -361,7 +361,7 @@ class ChildProcesses:
         return [process for process in found if process is not None and process.pid not in own]
 
     def end_leftovers(self) -> int:
-        """End the processes that an earlier, killed owner of this folder left; return their number."""
+        """End all `leftovers` and their descendants; return the number of processes."""
         left = {process.pid: process for process in self.leftovers()}
         for process in list(left.values()):
             try:
@@ -373,5 +373,5 @@ class ChildProcesses:
         return len(left)
 
     def _forget(self) -> None:
-        with suppress(OSError):  # a list that stays is harmless, because its processes have ended
+        with suppress(OSError):  # all listed processes have ended, so an old list does no harm
             self._file.unlink(missing_ok=True)

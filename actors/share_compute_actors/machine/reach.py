@@ -30,15 +30,15 @@ _RESET = struct.pack("ii", 1, 0)
 def answers(
     places: Collection[Place], within_s: float = 1.0, *, until_first: bool = False
 ) -> dict[Place, Answer]:
-    """Connect to all places at once; return whether each place that answered accepted or refused the connection.
+    """Connect to all places in parallel; return the answer of each place that answered: open or refused.
 
-    The kernel of a host answers, no matter how busy its programs are. A host that refuses is reachable, but no program
-    listens at the port.
+    The kernel of a host answers, even if its programs are busy. A host that refuses is reachable, but no program
+    listens on the port.
 
     Args:
         places: IP addresses and TCP ports to connect to.
         within_s: time limit in seconds.
-        until_first: whether to stop after one answer, without waiting for unresponsive places.
+        until_first: whether to stop after the first answers instead of waiting for all places.
     """
     deadline_s = time.monotonic() + within_s
     found: dict[Place, Answer] = {}
@@ -56,7 +56,7 @@ def answers(
                 connection.close()
             while selector.get_map() and not (found and until_first):
                 ready = selector.select(max(0.0, deadline_s - time.monotonic()))
-                # Ready sockets are read even past the deadline, because this process may have been suspended.
+                # Sockets that are ready count even after the deadline, because this process may have been suspended.
                 if not ready:
                     break
                 for key, _ in ready:
@@ -82,11 +82,11 @@ def unanswered(places: Collection[Place]) -> frozenset[Place]:
 
 @contextmanager
 def listening(address: str, ports: Collection[int], handshake: bytes) -> Iterator[None]:
-    """Answer connections to these ports with a handshake inside the block, so that other hosts can test the ports.
+    """Inside the block, send a handshake on each connection to these ports, so that other hosts can test the ports.
 
-    This side must not close a connection first: that would keep the port in TIME-WAIT for a minute (RFC 9293, 3.6).
-    Ray would count the port as busy, and end the worker that was to use it. So the other side closes first, or the
-    connection is reset at the end.
+    If this side closed a connection first, the port would stay in TIME-WAIT for a minute (RFC 9293, 3.6). Ray would
+    then count the port as busy, and end the worker that needs it. So this side waits until the other side closes the
+    connection, and resets connections that are open at the end of the block.
 
     Args:
         address: IP address to listen at.

@@ -1,7 +1,7 @@
 """Makes private folders with short paths for running processes, and removes folders whose owner died.
 
-Ray keeps sockets in these folders, and the path of a socket is limited to 107 bytes on Linux. The process that uses a
-folder holds a lock on a file in it. The system releases the lock when the process ends, for any reason.
+Ray keeps Unix sockets in these folders, and Linux limits the path of a socket to 107 bytes. The process that uses a
+folder locks a file in the folder. The system releases the lock when the process ends, for any reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ The rest of a socket's path takes up to 80 bytes:
 ``/XXXXXXXX/ray/session_<date>_<time>_<pid>/sockets/plasma_store.1``."""
 _LOCK = "lock"
 _SWEEPING_S = 10.0
-"""Longest time for which a process that removes a folder may hold the folder's lock, in seconds."""
+"""Longest wait, in seconds, while another process holds the lock in order to remove the folder."""
 _POLL_S = 0.05
 
 
@@ -36,7 +36,7 @@ def root_folder() -> Path:
     """Return the folder that holds all run folders of this user.
 
     Raises:
-        Unavailable: the folder belongs to another user, or cannot be made.
+        Unavailable: the folder belongs to another user, is a link, or cannot be made.
     """
     temporary = Path(tempfile.gettempdir())
     name = f"sc-{os.getuid()}"
@@ -48,7 +48,7 @@ def root_folder() -> Path:
     except OSError as failure:
         raise Unavailable(f"{root} cannot be made: {failure.strerror}", hint=hint) from failure
     if root.lstat().st_uid != os.getuid() or root.is_symlink():
-        raise Unavailable(f"{root} belongs to somebody else", hint=hint)
+        raise Unavailable(f"{root} belongs to another user, or is a link", hint=hint)
     return root
 
 
@@ -77,7 +77,7 @@ def open_run_folder(key: str) -> ChildProcesses:
 
 
 def abandoned() -> Iterator[ChildProcesses]:
-    """Yield the `ChildProcesses` of each run folder whose owner died; a folder is locked until the next is requested.
+    """Lock each run folder whose owner died and yield its `ChildProcesses`; release the lock before the next folder.
 
     Raises:
         Unavailable: a folder cannot be written.
@@ -91,7 +91,7 @@ def abandoned() -> Iterator[ChildProcesses]:
 
 
 def sweep() -> int:
-    """End the processes that killed runs of this user left, and remove their folders; return the number of folders."""
+    """Close each run folder of this user whose owner died (see `close_run_folder`); return the number of folders."""
     count = 0
     for children in abandoned():
         close_run_folder(children)
@@ -104,7 +104,7 @@ def close_run_folder(children: ChildProcesses) -> None:
     children.stop_all()
     children.end_leftovers()
     doomed = children.folder
-    # The next owner may use the old name meanwhile, so the folder is renamed before its files are removed.
+    # The folder is renamed first, so that the next owner can use its name while files are removed.
     with suppress(OSError):
         doomed = doomed.rename(doomed.with_suffix(f".{secrets.token_hex(4)}"))
     shutil.rmtree(doomed, ignore_errors=True)

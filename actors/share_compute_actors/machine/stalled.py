@@ -1,8 +1,8 @@
 """Closes TCP connections of Ray that wait to retransmit although the other host can be reached again.
 
-TCP doubles the time before each retransmission (RFC 6298, 5.5). After a network cut of 30 s a connection may therefore
-stay idle for another 25 s, and Ray's calls with it. A new connection works at once, and gRPC opens one as soon as the
-old one is closed.
+TCP doubles the time before each retransmission (RFC 6298, 5.5). So after a network cut of 30 s, a connection may stay
+idle for another 25 s, and Ray's calls must wait. A new connection works at once, and gRPC opens a new one when the old
+one is closed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from share_compute_actors.machine.reach import Place, answers
 
 _PERIOD_S = 0.5
 _LOST_IN_SUCCESSION = 3
-"""Number of consecutive lost packets from which a connection counts as stalled.
+"""Number of consecutive retransmissions or probes without acknowledgement after which a connection counts as stalled.
 
-TCP waits 0.2 s or longer for an acknowledgement, and twice as long after each loss: 0.2 + 0.4 + 0.8 = 1.4 s."""
+TCP waits at least 0.2 s before the first, and twice as long before each next: 0.2 + 0.4 + 0.8 = 1.4 s."""
 _ANSWER_S = 0.4
 """Time limit for the other host to answer a new connection, in seconds."""
 _ESTABLISHED = 1
 _TCP_INFO = struct.Struct("4B")
 """First fields of Linux's ``struct tcp_info``: state, congestion state, retransmissions, and probes.
 
-The last two count since the last acknowledgement. TCP probes if it cannot even send, for example because of a firewall
-on this host."""
+Retransmissions and probes are counted since the last acknowledgement. TCP probes if it cannot send, for example because
+of a firewall on this host."""
 _log = logging.getLogger(__name__)
 
 
@@ -56,12 +56,12 @@ def _watch() -> None:
 
 
 def close_stalled() -> int:
-    """Close the connections that are stalled and whose other host answers a new connection; return their number."""
+    """Close each stalled connection whose peer answers a new connection; return the number of closed connections."""
     with _stalled() as stalled:
         reachable = answers(set(stalled.values()), _ANSWER_S) if stalled else {}
         closed = 0
         for connection, peer in stalled.items():
-            # A connection that recovered meanwhile stays.
+            # Check again, because the connection may have recovered.
             if peer in reachable and _is_stalled(connection):
                 with suppress(OSError):  # closed meanwhile
                     connection.shutdown(socket.SHUT_RDWR)
@@ -72,7 +72,7 @@ def close_stalled() -> int:
 
 @contextmanager
 def _stalled() -> Iterator[dict[socket.socket, Place]]:
-    """Yield duplicates of the stalled connections, with their peers; the originals may be closed at any time."""
+    """Yield duplicates of the stalled connections, with their peers; other threads may close the originals."""
     with ExitStack() as stack:
         found: dict[socket.socket, Place] = {}
         for entry in Path("/proc/self/fd").iterdir():
