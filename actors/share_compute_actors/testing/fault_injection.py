@@ -1,7 +1,7 @@
 """Fault injection into the processes of a training job, for tests and benchmarks.
 
-The failure script has the same format as in the simulation (`share_compute.protocol.failures`). Pass it to an attempt
-in `Assignment.failures`. The coordinator and each member then execute their own parts of the script.
+The failure script has the same format as in the simulation (`share_compute.protocol.failures`). To use a script, pass
+it to an attempt in `Assignment.failures`. The coordinator and each member then execute their own parts of the script.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def require_carried_out(failures: Sequence[InjectedFailure]) -> None:
     """Check that real processes can execute all failures of a script.
 
     Raises:
-        UserError: some failures exist only in the simulation.
+        UserError: one of the failures exists only in the simulation.
     """
     for failure in failures:
         if not _is_carried_out(failure):
@@ -74,18 +74,16 @@ class FaultInjector:
         self._worker = worker
         self._script = FailureScript(failures)
         self.messages = MessageFaults()
-        """Sends the messages of this process that may get faults."""
+        """Sends this process's messages, and injects faults into them."""
 
     def passes(self, point: Point, step: int) -> list[InjectedFailure]:
         """Execute the kills, stops and partitions that are due at a protocol point; return the other due failures.
 
-        The caller must apply the returned failures to the message or the numbers that it is about to send,
-        receive or compute.
+        The caller must apply the returned failures to the message or tensor at this point.
 
-        A kill ends this process at once. A stop suspends this process with its sockets open, until a helper
-        process resumes it. A partition cuts this process off from the partition's peers, or from all
-        processes if the partition names no peers. Collective operations of the stage still work, because they
-        use separate sockets.
+        A kill ends this process at once. A stop suspends this process with its sockets open, until a helper process
+        resumes it. A partition cuts the links to the partition's peers, or to all processes if the partition names no
+        peers. Collective operations of the stage still work, because they use separate sockets.
         """
         of_message = []
         for failure in self._script.passes(point, self._worker, step):
@@ -102,18 +100,17 @@ class FaultInjector:
 
 
 def kill() -> None:
-    """End this process at once, with all data that it holds."""
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def freeze(duration_s: float) -> None:
-    """Suspend this process for some seconds, with its sockets open; a helper process resumes it."""
-    subprocess.Popen(  # the helper process, which is not waited for
+    """Suspend this process for ``duration_s`` seconds, with its sockets open; a helper process resumes it."""
+    subprocess.Popen(
         [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
         start_new_session=True,
     )
-    # Signal this thread: a signal to the process may be handled by another thread, while this one continues for a
-    # moment.
+    # Another thread may handle a signal to the process, and this thread would continue for a moment.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 

@@ -1,4 +1,4 @@
-"""A mailbox for messages of members, for tests and benchmarks whose processes are not Ray actors."""
+"""Receives members' messages in tests and benchmarks, in which no coordinator runs as a Ray actor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
 class Mailbox:
-    """Receives the messages that members send to their coordinator, for a test process that is not a Ray actor."""
+    """Actor that takes the coordinator's place in tests, and queues the messages of members."""
 
     def __init__(self) -> None:
         self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()

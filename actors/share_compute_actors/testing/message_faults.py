@@ -1,4 +1,4 @@
-"""Fault injection into the messages that one process sends, as a failure script specifies."""
+"""Fault injection into the messages that one process sends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from share_compute_actors.transport.channel import EncodedTensor
 
 Send = Callable[[], None]
 _NOT_OVERTAKEN_S = 2.0
-"""Longest time for which a reordered message is held back, in seconds.
-
-After this time the message is sent even if no later message has overtaken it."""
+"""Time in seconds after which a reordered message is sent even if no later message has overtaken it."""
 
 
 class MessageFaults:
-    """Sends messages, and injects faults: a message may arrive damaged, late, twice, out of order or never.
+    """Sends messages, and injects faults: damage, delay, duplication, reordering and loss.
 
     All methods except `is_cut` and `wait_while_cut` must be called on one thread, which must call `flush` regularly.
     """
@@ -80,7 +78,7 @@ class MessageFaults:
         return None
 
     def forget(self) -> None:
-        """Drop all messages that are delayed or held back, because their epoch is over."""
+        """Drop all messages that are delayed or held back; call this method when an epoch ends."""
         self._late.clear()
         self._held.clear()
 
@@ -94,7 +92,7 @@ class MessageFaults:
     # -- partitions --------------------------------------------------------------------------------------------------
 
     def cut(self, partition: InjectedFailure) -> None:
-        """Cut the links to a partition's peers for its duration; if it names no peers, the links to all processes."""
+        """Cut the links to the peers of ``partition`` for its duration; an empty set of peers stands for all."""
         self._cuts.append((time.monotonic() + partition.duration_s, partition.peers))
 
     def is_cut(self, other: Worker | None) -> bool:
@@ -134,7 +132,7 @@ def faulty_encoding(encoded: EncodedTensor, failures: Sequence[InjectedFailure])
 
 
 def is_poisoned(failures: Sequence[InjectedFailure]) -> bool:
-    """Return whether one of these failures makes the numbers of a cell not finite."""
+    """Return whether one of these failures is a poison: it replaces computed numbers by NaN."""
     return _has(failures, FailureKind.poison)
 
 

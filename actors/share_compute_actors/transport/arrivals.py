@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _OVERTAKEN_S = 0.5
-"""Time in seconds for which a gap in the arrivals must last before the missing tensor counts as lost."""
+"""Time in seconds after which a missing tensor counts as lost, if no gap was closed meanwhile."""
 
 
 class Arrivals:
@@ -15,7 +15,7 @@ class Arrivals:
         self._ahead: set[int] = set()
         """Numbers of tensors that arrived after a gap."""
         self._sent = 0
-        """Largest number of a tensor that is known to have been sent."""
+        """Largest number that is known to have been sent."""
         self._missed_since_s: float | None = None
 
     def came(self, number: int, now_s: float) -> None:
@@ -37,5 +37,5 @@ class Arrivals:
             self._missed_since_s = now_s
 
     def lack(self, now_s: float) -> bool:
-        """Return whether a tensor counts as lost: it was sent, but is overdue."""
+        """Return whether a tensor counts as lost: it was sent, but has not arrived in time."""
         return self._missed_since_s is not None and now_s - self._missed_since_s > _OVERTAKEN_S

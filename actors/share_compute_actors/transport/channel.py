@@ -1,18 +1,18 @@
 """The channel: carries tensors between members while they compute.
 
-Collective operations and the loading of shards do not use it.
+Collective operations and the loading of shards do not use the channel.
 
-It has two transports. Members that reach each other use persistent ZeroMQ sockets, authenticated and encrypted with
-CURVE keys of the epoch. Other members use Ray calls that carry bytes. Both end in the same inbox, which drops messages
-of other epochs, duplicates, and damaged messages.
+The channel has two transports. Members that reach each other use persistent ZeroMQ sockets, authenticated and encrypted
+with CURVE keys of the epoch. Other members use Ray calls that carry bytes. Messages of both transports arrive in one
+inbox. The inbox drops messages of other epochs, duplicates, and damaged messages.
 
-The inbox knows the sender of each message by its CURVE public key, or by the key that a Ray call shows. An envelope
-that names another sender is dropped, and the member that sent it is at fault.
+The inbox identifies a message's sender by the sender's CURVE public key or, in a Ray call, by its secret key
+(`Keys.call_key`). If an envelope names another sender, the inbox rejects the message, and the real sender is at fault.
 
-The channel never sends a message again. Sockets lose the messages in flight when a connection breaks. The channel
-therefore counts the tensors that it sends over each socket, and reports the count in handshakes. The receiver notices
-the gap (`Channel.lacks`), and members repeat the work in the next epoch. A Ray call either arrives, or its receiver is
-lost.
+The channel never repeats a message. When a connection breaks, ZeroMQ loses the messages in flight. So the channel
+counts the tensors that it sends over each socket, and reports the counts in handshakes. A receiver detects lost tensors
+by these counts (`Channel.lacks`), and members repeat the work in the next epoch. Ray calls are not counted: each one
+arrives, or its receiver is lost.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ _DTYPES: Mapping[str, torch.dtype] = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     )
 }
-"""Dtypes that received tensors may have, by name. torch cannot read others from bytes; quantized ones make it crash."""
+"""Dtypes that received tensors may have, by name. torch cannot read other dtypes; quantized ones even crash it."""
 
 
 class RejectedTensor(NamedTuple):
-    """A message that arrived undamaged, but is not a valid tensor or names another sender: its sender is defective."""
+    """An undamaged message that is no valid tensor or names a wrong sender; its real sender is at fault."""
 
     label: WireLabel
     source: Worker
@@ -158,7 +158,7 @@ class Channel:
         self._inbound.curve_secretkey = keys.secret
         self._inbound.curve_publickey = keys.public
         self._inbound.curve_server = True
-        # No high-water mark: a full queue must not block a sender, and the schedule bounds the tensors in flight.
+        # Without a high-water mark, queues never block a sender. The schedule already bounds the tensors in flight.
         self._inbound.set_hwm(0)
         self._inside = "inproc://deliver"
         self._inbound.bind(self._inside)
@@ -170,7 +170,7 @@ class Channel:
         self._by_call: dict[Worker, Deliver] = {}
         self._arrived: dict[WireLabel, Tensor] = {}
         self._sources: dict[WireLabel, Worker] = {}
-        """Sender of each tensor that has arrived and was not taken yet."""
+        """Sender of each tensor in `_arrived`."""
         self.rejected: deque[RejectedTensor] = deque()
         """Rejected messages of this epoch, until the member handles them."""
         self._taken: set[WireLabel] = set()
@@ -185,10 +185,10 @@ class Channel:
         self._is_closed = False
         self._is_interrupted = False
         self.waited_s = 0.0
-        """Time spent waiting in `take` and in successful calls of `receive`, in seconds; the owner resets it."""
+        """Time spent waiting in `take` and in successful calls of `receive`, in seconds."""
 
     def connect(self, peer: Peer) -> None:
-        """Open a direct link to ``peer``, which need not answer yet."""
+        """Open a direct link to ``peer``, without waiting for an answer."""
         socket = self._context.socket(zmq.PUSH)
         socket.curve_secretkey = self._keys.secret
         socket.curve_publickey = self._keys.public
@@ -242,15 +242,15 @@ class Channel:
         try:
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            # ZeroMQ gives up a connection when another program answers at its endpoint, for example one that took the
-            # port of a dead member. A blocking send would wait forever. So the link is opened again. If the receiver
-            # still lives, the next count from `report_sent` shows it that tensors were lost.
+            # ZeroMQ gives up a connection if another program answers, for example at the port of a dead member. A
+            # blocking send would then wait forever, so the link is opened again. If the receiver is alive, it detects
+            # the lost tensors by the next count from `report_sent`.
             self._direct[worker].close()
             self.connect(self._peers[worker])
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def report_sent(self) -> None:
-        """Report to each receiver on a direct link how many tensors were sent to it, so that it notices losses."""
+        """Send each receiver on a direct link the number of tensors sent to it, so that it can detect losses."""
         for worker in self._direct.keys() & +self._sent:
             self.send(worker, HANDSHAKE, torch.zeros(1))
 
@@ -262,7 +262,7 @@ class Channel:
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: np.ndarray) -> None:
         """Receive a message that ``source`` sent by a Ray call; may be called from any thread.
 
-        The message is dropped if ``key`` is not the key of this source in this epoch, because its sender is unknown.
+        The message is dropped if ``key`` is not `Keys.call_key` of ``source``.
         """
         if secrets.compare_digest(self._keys.call_key(source), key):
             self._put_inside([envelope, content.tobytes(), source.encode()])
@@ -272,7 +272,7 @@ class Channel:
         self._put_inside([b""])
 
     def interrupt(self) -> None:
-        """Make `receive` raise `StaleEpoch` instead of waiting, also in a call that waits now. Thread-safe."""
+        """Make waiting and later calls of `receive` raise `StaleEpoch` instead of waiting. Thread-safe."""
         self._is_interrupted = True
         self.wake()
 
@@ -289,8 +289,8 @@ class Channel:
     def take(self, timeout_s: float) -> tuple[WireLabel, Worker, Tensor] | None:
         """Remove and return the next tensor of a training step, as (label, sender, tensor).
 
-        Return None if none arrives in time, if another message arrived, or if `wake` was called. Tensors that do not
-        belong to a training step are kept for `receive`.
+        Return None after ``timeout_s`` seconds, after a call of `wake`, or after the arrival of any other message.
+        Tensors that do not belong to a training step are kept for `receive`.
         """
         label = next((label for label in self._arrived if label.is_of_step), None)
         if label is None:
@@ -346,7 +346,7 @@ class Channel:
         return self._arrived.pop(label)
 
     def _take_in(self, timeout_s: float) -> WireLabel | None:
-        """Wait for one message; keep its tensor and return the label if the tensor is valid, new and of this epoch.
+        """Wait for one message. If its tensor is valid, new and of this epoch, store the tensor and return the label.
 
         Otherwise return None.
         """
@@ -367,7 +367,7 @@ class Channel:
         return message.label
 
     def _sender(self, frames: Sequence[zmq.Frame]) -> Worker:
-        """Return the sender of a message, by its public key; `deliver` has already checked the sender of a Ray call."""
+        """Return the sender of a message, identified by its public key or, for a Ray call, by `deliver`."""
         try:
             key = str(frames[0].get("User-Id"))
         except zmq.ZMQError:  # only messages from `deliver` have no key
@@ -375,7 +375,7 @@ class Channel:
         return self._admitted[key.encode()]
 
     def _open(self, data: bytes, content: memoryview, sender: Worker) -> Envelope | None:
-        """Return the envelope of a message from ``sender``; None unless it is undamaged, of this epoch and new."""
+        """Return the envelope of a message; None if the message is damaged, old, known, or not from ``sender``."""
         try:
             message = Envelope.unpack(data, content)
         except VerificationFailed as failure:
@@ -406,11 +406,11 @@ class Channel:
             came.came(message.number, now_s)
 
     def forget(self, before: int, phase: Phase = "train") -> None:
-        """Forget which tensors were taken, to bound memory, except for those of this phase from step ``before`` on."""
+        """Forget the labels of taken tensors, to bound memory; keep labels of ``phase`` from step ``before`` on."""
         self._taken = {label for label in self._taken if label.phase == phase and label.step >= before}
 
     def forget_evaluations(self) -> None:
-        """Forget which tensors were taken in phases other than training, such as evaluations."""
+        """Forget the labels of taken tensors in all phases other than training."""
         self._taken = {label for label in self._taken if label.phase == "train"}
 
     def close(self) -> None:
@@ -450,7 +450,7 @@ def _bind(inbound: zmq.Socket[bytes], host: str) -> int:
 
 
 def _tensor(message: Envelope, content: memoryview) -> Tensor | str:
-    """Return the tensor that an envelope describes, or a text that describes its defect."""
+    """Return the tensor that an envelope describes; if the message is no valid tensor, return its defect as text."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
         return f"its dtype {message.dtype!r} is none"

@@ -66,11 +66,11 @@ class Envelope:
     source: Worker = ""
     """The member that sent the tensor."""
     number: int = 0
-    """Number of tensors that the sender has sent on this link in this epoch. A tensor counts itself; a handshake does
-    not. 0 on links that do not count tensors."""
+    """Number of tensors sent on this link in this epoch: including this one, but without handshakes. 0 if the link does
+    not count tensors."""
 
     def pack(self, content: Content) -> bytes:
-        """Return the envelope as bytes: version, checksum, and JSON. The checksum covers the JSON and the content."""
+        """Return the envelope as bytes: version, checksum, JSON. The checksum covers the JSON and ``content``."""
         written = _FIELDS.pack(
             (self.job, self.epoch, self.label, self.dtype, self.shape, self.source, self.number)
         )
@@ -92,7 +92,7 @@ class Envelope:
         if checksum != _checksum(written, content):
             raise VerificationFailed(
                 f"a tensor of {len(content)} bytes was damaged in transit",
-                hint="check memory and network of the machines that it came from and to",
+                hint="check memory and network of the machines that sent and received it",
             )
         return cls(*_FIELDS.unpack(written, "a member"))
 
@@ -114,10 +114,10 @@ _FIELDS: Schema[tuple[Any, ...]] = Schema(
 )
 """Schema of the fields of an `Envelope`.
 
-A receiver of a wrong tensor copies some of these fields into messages to the coordinator. The limits here keep such
-messages valid. Otherwise the coordinator would count the receiver as lost, because it sent an invalid message."""
+A member that receives a wrong tensor reports some of these fields to the coordinator. The limits keep the report valid.
+After an invalid report the coordinator would count the receiver as lost, not the sender."""
 
 
 def _checksum(written: bytes, content: Content) -> int:
-    """Return the XXH3-64 hash of the content, seeded with the hash of the envelope, so that it covers both."""
+    """Return the XXH3-64 hash of ``content``, seeded with the hash of ``written``, so that the result covers both."""
     return xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))

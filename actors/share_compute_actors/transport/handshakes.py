@@ -1,4 +1,4 @@
-"""Exchanges handshakes over the direct links between members, to find links that do not work before an epoch begins."""
+"""Exchanges handshakes over the direct links between members before an epoch begins, to find dead links."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PEER: Schema[Peer] = Schema(Peer)
 WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 _TIMEOUT_S = 5.0
 _SHORT_TIMEOUT_S = 0.2
-"""Timeout for a handshake over a link that is known to be dead, or after another handshake was missing.
+"""Timeout in seconds for a handshake on a link that is known to be dead, and for all handshakes after a missing one.
 
-A handshake that has arrived meanwhile is taken within this time."""
+While `connect_all` waits for one handshake, the others arrive, so a short timeout is enough for them."""
 
 
 def connect_all(
     channel: Channel, worker: Worker, peers: Sequence[Peer], dead: Collection[tuple[Worker, Worker]]
 ) -> list[Worker]:
-    """Connect to all other members, and return the members whose handshake did not arrive by the direct link.
+    """Connect to all other members; return the members whose handshake did not arrive on the direct link.
 
     Args:
         channel: this member's end of the links.
         worker: this member.
-        peers: all members, in the same order on each of them.
-        dead: pairs of members whose link is known to be dead; their handshakes are waited for only shortly.
+        peers: all members, in the same order at each member.
+        dead: pairs of members whose link is known to be dead; the timeout for their handshakes is 0.2 s, not 5 s.
     """
     unlikely = {other for pair in dead if worker in pair for other in pair}
     others = [peer for peer in peers if peer.worker != worker]

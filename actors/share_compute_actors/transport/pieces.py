@@ -47,12 +47,12 @@ class Piece(NamedTuple):
 
 
 class PieceSchema:
-    """Encodes pieces as bytes, so that receivers unpickle nothing; None stands for the end after the last piece."""
+    """Encodes pieces as bytes, so that receivers unpickle nothing. None marks the end of the pieces."""
 
     _frame = WithContent(Schema(tuple[str, int] | None))
 
     def pack(self, message: Piece | None) -> bytes:
-        """Return a piece as bytes."""
+        """Return a piece, or the mark of the end, as bytes."""
         if message is None:
             return self._frame.pack(Content(None, b""))
         return self._frame.pack(Content((message.name, message.seal), message.content.data))
@@ -76,7 +76,7 @@ class Pieces:
     """The pieces of the files that one stage writes into a checkpoint or artifact folder, made on demand.
 
     Args:
-        parts: tensors by the first part of their file's name (see `_STEMS`), then by stored name.
+        parts: tensors by the first part of their file's name (one of `_STEMS`), and then by the tensor's stored name.
         place: index of the stage.
     """
 
@@ -115,11 +115,11 @@ def _cut(parts: Mapping[str, Mapping[str, Tensor]], place: int) -> Iterator[Piec
 
 
 def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:
-    """Fetch a piece, up to `TRIES` times, until its checksum matches; return it, or None if there is none.
+    """Fetch a piece until its checksum matches; return the piece, or None after the last piece.
 
     Args:
         ask: fetches the piece.
-        damaged: error to raise when the piece arrived damaged `TRIES` times.
+        damaged: error to raise if the piece arrives damaged `TRIES` times.
     """
     for _ in range(TRIES):
         piece = ask()
@@ -135,9 +135,9 @@ def take_all(
 
     Args:
         machine: name of the machine that sends the pieces.
-        place: index of the stage that the sending machine computes.
-        ask: returns a piece by its number, None after the last one.
-        write: receives the name of a file and the bytes to append.
+        place: index of the stage that this machine computes.
+        ask: returns a piece by its number; None after the last piece.
+        write: appends bytes to the file with the given name.
 
     Raises:
         ContributorLost: a piece arrived damaged at each attempt.
@@ -146,7 +146,7 @@ def take_all(
     damaged = ContributorLost(
         f"a piece of the state of {machine} arrived damaged {TRIES} times",
         machine=machine,
-        hint="look into memory and network of that machine; the job continues from its last checkpoint",
+        hint="check memory and network of that machine; the job continues from its last checkpoint",
     )
     for number in count():
         piece = whole(partial(ask, number), damaged)

@@ -1,8 +1,8 @@
 """A torch ``Store`` for the members of a process group, which sends its values over the epoch's channel.
 
-torch's own ``TCPStore`` asks the resolver for the name of each address that it connects to (``formatSockAddr`` in
-``c10d/socket.cpp``), also when all addresses are numeric. With glibc's defaults each lookup takes 10 s if no resolver
-answers. This store needs no port, no server and no name.
+torch's own ``TCPStore`` looks up the name of each address that it connects to, even of numeric addresses
+(``formatSockAddr`` in ``c10d/socket.cpp``). With glibc's defaults each lookup takes 10 s if no resolver answers. This
+store needs no name, and no port or server of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ dist: Any = torch.distributed
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The data that the members of one stage need to form their process group."""
+    """Data that one member of a stage needs to form the stage's process group."""
 
     group: str
     """Name of the group, unique for each job, epoch and stage."""
@@ -42,8 +42,8 @@ class Rendezvous:
 class ChannelStore(dist.Store):  # type: ignore[misc]
     """A torch ``Store`` for one group, in which each key is set once, by one member.
 
-    Only the thread that created the store and the channel may call `get` and `wait`. NCCL's own threads set values when
-    an operation fails. Such values stay local, because members learn of a loss from the coordinator.
+    Only the thread that created the store and the channel may call `get` and `wait`. If an operation fails, NCCL's own
+    threads set values. The store does not send these values, because the coordinator notifies members of losses.
 
     Args:
         channel: this member's end of the epoch's channel, which links all members of the group.
@@ -62,7 +62,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
     def set(self, key: str, value: bytes | str) -> None:
         """Set a key, and send its value to all other members of the group.
 
-        A value that another thread sets (see the class) is kept, but not sent.
+        If another thread than the store's creator calls this method, the value is kept, but not sent.
         """
         content = value.encode() if isinstance(value, str) else value
         self._known[key] = content
@@ -106,6 +106,6 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         return all(key in self._known for key in keys)
 
     def _label(self, key: str) -> WireLabel:
-        """Return the label of a key's value; both ends compute it from the key."""
+        """Return the label under which all members send and receive the value of ``key``."""
         number = xxhash.xxh3_64_intdigest(f"{self._meeting.group}/{key}".encode()) % 2**53
         return WireLabel("form", 0, "key", number, 0)

@@ -1,9 +1,11 @@
 """Allreduce algorithms over sends and receives between pairs of members.
 
-The algorithm ``sharded`` is a direct reduce-scatter and all-gather: each member receives its slice of all tensors,
-combines the slices, and sends the result to all other members. It takes two hops and as much traffic as a ring. The
-algorithm ``tree`` reduces up and broadcasts down a binomial tree, with few messages of full size. Both give all members
-bitwise the same result. The algorithm ``ring`` is gloo's own.
+- ``sharded`` is a direct reduce-scatter and all-gather: each member receives its slice of all tensors, combines the
+  slices, and sends the result to all other members. This takes two hops and as much traffic as a ring.
+- ``tree`` reduces up and broadcasts down a binomial tree, with few messages of full size.
+- ``ring`` is gloo's own algorithm, and not in this module.
+
+With ``sharded`` and ``tree`` the results of all members have the same bits.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from torch import Tensor
 from torch.nn import functional
 
 PIECE_BYTES = 4 * 2**20
-"""Size in bytes of the pieces in which tensors are sent, chosen so that received pieces fit into the CPU's cache."""
+"""Largest size in bytes of the pieces in which tensors are sent, chosen so that pieces fit into the CPU's cache."""
 PIECES_UNDER_WAY = 4
 
 Combine = Callable[[list[Tensor], Tensor], None]
-"""Combines parts, listed in the order of ranks, and writes the result into the second argument. May overwrite parts."""
+"""Combines tensors, in the order of ranks, and writes the result into the second argument. May overwrite all inputs."""
 Operator = Callable[..., Tensor]
 """Function of two tensors and ``out``, such as `torch.add`."""
 Waiting = Callable[[], Any]
 
 
 class GlooLinks:
-    """Sends and receives between the members of one gloo group.
+    """Sends and receives tensors between the members of one gloo group.
 
-    All members must begin their operations in the same order, because message tags are counted in that order.
+    All members must begin their operations in the same order, so that each operation has the same tags at all members.
 
     Args:
         group: the ``torch.distributed.ProcessGroupGloo`` of these members.
@@ -52,7 +54,7 @@ class GlooLinks:
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, starting with the next one, so that members do not all send to the same rank at once."""
+        """The other ranks, starting with the next rank, so that members do not all send to one rank first."""
         return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
     def tags(self, count: int) -> range:
@@ -67,7 +69,7 @@ class GlooLinks:
         return self._group.send([tensor], to, tag).wait if tensor.numel() else _nothing
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Waiting:
-        """Begin to receive into ``tensor``; the returned function waits until the data is there."""
+        """Begin to receive into ``tensor``; the returned function waits until all data has arrived."""
         return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
 
     def scratch(self, like: Tensor, count: int) -> Tensor:
@@ -82,11 +84,11 @@ class GlooLinks:
 
 
 def _nothing() -> None:
-    """Do nothing; stands for the wait for an empty message, which is never sent."""
+    """Do nothing: empty tensors are not sent, so there is nothing to wait for."""
 
 
 def fold(operator: Operator) -> Combine:
-    """Return a function that combines parts one after the other, in the order of ranks."""
+    """Return a function that applies ``operator`` to tensors one after the other, in the order of ranks."""
 
     def combine(values: list[Tensor], out: Tensor) -> None:
         if len(values) == 1:
@@ -109,14 +111,14 @@ def slices(length: int, size: int) -> list[slice]:
 def start_sharded(
     links: GlooLinks, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor
 ) -> Callable[[], None]:
-    """Reserve tags for a sharded operation, and return a function that runs it.
+    """Reserve tags for a reduction by reduce-scatter and all-gather; return a function that runs both.
 
     Args:
         links: links to the other members.
         parts: this member's tensors, flat and of the same length as ``out``; they are overwritten.
         counts: number of parts that each rank has.
-        combine: combines one slice of all parts; each member combines its own slice.
-        out: receives the result at every member, flat. May be one of ``parts``.
+        combine: combines the parts of all ranks, each cut to this member's slice.
+        out: flat tensor that receives the whole result, at every member. May be one of ``parts``.
     """
     length = max(1, PIECE_BYTES // out.element_size())
     pieces = [slice(start, start + length) for start in range(0, out.numel(), length)]
@@ -142,7 +144,7 @@ def start_sharded(
 
 
 class _Piece:
-    """One piece of a sharded operation; its constructor begins to exchange the slices."""
+    """One piece of the tensors in `start_sharded`; the constructor begins to exchange its slices."""
 
     def __init__(
         self,
@@ -171,12 +173,12 @@ class _Piece:
         ]
 
     def combine(self, combine: Combine) -> list[Waiting]:
-        """Combine this member's slice and begin to exchange results; return functions that wait for the exchange."""
+        """Combine this member's slices and begin to exchange results; return functions that wait for the exchange."""
         for wait in self._receiving:
             wait()
         own = self._out[self._shares[self._links.rank]]
         combine(self._values, own)
-        for wait in self._sending:  # results overwrite the memory from which the slices are sent
+        for wait in self._sending:  # received results overwrite the memory from which the slices are sent
             wait()
         others = self._links.others
         receiving = [self._links.receive(self._out[self._shares[rank]], rank, self._tag) for rank in others]
@@ -227,9 +229,16 @@ def start_tree(links: GlooLinks, tensor: Tensor, operator: Operator) -> Callable
 
 
 def packed(group: Any, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor) -> None:
-    """Run the operation of `start_sharded` with the group's own all-to-all and all-gather; used with NCCL.
+    """Reduce as `start_sharded` does, but with NCCL's all-to-all and all-gather.
 
-    On a GPU the operation is enqueued on the current stream and does not block the host.
+    The operations are enqueued on the current stream, and do not block the host.
+
+    Args:
+        group: the ``torch.distributed.ProcessGroupNCCL`` of the members.
+        parts: see `start_sharded`; they are not overwritten.
+        counts: see `start_sharded`.
+        combine: see `start_sharded`.
+        out: see `start_sharded`.
     """
     size = len(counts)
     width = -(-out.numel() // size)

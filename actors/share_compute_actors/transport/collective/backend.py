@@ -1,12 +1,12 @@
 """Backend of Ray's collective API with one process group per stage and epoch, and a deadline for every operation.
 
-Ray's own named groups keep the first world (set of members) of the process for ever, and can return a wrong sum after a
-loss. So `join_group` registers this backend, and makes a group whose name is unique for job, epoch and stage. The
-functions of ``ray.util.collective``, such as ``allreduce``, then work on the group. It uses torch's gloo on CPUs and
-NCCL on GPUs.
+Ray's own backends keep the first set of members of a process for ever, and can return a wrong sum after a loss. So
+`join_group` registers this backend, and makes a group whose name is unique for job, epoch and stage. The functions of
+``ray.util.collective``, such as ``allreduce``, then work on the group. The group uses torch's gloo on CPUs and NCCL on
+GPUs.
 
-A group that lost a member cannot be used any more: `EpochGroup.abort` ends the operations that still wait in it, and
-the remaining members form the next group.
+A group that lost a member cannot be used any more. `EpochGroup.abort` ends the operations that wait in the group, and
+the remaining members form the group of the next epoch.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ dist: Any = torch.distributed
 BACKEND = "SHARE_COMPUTE"
 _TREE_BYTES = {2: 16 * 2**10}
 _TREE_BYTES_OF_MANY = 256 * 2**10
-"""Largest tensor, in bytes, for which ``tree`` was measured to be faster than gloo's ring.
+"""Size of the largest tensors, in bytes, for which ``tree`` was measured to be faster than gloo's ring.
 
-`_TREE_BYTES` has this size for small groups, by number of members. The number of hops determines the cost of such small
-sums."""
+`_TREE_BYTES` has other sizes for small groups, by number of members."""
 
 _OPERATIONS = {
     RayReduceOp.SUM: dist.ReduceOp.SUM,
@@ -64,15 +63,15 @@ _OPERATORS: dict[Any, Operator] = {
     RayReduceOp.MAX: torch.maximum,
 }
 _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
-"""Further arguments of `EpochGroup`, by group name, because Ray passes it only name, rank and size."""
+"""Further arguments of `EpochGroup`, by group name; Ray passes only name, rank and size to the constructor."""
 _endings: dict[str, Callable[[], None]] = {}
-"""For each group that this process forms or belongs to, by name: a function that ends its waiting operations."""
+"""Functions that end the waiting operations of a group, by the names of the groups of this process."""
 _forming = threading.Lock()
-"""Held while a new group finds out which ports it listens on: no other group may open ports meanwhile."""
+"""Held while `_form_gloo` determines the ports of a new group; no other group may open ports meanwhile."""
 _POLL_S = 0.1
-"""Longest wait for an operation, in seconds, between two checks of the group's connections."""
+"""Time between two checks of the group's connections during an operation, in seconds."""
 _LEAVE_S = 0.25
-"""Longest time that `EpochGroup.destroy_group` waits for ended operations to return, in seconds."""
+"""Time limit in `EpochGroup.destroy_group` for operations to return, in seconds."""
 
 
 class EpochGroup(BaseGroup):  # type: ignore[misc]
@@ -96,7 +95,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
         self._links = GlooLinks(self._group, rank, world_size)
         self._tasks = BackgroundTasks("sums")
-        """Background thread that runs sums over links one after the other, while the caller computes."""
+        """Thread that runs the algorithms of `algorithms.py` one after the other, while the caller computes."""
         self._works: list[Any] = []
         """Operations that gloo's own threads may still run."""
 
@@ -121,9 +120,9 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         tree: SummationTree,
         out: Tensor | None = None,
     ) -> Callable[[], None]:
-        """Begin to sum over all members, with the additions in the order of ``tree``.
+        """Begin to sum the parts of all members, with additions in the order of ``tree``.
 
-        The result has the same bits as the same sum in one process.
+        The result has the same bits as the sum in one process in the same order.
 
         Args:
             parts: this member's partial sums, one flat tensor for each node of ``held[rank]``, in that order and of
@@ -202,7 +201,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
         """Wait until an operation is done; raise an error if it fails, or if a closed connection makes it hang."""
-        is_over = False  # `_sockets` is checked only after a first wait; most operations finish at once
+        is_over = False  # `_sockets` is checked only after the first wait, in which most operations finish
         while True:
             is_settled = is_done()
             try:
@@ -227,7 +226,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             return operation()
         except (RuntimeError, dist.DistError, CancelledError) as failure:
             what = "was ended" if self._sockets.is_shut else f"failed: {str(failure).splitlines()[0]}"
-            self.abort()  # other members may wait for this member, which sends them nothing more
+            self.abort()  # otherwise other members could wait for this member until the deadline
             self._sockets.until_closed()
             raise ContributorLost(
                 f"a collective operation of {self._name} {what}",
@@ -283,7 +282,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         self._begin(lambda: self._open.recv(tensor, recv_options.src_rank, 0).wait())()
 
     def destroy_group(self) -> None:
-        """Leave the group; operations in which other members still wait for this one fail."""
+        """Leave the group; operations in which other members still wait for this member fail."""
         _endings.pop(self._name, None)
         self._sockets.shut()
         self._tasks.end()
@@ -302,13 +301,13 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
 
 def _keep(group: Any, is_idle: Callable[[], bool]) -> None:  # noqa: ARG001 - the reference keeps it alive
-    """Keep a group alive until its operations end: gloo's destructor waits for them, and would block all threads."""
+    """Keep a group alive until its operations end; before that, gloo's destructor would block all threads."""
     while not is_idle():
         time.sleep(1.0)
 
 
 def _nothing() -> None:
-    """Do nothing; no wait is needed, because the GPU executes later operations after the sum, in stream order."""
+    """Do nothing: the GPU executes later operations of the stream after the sum, so no wait is needed."""
 
 
 def _reduction(operation: Any) -> Any:
@@ -346,14 +345,14 @@ def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sock
 def join_group(
     meeting: Rendezvous, rank: int, world_size: int, device: torch.device, store: Any
 ) -> EpochGroup:
-    """Return the group of one stage for one epoch; all its members must call this function.
+    """Form the group of one stage for one epoch, and return it; all its members must call this function.
 
     Args:
         meeting: name, members, deadline and algorithm of the group.
         rank: rank of this member.
         world_size: number of members.
         device: device of the tensors that the group sums.
-        store: a ``torch.distributed.Store`` of this group alone, through which its members find each other.
+        store: a ``torch.distributed.Store`` for this group alone, in which its members exchange addresses.
 
     Raises:
         ContributorLost: not all members joined in time, or `abort_group` was called.
@@ -386,12 +385,12 @@ def leave_group(group: EpochGroup) -> None:
 
 
 def abort_group(name: str) -> bool:
-    """End the calls of this process that wait in a group. Thread-safe.
+    """End the waiting operations of this process in a group; they raise `ContributorLost`. Thread-safe.
 
-    The waiting calls raise `ContributorLost`. A group that is still forming fails as soon as its store answers.
+    If the group is still forming, `join_group` fails as soon as the group's store answers.
 
     Returns:
-        Whether there was such a group.
+        Whether this process has a group with this name.
     """
     end = _endings.get(name)
     if end is None:

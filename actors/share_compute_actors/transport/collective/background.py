@@ -1,4 +1,4 @@
-"""A thread that runs background tasks one after the other, and does not delay the end of its process."""
+"""A thread that runs background tasks one after the other, and does not delay the exit of its process."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class BackgroundTasks:
         return future
 
     def end(self) -> None:
-        """Cancel waiting tasks, and end the thread after the task that runs now."""
+        """Cancel all tasks that have not started, and end the thread after the current task."""
         self._is_over = True
         self._queue.put(None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread has ended, after its last task."""
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def _loop(self) -> None:

@@ -1,4 +1,4 @@
-"""Adds up the partial sums of several members in the order that a job's summation tree prescribes."""
+"""Adds up the partial sums of several members in the order of a job's summation tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from share_compute_actors.transport.collective.algorithms import Combine
 
 
 def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
-    """Return a function that adds up partial sums, one for each of ``nodes``, in the order of additions of ``tree``.
+    """Return a function that adds up partial sums, one for each of ``nodes``, in the order of ``tree``.
 
     Raises:
         ValueError: the nodes do not cover all microbatches exactly once.
@@ -46,6 +46,6 @@ def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
 
 
 def is_one_addition(tree: SummationTree, held: Sequence[Sequence[Node]]) -> bool:
-    """Whether the sum is one addition of two members' sums, so that every allreduce algorithm gives the same bits."""
+    """Whether the whole sum is one addition of two members' sums; then all allreduce algorithms give the same bits."""
     sides = [(child,) for child in tree.children(tree.root) or ()]
     return bool(sides) and sorted(tuple(nodes) for nodes in held) == sides

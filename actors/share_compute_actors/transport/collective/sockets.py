@@ -1,10 +1,9 @@
 """Ends blocked operations of a gloo group by shutting down its TCP connections through duplicated descriptors.
 
-Gloo cannot end a blocked operation by itself, and other members may be alive but unresponsive for ever. When its
-connections are shut down, gloo closes them within milliseconds, in this process and in those of the other members. Gloo
-then fails the operations that wait for a message. It forgets operations whose message had arrived in part: they wait
-until their deadline (``Pair::signalException`` of gloo's ``transport/tcp``). So code that waits for an operation must
-also check `GroupSockets.is_broken`.
+Gloo cannot abort a blocked operation, and other members may be alive but unresponsive for ever. After a shutdown, gloo
+closes the connections within milliseconds at all members, and fails the operations that wait for a message. Operations
+whose message had arrived in part do not fail: they wait until their deadline (``Pair::signalException`` of gloo's
+``transport/tcp``). So code that waits for an operation must also check `GroupSockets.is_broken`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from dataclasses import dataclass
 import psutil
 
 _Connection = tuple[int, tuple[str, int], tuple[str, int] | None]
-"""File descriptor, own address, address of the other end; the last one is None for a listening socket."""
+"""File descriptor, own address, and the peer's address, which is None for a listening socket."""
 _CLOSED_WITHIN_S = 0.25
 """Time limit for gloo to close connections after a shutdown, in seconds.
 
-If gloo reads from a connection next, it closes the connection in about a millisecond. Otherwise it may take longer."""
+Gloo closes a connection that it reads from within about a millisecond. Other connections may take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class _Held:
     status: os.stat_result
 
     def is_open(self) -> bool:
-        """Whether gloo still has the connection open; its descriptor may have been reused for another file."""
+        """Whether gloo's descriptor is still open, and was not reused for another file."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), self.status)
         except OSError:
@@ -50,7 +49,7 @@ def listening_ports() -> set[int]:
 
 
 class GroupSockets:
-    """Duplicated descriptors of a group's connections, which stay valid when gloo closes its own."""
+    """Duplicated descriptors of a group's connections; they stay valid when gloo closes its own descriptors."""
 
     def __init__(self) -> None:
         self._held: list[_Held] = []
@@ -59,12 +58,12 @@ class GroupSockets:
 
     @property
     def is_shut(self) -> bool:
-        """Whether `shut` was called, which ends the connections from this side."""
+        """Whether `shut` was called."""
         return self._is_shut
 
     @property
     def is_broken(self) -> bool:
-        """Whether a connection is closed, so that operations that wait on it can never finish."""
+        """Whether a connection is closed; operations that wait on it can never finish."""
         with self._lock:
             return self._is_shut or not all(each.is_open() for each in self._held)
 
@@ -90,14 +89,14 @@ class GroupSockets:
         with self._lock:
             self._is_shut = True
             for each in self._held:
-                with suppress(OSError):  # the other end has closed it already
+                with suppress(OSError):  # the peer has already closed the connection
                     each.socket.shutdown(socket.SHUT_RDWR)
                 each.socket.close()
 
     def until_closed(self) -> None:
-        """Wait, after `shut`, until gloo has closed its connections and so cannot write received data into tensors.
+        """After `shut`, wait up to 0.25 s until gloo has closed its connections.
 
-        The wait ends after 0.25 s at most.
+        Afterwards gloo cannot write received data into tensors.
         """
         until_s = time.monotonic() + _CLOSED_WITHIN_S
         while any(each.is_open() for each in self._held) and time.monotonic() < until_s:
@@ -119,7 +118,7 @@ def _second(descriptor: int, own: tuple[str, int], other: tuple[str, int]) -> _H
     except OSError:
         return None
     with suppress(OSError):
-        # The descriptor may have been reused for another file by now.
+        # The descriptor may have been reused for another connection.
         if taken.getsockname()[1] == own[1] and taken.getpeername()[1] == other[1]:
             return _Held(taken, descriptor, os.fstat(taken.fileno()))
     taken.close()
