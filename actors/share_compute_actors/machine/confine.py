@@ -4,9 +4,10 @@ A holder of the cluster's token can run code in the processes of a Ray node. So 
 which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``.
 Three measures confine the program:
 
-1. The program runs as an unprivileged user (`Policy.user`) or, without one, as the same user without capabilities.
-2. Landlock (Linux 5.13 or newer) denies access to files, except for the system's, this Python installation's and the
-   policy's. The program cannot trace processes outside the confinement and, since Linux 6.12, cannot signal them.
+1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. Root loses its
+   capabilities.
+2. Landlock (Linux 5.13 or newer) denies access to all files except those of the system, of this Python installation
+   and of the policy. The program cannot trace processes outside and, since Linux 6.12, cannot signal them.
 3. ``no_new_privs`` keeps the program from regaining privileges by starting a program with the setuid bit.
 
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
@@ -126,7 +127,7 @@ class Policy:
     home: str = "/nonexistent"
     """Value of the program's variable ``HOME``."""
     user: User | None = None
-    """The user that the program runs as; None for the caller's user, without capabilities."""
+    """The user that the program runs as; None for the caller's user. Root then loses its capabilities."""
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:

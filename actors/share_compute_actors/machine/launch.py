@@ -80,7 +80,7 @@ def ray_environment(token: str, folder: Path | None = None) -> dict[str, str]:
 
     Args:
         token: the cluster's secret.
-        folder: folder for Ray's files. Default: the temporary folder.
+        folder: folder for Ray's files. Default: the system's temporary folder.
     """
     variables = {**RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     if folder is not None:

@@ -60,7 +60,7 @@ class PortRange:
         return f"{self.first}-{self.last}"
 
     def units(self) -> Iterator[range]:
-        """Yield the whole units of the range."""
+        """Yield the units of 50 ports that the range contains completely."""
         for first in range(self.first, self.last - _UNIT + 2, _UNIT):
             yield range(first, first + _UNIT)
 

@@ -6,7 +6,7 @@ from share_compute.errors import UserError
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a size such as ``4GiB``, ``500 MB`` or ``1073741824``.
+    """Return the number of bytes in a size such as ``4GiB``, ``500 MB`` or ``1073741824``.
 
     Raises:
         UserError: the text is not a size.

@@ -15,7 +15,10 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 def temporary_folder() -> Path:
-    """Return the folder that ``TMPDIR``, ``TEMP`` or ``TMP`` names, else a folder on a disk if there is one."""
+    """Return the folder for temporary files that ``TMPDIR``, ``TEMP`` or ``TMP`` names, else the system's default.
+
+    Without these variables, return ``/var/tmp`` if the default is in memory and ``/var/tmp`` is not.
+    """
     usual = Path(tempfile.gettempdir())
     if any(os.environ.get(name) for name in _NAMED_BY) or not is_memory(usual):
         return usual

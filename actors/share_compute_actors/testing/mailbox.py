@@ -1,4 +1,4 @@
-"""Receives members' messages in tests and benchmarks, in which no coordinator runs as a Ray actor."""
+"""Receives members' messages for test processes and benchmarks, which are not Ray actors themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
 class Mailbox:
-    """Actor that takes the coordinator's place in tests, and queues the messages of members."""
+    """Actor that receives members' messages instead of a coordinator, and queues them."""
 
     def __init__(self) -> None:
         self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()

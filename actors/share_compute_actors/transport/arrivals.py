@@ -1,4 +1,4 @@
-"""Tracks the tensors that arrive from one sender, to detect lost ones."""
+"""Tracks the tensors that arrive from one sender, to detect lost tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Arrivals:
         self._ahead: set[int] = set()
         """Numbers of tensors that arrived after a gap."""
         self._sent = 0
-        """Largest number that is known to have been sent."""
+        """Number of the last tensor that is known to have been sent."""
         self._missed_since_s: float | None = None
 
     def came(self, number: int, now_s: float) -> None:

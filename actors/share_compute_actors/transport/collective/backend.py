@@ -154,10 +154,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         return self._begin(start_sharded(self._links, parts, counts, combine, out))
 
     def require_whole(self) -> None:
-        """Check that no operation of this group was aborted.
+        """Check that this group was not aborted.
 
         Raises:
-            ContributorLost: an operation was aborted.
+            ContributorLost: the group was aborted, for example because an operation failed.
         """
         if self._sockets.is_shut:
             raise ContributorLost(
@@ -262,7 +262,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         tensor: list[Tensor],
         allgather_options: Any = None,  # noqa: ARG002 - Ray's interface
     ) -> None:
-        """Gather the tensors of all members at all members."""
+        """Copy the tensors of all members into ``tensor_list[0]``, at every member."""
         self._start_native(lambda: self._open.allgather(tensor_list, tensor))()
 
     def reducescatter(

@@ -23,7 +23,7 @@ _Connection = tuple[int, tuple[str, int], tuple[str, int] | None]
 _CLOSED_WITHIN_S = 0.25
 """Time limit for gloo to close connections after a shutdown, in seconds.
 
-Gloo closes a connection that it reads from within about a millisecond. Other connections may take longer."""
+While gloo reads from a connection, it notices a shutdown in about a millisecond. Other connections may take longer."""
 
 
 @dataclass(frozen=True, slots=True)
