@@ -1,8 +1,8 @@
-"""Supervision: watches contributors, runs queued jobs and batches, and serves deployments."""
+"""Supervises contributors, jobs, batches and deployments."""
 
 from __future__ import annotations
 
 LABEL = "share-compute-contributor"
 """Key of the Ray node label whose value is the id of the contributor that runs the node."""
 AWAY = "the server was restarted; waiting for the machine to come back"
-"""Reason shown for a contributor that counts as lost after a restart of the server, until its agent reconnects."""
+"""Reason shown for a contributor that is lost because its agent has not reconnected since the server's restart."""

@@ -11,14 +11,13 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Call ``work`` again whenever it ends, until cancelled; if it failed, log the traceback.
+    """Call ``work`` in a loop until cancelled; log the traceback when a call fails.
 
-    Without the restart, a short failure of the database would leave a server that answers requests but never runs a job
-    again.
+    Without the loop, a short failure of the database would end supervision, while the server still answers requests.
     """
     while True:
         try:
             await work()
-        except Exception:  # noqa: BLE001 - whatever it is, the log has it and the loop continues
-            _log.exception("supervision of %s failed; it starts again in %.0f s", name, _PAUSE_S)
+        except Exception:  # noqa: BLE001 - the exception is logged, and the loop continues
+            _log.exception("supervision of %s failed; restarting in %.0f s", name, _PAUSE_S)
         await asyncio.sleep(_PAUSE_S)

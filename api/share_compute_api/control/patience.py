@@ -1,4 +1,4 @@
-"""Time limits of job supervision, and retries of store operations within a time limit."""
+"""Time limits of supervision, and retries of store operations within a time limit."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Time limits of job supervision, in seconds."""
+    """Time limits of the supervision of jobs and batches, in seconds."""
 
     answer_s: float = 60.0
     """Time for a coordinator to answer; it may just be starting on a busy machine."""
     store_s: float = 60.0
-    """Time for the store to answer. After it, an attempt whose events cannot be recorded is ended."""
+    """Time for which store operations are retried while the store does not answer; then the attempt is ended."""
     cancel_s: float = 30.0
-    """Time for an attempt to stop after a cancellation request. After it, the attempt is killed."""
+    """Time for an attempt to stop after a cancellation request, before the attempt is killed."""
     return_s: float = 60.0
-    """Time after the server's start in which jobs wait for machines that an earlier server process knew."""
+    """Time after the server's start in which machines of an earlier server process are expected to reconnect."""
     arrival_s: float = 120.0
     """Time that a job waits for machines that are joining or being measured, before it starts without them."""
     retry_s: float = 4.0
-    """Pause between a lost attempt and the next one, so that Ray can detect dead machines. It doubles with each further
-    consecutive attempt that commits no step."""
+    """Pause after a lost attempt, so that Ray can detect dead machines. The pause doubles with each further consecutive
+    attempt that commits no step."""
     offer_s: float = 300.0
     """Time for a running job to accept an offered machine, before the machine is offered to another job."""
 

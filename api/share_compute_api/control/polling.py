@@ -1,4 +1,4 @@
-"""The reconciliation loop of jobs, batches and deployments: repeats a pass over the store when the store changes."""
+"""The reconciliation loop of jobs, batches and deployments: acts on each change of the store, and periodically."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ _POLL_S = 1.0
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _MOST_MISTAKES = 3
-"""Number of unexpected engine errors for one row after which the error becomes the row's answer."""
+"""Number of unexpected engine errors for one row after which the last error becomes the row's answer."""
 _ROWS_AHEAD = 2
-"""Default limit of rows in flight, as a multiple of the sequences that the maximum number of replicas can generate at a
-time. A value above 1 keeps the deployment's queue filled."""
+"""Default number of rows in flight for each sequence that all replicas together can generate at a time. A value above 1
+keeps the deployment's queue filled."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ class DeploymentGone(Exception):
 
 @dataclass(slots=True)
 class _Part:
-    """A part (a group of consecutive rows, saved together) whose rows are being answered."""
+    """A group of consecutive rows whose answers are saved together."""
 
     number: int
     answers: list[RowAnswer | None]
@@ -99,7 +99,7 @@ class BatchAttempt:
         Raises:
             DeploymentGone: the deployment was taken down, has failed, or was replaced. The attempt has stopped, and its
                 end is not recorded.
-            Conflict: the job has a newer attempt or is over.
+            Conflict: the job has a newer attempt or is not active.
             Unavailable: the store does not answer.
         """
         work, cancel = asyncio.create_task(self._make()), asyncio.create_task(self._cancelled())
@@ -202,8 +202,8 @@ class BatchAttempt:
     async def _answer(self, row: InputRow) -> RowAnswer:
         """Send a row until it is answered, and return the answer.
 
-        The answer is an error if the row is invalid, if the engine refuses it, or after `_MOST_MISTAKES` unexpected
-        errors of the engine.
+        The answer is an error if the row is invalid, if the engine refuses the row, or after `_MOST_MISTAKES`
+        unexpected errors of the engine.
         """
         mistakes = 0
         while row.problem is None:
@@ -230,7 +230,7 @@ class BatchAttempt:
     async def _found(self) -> ServingEngine:
         """Return the deployment's engine; wait while there is none.
 
-        Meanwhile, and when the engine is not the one of the last call, check that the batch's deployment still exists.
+        While waiting, and when the engine is new, check that the batch's deployment still exists.
 
         Raises:
             DeploymentGone: the deployment was taken down, has failed, or was replaced.
@@ -254,7 +254,7 @@ class BatchAttempt:
             await self._record_progress(parts)
 
     async def _record_progress(self, parts: Parts) -> None:
-        """Record the number of rows whose answers are saved, if it changed since the last report."""
+        """Record the number of saved answers, if the number changed since the last report."""
         if self._recorded is not None and self._recorded.done == parts.rows_done:
             return
         rates = self._pace.rates(asyncio.get_running_loop().time())

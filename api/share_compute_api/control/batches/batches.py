@@ -1,4 +1,4 @@
-"""Runs queued batches: starts each when its deployment can answer, and requeues it if its attempt is lost."""
+"""Runs queued batches: starts each batch when its deployment can answer, and requeues batches with lost attempts."""
 
 from __future__ import annotations
 
@@ -47,13 +47,12 @@ class BatchSupervisor:
         self._patience = Patience()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._deployed: dict[str, tuple[int, str]] = {}
-        """Job id of a batch that has its own deployment -> (attempt number for which the deployment was created, the
-        deployment's id)."""
+        """Job id -> (attempt number for which the batch's own deployment was created, id of the deployment)."""
         self._interruption = _RESTARTED
         """Reason recorded for attempts that are active in the store but unknown to this supervisor."""
 
     async def run(self) -> None:
-        """Run batches until cancelled; first requeue those whose attempts an earlier server process left unfinished."""
+        """Run batches until cancelled; first requeue batches that an earlier server process left unfinished."""
         try:
             await poll_forever(self._poll, "batches", self._notifier)
         finally:
@@ -151,12 +150,12 @@ class BatchSupervisor:
             _log.info("batch %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
         except ShareComputeError:
             raise
-        except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
+        except Exception as mistake:  # noqa: BLE001 - the job must not stay running; the log has the exception
             _log.exception("batch %s, attempt %d failed in the server", job.id, job.attempt)
             await self._fail(job, as_ours(mistake))
 
     async def _requeue_or_fail(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
-        """Requeue a batch whose deployment is gone; if the deployment was the batch's own, fail the batch."""
+        """Requeue a batch whose deployment is gone, or fail the batch if the deployment was created for it."""
         if spec.model is None:
             why = f"deployment {deployment.name} is gone"
             requeue = partial(self._store.jobs.requeue, job.id, why, attempt=job.attempt)
@@ -182,7 +181,7 @@ class BatchSupervisor:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
-        """Take down each deployment that was created for a single batch, when the batch is over."""
+        """Take down each deployment that was created for a batch, if the batch is over."""
         for record in await asyncio.to_thread(self._store.deployments.list):
             if await asyncio.to_thread(self._is_left, record):
                 await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")

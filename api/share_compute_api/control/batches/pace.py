@@ -11,8 +11,8 @@ _LEAST_S = 0.5
 class Pace:
     """Measures rows and tokens per second.
 
-    The rates are means over the time from about ``_SPAN_S`` seconds before the newest answer until now, so they fall
-    while no row is answered.
+    The rates are means over a window that begins about ``_SPAN_S`` seconds before the newest answer and ends now.
+    They fall while no row is answered.
 
     Args:
         now_s: time at which the first row is sent, in seconds.
@@ -20,7 +20,7 @@ class Pace:
 
     def __init__(self, now_s: float) -> None:
         self._seen: deque[tuple[float, int, int]] = deque([(now_s, 0, 0)])
-        """Samples of (time in seconds, rows answered until then, tokens answered until then)."""
+        """(Time in seconds, rows answered so far, tokens answered so far) for each answer in the window."""
 
     def see(self, now_s: float, tokens: int) -> None:
         """Count one answered row and its tokens."""

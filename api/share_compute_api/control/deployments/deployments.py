@@ -51,8 +51,8 @@ class DeploymentSupervisor:
         self._notifier = notifier
         self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
         self._failed: set[str] = set()
-        """Ids of deployments that failed, which must not be started again. A list of live deployments may still contain
-        them if it was read before the failure was recorded."""
+        """Ids of failed deployments, which must not be started again. A list of live deployments that was read before a
+        failure was recorded still contains the failed deployment."""
         self._has_polled = False
 
     async def run(self) -> None:
@@ -66,7 +66,7 @@ class DeploymentSupervisor:
     async def _poll(self) -> None:
         living = {record.id: record for record in await asyncio.to_thread(self._store.deployments.list)}
         if not self._has_polled:
-            # The members of these deployments may have outlived the server process before this one.
+            # Keep the leases of live deployments: their members may have outlived the earlier server process.
             await asyncio.to_thread(self._store.leases.keep_only, living.keys())
             self._has_polled = True
         for deployment_id, each in self._serving.items():
@@ -90,7 +90,7 @@ class DeploymentSupervisor:
         return None if serving is None else serving[0].replicas
 
     def may_have_members(self, replica_id: str) -> bool:
-        """Whether a replica runs, or may be started with members that outlived an earlier server process."""
+        """Return whether a replica runs, or may still take over members that outlived an earlier server process."""
         deployment_id, _, number = replica_id.partition("/")
         serving = self._serving.get(deployment_id)
         if serving is None:
@@ -125,7 +125,7 @@ class DeploymentSupervisor:
 def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
     """Cancel a deployment's task, and return the task.
 
-    A task that is ending its deployment already is not cancelled, because its clean-up must not be interrupted.
+    A task that already ends its deployment is not cancelled, because the clean-up must not be interrupted.
     """
     if not serving.is_ending:
         serving.is_ending = True

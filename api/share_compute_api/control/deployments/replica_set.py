@@ -108,7 +108,7 @@ class ReplicaSet:
         return changed
 
     def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Return the draining replicas to end now: no process or no sequences left, or more than ``drain_s`` passed."""
+        """Return the draining replicas to end now: without a server or sequences, or draining for over ``drain_s``."""
         return [
             managed
             for managed in self._replicas

@@ -1,8 +1,8 @@
 """Decides which machines each replica of a deployment may use: its own, and free ones while it needs more.
 
-Machines are leased before they are offered to a replica. When the replica has not changed for some seconds, the
-machines that it does not use are taken back. A machine that was taken back is released for other work when the replica
-has no process on it any more, or after `_LEAVING_S`.
+Machines are leased before they are offered to a replica. When the replica has not changed for some seconds, its unused
+machines are taken back. A machine that was taken back is released for other work when the replica has no process on the
+machine, or after `_LEAVING_S`.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ class Slot:
     def see(self, status: ServingStatus | None, now_s: float) -> None:
         """Replace the status.
 
-        A new state, epoch, set of used machines or ``is_reading_model`` restarts the wait before unused machines are
-        taken back.
+        If the state, the epoch, the used machines or ``is_reading_model`` changed, the wait before unused machines are
+        taken back starts again.
         """
         before, self.status = self.status, status
         if before is None or status is None or _essence(before) != _essence(status):
             self._changed_s = now_s
 
     def give(self, machines: Iterable[str], now_s: float) -> None:
-        """Let the replica use these machines, including machines that were being taken back."""
+        """Let the replica use these machines, even if some of them were taken back."""
         new = set(machines) - self.machines
         if new:
             self.machines |= new
@@ -92,7 +92,8 @@ class Slot:
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
         """Start to take back unused and draining machines; return the ids of the machines that are released now.
 
-        A machine is released if an earlier call took it back, and the replica has left it or `_LEAVING_S` has passed.
+        A machine is released if an earlier call took it back, and the replica has no process on the machine or
+        `_LEAVING_S` has passed.
 
         Args:
             present: contributors that are ready or draining, by id.

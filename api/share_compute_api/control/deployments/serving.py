@@ -42,9 +42,9 @@ _POLL_S = 0.5
 _ANSWER_S = 20.0
 """Seconds for a replica's server to report its status; it may just be starting on a busy machine."""
 _MOST_FAILURES = 5
-"""Number of failures that a replica reports, without becoming ready in between, after which the deployment fails."""
+"""Number of failures that a replica reports without becoming ready in between; then the deployment fails."""
 _FOR_USERS = frozenset({UserError.code, NotFound.code, Conflict.code})
-"""Codes of errors that a restart cannot cure, so the deployment fails at once."""
+"""Codes of errors after which the deployment fails at once, because a restart cannot help."""
 _RESTARTED = "the server was restarted"
 _STARTS = "its server starts"
 _FIRST = "it was deployed"
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Failed(Exception):
-    """Raised when the deployment must fail, because further restarts of a replica would not help."""
+    """Raised when the deployment must fail, because another restart of a replica would not help."""
 
     def __init__(self, reason: str, error: dict[str, Any]) -> None:
         super().__init__(reason)
@@ -98,7 +98,7 @@ class Serving:
         self._unrecorded: tuple[int, Decision] | None = None
         """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
         self._waits = ""
-        """Reason why no machine can be given to a replica that wants some; empty if there is none."""
+        """Reason why no machine can be given to a replica; empty if one can."""
         self._replicas = ReplicaSet(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
@@ -106,9 +106,9 @@ class Serving:
         self._engine: RayEngine | None = None
         self._recorded: tuple[DeploymentState, str, list[Plan]] | None = None
         self.is_scaled = False
-        """Whether `numbers` was brought to the wanted number of replicas at least once."""
+        """Whether `numbers` is complete: the number of replicas was set to the wanted number at least once."""
         self.is_ending = False
-        """Whether the deployment is ending its replicas; its task must not be cancelled meanwhile."""
+        """Whether the deployment ends its replicas or was cancelled; its task must not be cancelled again."""
 
     @property
     def statuses(self) -> list[ServingStatus]:
@@ -148,7 +148,7 @@ class Serving:
         )
 
     def revise(self, record: DeploymentRecord) -> None:
-        """Apply the deployment's new specification: another number or range of replicas."""
+        """Apply a changed specification. Only the number or range of replicas can change."""
         self._spec = record.spec
 
     async def run(self) -> None:
@@ -182,7 +182,7 @@ class Serving:
         kind: Literal["generate", "embed"] = "generate" if self._pooling is None else "embed"
         can_chat = await asyncio.to_thread(has_chat_template, self._folder)
         facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
-        if not self._autoscaler.wanted:  # no replica runs, so none has to be restarted
+        if not self._autoscaler.wanted:  # no replica has to be restarted
             self._recorded, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
         elif self._record.state is not DeploymentState.pending:
             await self._move(DeploymentState.pending, _RESTARTED, plans=[])
@@ -204,7 +204,7 @@ class Serving:
         await asyncio.to_thread(self._store.leases.release_all, self._record.id)
 
     async def _move(self, state: DeploymentState, reason: str, **facts: Any) -> None:
-        """Record the state; ignore a conflict, since the deployment may have been taken down meanwhile."""
+        """Record the state; ignore a conflict, because the deployment may have been taken down meanwhile."""
         try:
             await asyncio.to_thread(
                 self._store.deployments.set_state, self._record.id, state, reason, **facts
@@ -228,7 +228,7 @@ class Serving:
         """Poll a replica's status; restart the replica if its process died, does not answer, or reports a failure.
 
         Raises:
-            _Failed: a restart cannot cure the failure, or the replica failed `_MOST_FAILURES` times in a row.
+            _Failed: a restart cannot help, or the replica failed `_MOST_FAILURES` times without becoming ready.
         """
         now_s = asyncio.get_running_loop().time()
         if managed.replica is None:
@@ -262,7 +262,7 @@ class Serving:
             await asyncio.to_thread(record, self._record.id, managed.number, one)
 
     def _drop(self, managed: ManagedReplica) -> None:
-        """End a replica's server, so that another one takes over the members; a server that failed has ended them."""
+        """End a replica's server. The members keep running for the next server, unless the failed server ended them."""
         replica, managed.replica, managed.offered = managed.replica, None, frozenset()
         managed.slot.see(None, asyncio.get_running_loop().time())
         if replica is not None:
@@ -271,7 +271,7 @@ class Serving:
             replica.abandon()
 
     async def _scale(self) -> None:
-        """Scale to the number of replicas wanted now; surplus replicas drain before they are removed."""
+        """Apply the autoscaler's decision: add or drain replicas, and end replicas that have drained."""
         assert self._engine is not None
         engine, now_s = self._engine, asyncio.get_running_loop().time()
         limits, before = self._spec.replicas, self._autoscaler.wanted

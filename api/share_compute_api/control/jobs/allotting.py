@@ -1,9 +1,9 @@
 """Decides which machines each running job may use: the machines it holds, and free ones that are offered to it.
 
 An offer leases nothing. A coordinator that wants an offered machine proposes a plan with that machine. Recording the
-proposal leases the machine, and the next allotment confirms the lease. If another job got the machine in between, the
-allotment lacks it: the coordinator then withdraws the plan, which frees the plan's other new machines. When two jobs
-want the same machine, the job that leased it first keeps it.
+proposal leases the machine, and the next allotment confirms the lease. If another job leased the machine first, the
+machine is missing in the allotment. The coordinator then withdraws the plan, and the plan's other new machines are
+released.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def nodes_of(machines: Iterable[ContributorRecord]) -> Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """Machines that one attempt may use, and machines that it must release, at one moment."""
+    """Machines that one attempt may use, and machines that the attempt must release."""
 
     machines: tuple[ContributorRecord, ...] = field(compare=False)
     """The machines that the attempt holds, and the machines that are offered to it."""
@@ -107,8 +107,7 @@ class Allotting:
             spare: free machines that no queued job could use.
         """
         members = {job.id: _members(job, present) for job in running}
-        # Machines of a proposal count even if they are not leased yet, so that no other job is offered them while the
-        # proposal is pending.
+        # Include machines of pending proposals, even if they are not leased yet, so that no other job is offered them.
         planned = frozenset().union(*members.values())
         takers = [job.id for job in running if _takes_more(job)]
         self._offer([machine.id for machine in spare if machine.id not in planned], takers)

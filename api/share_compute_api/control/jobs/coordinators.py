@@ -46,7 +46,7 @@ class Attempt(Protocol):
         """
 
     async def drain(self, contributor_id: str) -> None:
-        """Ask the attempt to release a machine: to move its state to other members, and to stop using it."""
+        """Ask the attempt to move a machine's state to other members, and to stop using the machine."""
 
     def kill(self) -> None:
         """End the attempt at once; the job's members may keep running."""
@@ -69,7 +69,7 @@ def launcher(cluster: Cluster) -> Launch:
 
 
 def rechecked(launch: Launch, roots: DataRoots) -> Launch:
-    """Return a launcher that validates a job's paths again before it calls ``launch``."""
+    """Return a function that validates a job's paths again, and then calls ``launch``."""
 
     async def start(assignment: Assignment) -> Attempt:
         await asyncio.to_thread(roots.recheck, assignment.spec)
@@ -168,7 +168,7 @@ class RayAttempt:
 
 
 def _retrieve(end: asyncio.Future[None]) -> None:
-    """Mark the actor's error as retrieved, so that asyncio does not log it; `events` raises the error."""
+    """Mark the actor's error as retrieved, so that asyncio does not log the error; `events` raises it."""
     if not end.cancelled():
         end.exception()
 

@@ -1,4 +1,4 @@
-"""Follows one attempt at a job: records its events, sends it its machines, and makes sure that it ends."""
+"""Follows one attempt at a job: records its events, and forwards changes of its machines and a cancellation request."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 class Following:
-    """Records an attempt's events, and forwards its machines and a cancellation request to it, until it ends.
+    """Records an attempt's events, and sends the attempt changes of its machines and a cancellation request.
 
     Args:
         store: the store of jobs.
         patience: time limits for the attempt and the store.
-        job: the job, as it was when the attempt began.
+        job: the job at the beginning of the attempt.
         allotted: machines that the attempt may use.
     """
 
@@ -47,7 +47,7 @@ class Following:
         Raises:
             ShareComputeError: the attempt is lost, or the store does not answer.
         """
-        # Three tasks run in parallel: an attempt that does not answer must still be ended when its job is cancelled.
+        # The tasks are separate, so that a cancellation takes effect even if the attempt does not answer.
         tasks = [
             asyncio.create_task(self._write_events(attempt)),
             asyncio.create_task(self._forward_cancellation(attempt)),

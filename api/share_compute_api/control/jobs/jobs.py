@@ -1,4 +1,4 @@
-"""Runs queued training jobs on ready contributors that are not leased, and requeues a job whose attempt was lost."""
+"""Runs queued training jobs on free contributors, and requeues jobs whose attempts were lost."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def _suspend(running: _Running) -> None:
 class JobSupervisor:
     """Runs queued jobs and follows each attempt to its end. Writes each change to the store before acting on it.
 
-    Jobs start in the order of their submission, except that a job that needs fewer machines may overtake one that waits
-    for more. Machines that no queued job could use are offered to running jobs.
+    Jobs start in the order of their submission. A job that needs fewer machines may overtake a job that waits for more.
+    Machines that no queued job could use are offered to running jobs.
 
     Args:
         store: the store of jobs and contributors.
@@ -101,8 +101,7 @@ class JobSupervisor:
         """Have all running attempts write a checkpoint and end; start no attempt inside the ``async with`` block.
 
         Args:
-            within_s: seconds for all attempts together; a job that needs longer continues from its previous checkpoint
-                later.
+            within_s: seconds to wait for all attempts together; then the block is entered, even if some still run.
 
         Yields:
             The number of jobs that were running.
@@ -119,9 +118,9 @@ class JobSupervisor:
             self._notifier.notify()
 
     async def run(self) -> None:
-        """Run jobs until cancelled; first requeue those whose attempts an earlier server process left unfinished.
+        """Run jobs until cancelled; first requeue jobs that an earlier server process left unfinished.
 
-        Running attempts continue while the store does not answer, but are ended after ``Patience.store_s``.
+        While the store does not answer, running attempts continue for at most ``Patience.store_s``.
         """
         try:
             await poll_forever(self._poll, "jobs", self._notifier)
@@ -137,18 +136,17 @@ class JobSupervisor:
         running = await self._requeue_lost()
         if not await self._queued() and not (running and self._is_time_to_allot()):
             return
-        # Read the attempts before the machines. In the other order, a job that ends between the two reads would not
-        # count as running while its machines still look leased. A queued job that needs them would then start without
-        # them.
+        # Read the attempts before the machines. In the other order, a job that ends in between would not count as
+        # running, but its machines would look leased. A queued job that needs these machines would not wait for them.
         anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
-        # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.
+        # Read the queue again after the machines, because a job that was requeued meanwhile has freed machines.
         queued = await self._queued()
-        # A job that returned to the queue during this pass starts in a later pass, and its machines stay reserved:
-        # `present` may still list them as leased to the job, and its pause is only set when its attempt has ended.
+        # A job that was requeued during this pass starts in a later pass. Until then its machines stay reserved:
+        # `present` may still list them as leased, and the job's pause is set only when its attempt's task ends.
         leased = {machine.job_id for machine in present}
         next_time = {job.id for job in queued if job.id in leased or job.id in self._attempts}
-        # The store is read before the members, so that no member is missed on a machine that the store lists as free.
+        # Read the members after the store, so that no member is missed on a machine that the store lists as free.
         members = await self._members()
         supply = self._waiting.supply(present, queued, members, anything_runs=anything_runs)
         for job in queued:
@@ -174,7 +172,7 @@ class JobSupervisor:
     async def _requeue_lost(self) -> list[JobRecord]:
         """Requeue active jobs that have no attempt here; return the active jobs that have one.
 
-        A job without an attempt was left by a stopped server, or the end of its attempt could not be recorded.
+        A job has no attempt here if a stopped server left it, or if the end of its attempt could not be recorded.
         """
         active = await asyncio.to_thread(self._store.jobs.active, _KINDS)
         if any(job.id not in self._attempts for job in active):
@@ -187,7 +185,7 @@ class JobSupervisor:
     def _is_time_to_allot(self) -> bool:
         """Return whether `POLL_S` has passed since machines were last allotted.
 
-        Passes over the store are more frequent, because each committed step starts one.
+        Each committed step starts a poll, so polls are more frequent.
         """
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
@@ -240,7 +238,7 @@ class JobSupervisor:
                 attempt.kill()
         except ShareComputeError as lost:
             failure = AttemptFailure.noticed(lost)
-        except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
+        except Exception as mistake:  # noqa: BLE001 - the job must not stay running; the log has the exception
             _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
             reason = f"internal server error: {type(mistake).__name__}"
             failure = AttemptFailure.noticed(ShareComputeError(reason, hint="look into its log", job=job.id))

@@ -1,4 +1,4 @@
-"""Ends the members of finished jobs and of ended replicas, because members outlive what leads them."""
+"""Ends the members of finished jobs and of ended replicas: members outlive their coordinator or replica server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Leftovers:
         store: the store of jobs.
         members: returns, for each contributor, the jobs and replicas that have members there.
         end: ends the members of one job or replica, and returns how many it ended.
-        serves: returns whether a replica may have members.
+        serves: returns whether the replica with a given id may have members.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Leftovers:
             await asyncio.sleep(_POLL_S)
 
     async def poll(self) -> None:
-        """List the members once, and end those of finished jobs."""
-        # Members are read before jobs. Otherwise a job that starts in between would have members, but look inactive.
+        """List the members once, and end the members of finished jobs and of ended replicas."""
+        # Read members before jobs. Otherwise a job that starts in between would have members, but look inactive.
         present = {job for jobs in (await self._members()).values() for job in jobs}
         if not present:
             return

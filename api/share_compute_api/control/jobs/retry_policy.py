@@ -1,4 +1,4 @@
-"""Retry policy: decides whether a job gets another attempt after a failed one, or fails too."""
+"""Retry policy: decides whether a job is queued again after a failed attempt, or fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AttemptFailure:
 
     @classmethod
     def noticed(cls, failure: ShareComputeError) -> AttemptFailure:
-        """Return a failure that the supervisor noticed: it could not start the attempt, or monitor it to its end."""
+        """Return the failure of an attempt that the supervisor could not start, or could not follow to its end."""
         error = {"code": failure.code, **failure.facts()}
         is_lost = isinstance(failure, ContributorLost | Unavailable)
         return cls(failure.message, error, is_lost, leaves_members=is_lost)
@@ -56,11 +56,10 @@ class Again:
     why: str
     fruitless_attempts: int
     needs_others: bool
-    """Whether the job waits for a set of machines that was not tried. If not, it may start on the same machines again.
-    """
+    """Whether the job waits for machines that were not tried. If false, it may start on the same machines again."""
     pauses: bool = True
-    """Whether the job pauses before the attempt. If its members may still run, it pauses from the second fruitless
-    attempt in a row on."""
+    """Whether the job pauses before the attempt. A job whose members may still run pauses only after two or more
+    consecutive fruitless attempts."""
 
 
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:
@@ -75,10 +74,10 @@ def may_wait(job: JobRecord, *, others_run: bool) -> bool:
 def next_attempt(
     job: JobRecord, failure: AttemptFailure, *, has_committed: bool, others_run: bool
 ) -> Again | None:
-    """Return how a job continues after a failed attempt; None when the job fails too.
+    """Return how a job is queued again after a failed attempt; None if the job fails too.
 
     Args:
-        job: the job as it was when the attempt began.
+        job: the job at the beginning of the attempt.
         failure: how the attempt ended.
         has_committed: whether the attempt had committed a step.
         others_run: whether other jobs hold machines right now.

@@ -1,4 +1,4 @@
-"""Decides which queued jobs may start on which machines, and gives the reason why a job has to wait."""
+"""Decides which queued jobs may start on which machines, and explains why a job has to wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARRIVING = (ContributorState.joining, ContributorState.probing)
 
 @dataclass(frozen=True, slots=True)
 class _PutOff:
-    """Reason why a queued job does not start though machines are free."""
+    """Limits on the next start of a queued job: an earliest time, and machines on which the job did not fit."""
 
     attempt: int
     until: float = -math.inf
@@ -42,21 +42,21 @@ class Waiting:
         self._clock = clock
         self._start = clock()
         self._since: dict[str, float] = {}
-        """Job id -> time in seconds from which the job could start if it did not wait for machines about to join."""
+        """Job id -> time in seconds since when the job could start, but waits for machines that are about to join."""
         self._put_off: dict[str, _PutOff] = {}
-        """Job id -> reason why the job was put off. Removed when the job starts again."""
+        """Job id -> limits on its next start. Removed when the job starts."""
 
     def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
-        """Remember that the job does not fit on these machines, so that no subset of them is tried again."""
+        """Remember that the job does not fit on these machines, so that it is not tried on a subset of them."""
         self._put_off[job.id] = _PutOff(job.attempt, tried=nodes_of(machines))
 
     def pause(self, job: JobRecord) -> None:
-        """Put a job off after a lost attempt. The pause doubles with each consecutive attempt that commits no step."""
+        """Pause a job after a lost attempt. The pause doubles with each consecutive attempt that commits no step."""
         pause_s = backoff_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
         self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
 
     def began(self, job: JobRecord) -> None:
-        """Forget that a job was put off, because it has started."""
+        """Remove the limits on a job's next start, because the job has started."""
         self._put_off.pop(job.id, None)
 
     def pauses(self, job: JobRecord) -> bool:
@@ -64,12 +64,12 @@ class Waiting:
         return self._clock() < self._of(job).until
 
     def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
-        """Return whether the job did not fit on these machines when it was tried, and may fit on others later."""
+        """Return whether the job did not fit on these machines in its last attempt, and may fit on others later."""
         return may_wait(job, others_run=others_run) and nodes_of(machines) <= self._of(job).tried
 
     def _of(self, job: JobRecord) -> _PutOff:
         put_off = self._put_off.get(job.id)
-        # Another attempt number means that the job may have been cancelled and resumed, so it is tried at once.
+        # If the attempt number differs, a user may have resumed the job, so the limits do not apply.
         return put_off if put_off is not None and put_off.attempt == job.attempt else _PutOff(job.attempt)
 
     def states(self) -> list[ContributorState]:
@@ -123,7 +123,7 @@ class Supply:
     """The machines that queued jobs can get at one moment.
 
     A machine that still holds members of a job is reserved for that job until the members are taken over or ended,
-    because they keep their memory.
+    because the members occupy memory.
     """
 
     waiting: Waiting
@@ -141,7 +141,7 @@ class Supply:
     """Job id -> number of machines on which the job has members."""
 
     def take(self, job: JobRecord) -> list[ContributorRecord]:
-        """Remove and return all machines that are free for a job; the job later releases machines outside its plan."""
+        """Remove and return all machines that a job can get; the job later releases machines outside its plan."""
         taken = self._free_for(job)
         self.free = [machine for machine in self.free if self._is_kept(machine, job)]
         self.busy += len(taken)

@@ -1,4 +1,4 @@
-"""Watches contributors: detects lost ones, and has idle ones measured again."""
+"""Supervises contributors: marks them as left or lost, and has idle ones measured again."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """Time after which a contributor in state "probing" is lost if no measurement of it runs."""
 _CALLS_APART = timedelta(seconds=4)
-"""Largest age of a heartbeat from another host that shows that this server is not cut off from the network."""
+"""A heartbeat from another host, younger than this limit, shows that this server is not cut off from the network."""
 _HEARTBEAT_LIMIT = timedelta(seconds=30)
-"""Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter gap may mean
-that the agent is busy, or pauses before it retries."""
+"""Time without a heartbeat after which a contributor is lost although its Ray node answers. In a shorter gap the agent
+may be busy, or may wait before a retry."""
 _SUSPENDED = timedelta(seconds=5)
-"""If a poll and the pause after it take this long, the server's process was probably suspended, and received no
+"""If one poll and the pause after the poll take longer, the server's process was probably suspended, and received no
 heartbeats."""
 DISAGREEMENT = 2.0
-"""Ratio of measured and predicted time, in either direction, from which a machine is measured again after a job. The
+"""A machine is measured again after a job if its measured and predicted compute time differ by this factor or more. The
 measured time is the median over the job's last steps."""
 _log = logging.getLogger(__name__)
 
 
 def disagrees(job: JobRecord, contributor_id: str) -> bool:
-    """Return whether a machine's measured and predicted time per step differ by a factor of `DISAGREEMENT` or more.
+    """Return whether a machine's measured and predicted compute times differ by a factor of `DISAGREEMENT` or more.
 
-    False if one of the two times is unknown.
+    The times are per step. Return False if one of them is unknown.
     """
     if job.measured is None or job.plan is None or job.plan.prediction is None:
         return False
@@ -74,11 +74,11 @@ class ContributorSupervisor:
         self._measurements = measurements
         self._nodes = nodes
         self._listening_since = store.clock()
-        """Time from which missing heartbeats count: the server's start, or when the server last seemed cut off."""
+        """Time from which missing heartbeats count: the server's start, or when it last seemed suspended or cut off."""
         self._jobs: dict[str, str] = {}
         """Contributor id -> job that held the contributor's lease in the last pass."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
-        """(Contributor id, node id) -> time since which the contributor is in state "probing" without a measurement."""
+        """(Contributor id, node id) -> time since which the contributor is in state "probing", but is not measured."""
 
     async def run(self) -> None:
         """Watch until cancelled; while the store does not answer, no contributor is marked as lost."""
@@ -111,8 +111,9 @@ class ContributorSupervisor:
 
     async def poll(self) -> None:
         """Check all contributors once, and record changes of their states."""
-        now = self._store.clock()  # read first: if the process is suspended below, no heartbeat looks overdue
-        # The store is read before Ray's nodes: a node that comes up between the two reads is then seen as alive.
+        # Read the clock first, so that a suspension during this poll makes no heartbeat look overdue.
+        now = self._store.clock()
+        # Read the store before Ray's nodes, so that a node that comes up between the two reads is seen as alive.
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
         nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
         unresponsive = await self._unresponsive(records, nodes, now)
@@ -134,7 +135,7 @@ class ContributorSupervisor:
         self._measurements.measure_idle(records)
 
     async def _doubt_those_done(self, records: Sequence[ContributorRecord]) -> None:
-        """Schedule a new measurement of machines that a job released if its measured and predicted times disagree."""
+        """Schedule a new measurement of each machine that a job released and for which `disagrees` is true."""
         for record in records:
             job_id = self._jobs.get(record.id)
             if job_id is None or record.job_id == job_id:
@@ -153,9 +154,9 @@ class ContributorSupervisor:
     ) -> frozenset[str]:
         """Return the ids of the contributors that are unresponsive although Ray lists their nodes as alive.
 
-        If this server itself is probably cut off, return no ids, and count missing heartbeats from now on.
         A contributor is unresponsive if its heartbeat is overdue and its Ray node accepts no connection, or if no
-        heartbeat came for `_HEARTBEAT_LIMIT`.
+        heartbeat came for `_HEARTBEAT_LIMIT`. If this server itself is probably cut off, return no ids, and count
+        missing heartbeats from now on.
         """
         places = {
             record.id: (node.address, node.port)
@@ -210,7 +211,7 @@ class ContributorSupervisor:
             return
         if changed is not None:
             forget()
-            # After a restart of the server every machine is marked as lost for a moment, which is not worth a warning.
+            # No warning after a restart of the server, because every machine then counts as lost for a moment.
             is_news = state is ContributorState.lost and reason != AWAY
             level = logging.WARNING if is_news else logging.INFO
             _log.log(level, "contributor %s is %s: %s", seen.name, state.value, reason)
@@ -219,10 +220,10 @@ class ContributorSupervisor:
 def _is_cut_off(places: Collection[Place], found: Collection[Place], here: Collection[str]) -> bool:
     """Return whether this server itself is probably cut off, because no node of another host answers.
 
-    If this server's own host is also a contributor and there is only one other host, the other host counts as failed.
+    If contributors run on this server's host and on only one other host, assume that the other host failed.
 
     Args:
-        places: address and port of every node.
+        places: address and port of each contributor's Ray node.
         found: the places whose host accepted or refused the connection.
         here: addresses of this server's own host.
     """

@@ -24,7 +24,7 @@ _HERE = (ContributorState.ready, ContributorState.draining)
 _AT_ONCE = 150
 """Number of machines up to which a request waits for the computation, which takes some tens of milliseconds."""
 _REST = 20.0
-"""Pause after a computation, as a multiple of its duration: frequent joins and leaves must not keep a core busy."""
+"""Pause after a computation, as a multiple of its duration. Limits the CPU time when machines join and leave often."""
 _ALL_LINKS = 6
 """Largest number of islands for which the answer has a link for each pair; with more islands it has a spanning tree."""
 
@@ -51,7 +51,7 @@ class IslandMap:
         is_rested = len(found) <= _AT_ONCE or time.monotonic() >= self._rests_until
         if is_rested and (self._working is None or self._working.done()):
             self._working = asyncio.ensure_future(run_in_threadpool(self._work_out, found))
-            # The first call has to wait, because there is no cached result to return.
+            # Wait if the computation is short, or if there is no earlier result to return.
             if len(found) <= _AT_ONCE or not self._known.islands:
                 await asyncio.shield(self._working)
                 return self._known

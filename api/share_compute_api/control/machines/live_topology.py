@@ -1,4 +1,4 @@
-"""Builds the topology of the present machines, without impossible figures, which would break planning for all jobs."""
+"""Builds the topology of contributors. Leaves out impossible figures, which would break planning for all jobs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | None = None) -> None:
-    """Raise VerificationFailed if a device's figures are impossible for any device, or impossible for this machine.
+    """Raise VerificationFailed if a device's figures are impossible, or a CPU has more memory than the machine lends.
 
     Args:
         devices: the devices that the probe reported.
-        machine: name of the contributor.
+        machine: name of the contributor, for the error.
         lent_bytes: main memory that the contributor lends, in bytes; None if unknown.
     """
     for device in devices:
@@ -65,7 +65,7 @@ def live_topology(records: Iterable[ContributorRecord]) -> Topology:
         try:
             require_sound(record.capacity or (), record.name, record.limits.get("memory_bytes"))
         except VerificationFailed as lie:
-            _log.warning("contributor %s is not planned with: %s", record.name, lie.message)
+            _log.warning("contributor %s is left out of plans: %s", record.name, lie.message)
         else:
             machines.append(record)
     offered = {machine.id for machine in machines} | {HEAD}

@@ -1,4 +1,4 @@
-"""Calls the Ray actors with which contributors measure themselves, and translates Ray's errors to the project's own."""
+"""Calls the Ray actors that measure contributors, and translates Ray's errors to the project's own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Machine(Protocol):
         """Return the ports at ``address`` that do not send ``handshake`` (hexadecimal) when this machine connects."""
 
     def kill(self) -> None:
-        """End the measuring process; the machine stays in the cluster."""
+        """End the measuring actor; the machine stays in the cluster."""
 
 
 Start: TypeAlias = Callable[[str, str | None], Awaitable[Machine]]
@@ -59,10 +59,10 @@ def starter(cluster: Cluster) -> Start:
 
 
 class RayMachine:
-    """Calls a machine's `ContributorActor`. Validates its results, because the owner may have changed the code there.
+    """Calls a machine's `ContributorActor`. Validates the results, because the machine's owner may have changed them.
 
-    `probe`, `measure_links` and `dial` raise ContributorLost if the node is gone or does not answer. They raise the
-    project's own errors as the actor raised them, and Unavailable for any other failure there.
+    `probe`, `measure_links` and `dial` raise ContributorLost if the node is gone or does not answer. The project's own
+    errors in the actor are raised unchanged. Any other failure in the actor, or an invalid result, raises Unavailable.
     """
 
     def __init__(self, contributor_id: str, actor: RemoteActor) -> None:
@@ -81,7 +81,7 @@ class RayMachine:
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these peers; leave out peers that are gone."""
-        actors = [(peer_id, peer._actor) for peer_id, peer in peers if isinstance(peer, RayMachine)]  # noqa: SLF001 - its own kind
+        actors = [(peer_id, peer._actor) for peer_id, peer in peers if isinstance(peer, RayMachine)]  # noqa: SLF001 - the same class
         with _translated(self._id):
             links = self._read(_links, await self._actor.measure_links(actors, timeout_s=MEASURE_S))
         targets = {peer_id for peer_id, _ in actors}
@@ -99,7 +99,7 @@ class RayMachine:
         self._actor.kill()
 
     def _read(self, adapter: TypeAdapter[_Read], answer: object) -> _Read:
-        """Parse the contributor's result, and check it against the schema.
+        """Parse and validate the contributor's result.
 
         Raises:
             Unavailable: the result does not match the schema.

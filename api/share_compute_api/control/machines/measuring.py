@@ -1,4 +1,4 @@
-"""Measures contributors when their node comes up, and again while they are idle. One host's contributors take turns."""
+"""Measures contributors when their Ray nodes come up, and again while idle; one contributor per host at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Share(NamedTuple):
     threads: int
     """Threads that the machine computes with."""
     beside: int
-    """Threads of the host's other machines that run at the same time, limited to the remaining processors."""
+    """Threads with which the host's other machines compute, limited to the remaining processors."""
 
 
 def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
@@ -69,7 +69,7 @@ def _uses_cpu(record: ContributorRecord) -> bool:
 
 
 class Measurements:
-    """Measures machines, each at most once at a time, and keeps the actors that measure them.
+    """Measures machines, and keeps the actors that measure them.
 
     Args:
         store: the store of contributors.
@@ -156,7 +156,7 @@ class Measurements:
         task.add_done_callback(lambda ended: self._ended(contributor_id, ended))
 
     def is_known(self, contributor_id: str) -> bool:
-        """Return whether this process has a measuring actor on the contributor, or a measurement that starts one."""
+        """Return whether this process has a measuring actor on the contributor, or a measurement of it."""
         return contributor_id in self._machines or contributor_id in self._tasks
 
     def is_measuring(self, contributor_id: str) -> bool:
@@ -164,7 +164,7 @@ class Measurements:
         return contributor_id in self._tasks
 
     def forgetting(self, contributor_id: str) -> Callable[[], None]:
-        """Return a function that ends the contributor's present actor and measurement, but no later ones."""
+        """Return a function that ends the present actor and measurement of the contributor, but not later ones."""
         task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
 
         def forget() -> None:
@@ -214,16 +214,16 @@ class Measurements:
     async def dial(
         self, record: ContributorRecord, address: str, ports: Sequence[int], handshake: str
     ) -> dict[str, frozenset[int]]:
-        """Have a few machines at other addresses connect to a machine's ports before its Ray node starts.
+        """Have a few machines at other addresses test a joining machine's ports before its Ray node starts.
 
         Args:
-            record: the machine.
+            record: the joining machine.
             address: the machine's IP address.
             ports: the ports that the machine listens on.
             handshake: bytes that the machine sends on each connection, in hexadecimal.
 
         Returns:
-            Contributor id -> ports that could not be reached from there.
+            Id of the testing contributor -> ports that did not send the handshake.
         """
         ready = await asyncio.to_thread(self._store.contributors.list, [ContributorState.ready])
         others = [
@@ -235,7 +235,7 @@ class Measurements:
         answers = await asyncio.gather(
             *(self._machines[one].dial(address, ports, handshake) for one in sample), return_exceptions=True
         )
-        # A machine that fails while it connects says nothing about the joining machine.
+        # The failure of a testing machine says nothing about the joining machine.
         return {
             one: found for one, found in zip(sample, answers, strict=True) if isinstance(found, frozenset)
         }
@@ -253,7 +253,7 @@ class Measurements:
         if self._tasks.get(contributor_id) is task:
             del self._tasks[contributor_id]
         if not task.cancelled() and (failure := task.exception()) is not None:
-            _log.error("contributor %s: giving it up failed", contributor_id, exc_info=failure)
+            _log.error("contributor %s: its state could not be recorded", contributor_id, exc_info=failure)
 
     async def _measure_or_give_up(
         self, contributor_id: str, earlier: asyncio.Task[None] | None, *, keeps_figures: bool
@@ -275,12 +275,12 @@ class Measurements:
             self._drop(record.id, self._machines.get(record.id))
         except ShareComputeError as failure:
             await self._give_up(record, failure.message)
-        except Exception as failure:  # noqa: BLE001 - it must not stay in probing for ever, and the log has it
+        except Exception as failure:  # noqa: BLE001 - the state must not stay "probing"; the log has the exception
             _log.exception("contributor %s could not be measured", record.name)
             await self._give_up(record, f"it could not be measured: {type(failure).__name__}")
 
     async def _take_back(self, record: ContributorRecord, node_id: str) -> None:
-        """Start the actor that will measure a machine, and make the machine ready with its last measurements."""
+        """Start a machine's measuring actor, and make the machine ready with its last measurements."""
         self._drop(record.id, self._machines.get(record.id))
         async with asyncio.timeout(self._timeout_s):
             self._machines[record.id] = await self._start(record.id, node_id)
@@ -312,7 +312,7 @@ class Measurements:
         )
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:
-        """Wait, for a limited time, until no contributor of the host is starting: a start distorts the figures."""
+        """Wait up to `_SIBLINGS_S` seconds until no contributor of the host is joining: joins distort the figures."""
         deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
         while asyncio.get_running_loop().time() < deadline:
             starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])
@@ -341,7 +341,7 @@ class Measurements:
         self._drop(record.id, self._machines.get(record.id))
         if record.state in _MEASURABLE:
             return  # the contributor keeps its earlier figures
-        # The contributor may have reconnected with a new node meanwhile, or left: then the call below has no effect.
+        # If the contributor has reconnected with a new node or left meanwhile, this call has no effect.
         await asyncio.to_thread(self._store.contributors.set_state, record, ContributorState.lost, reason)
 
     def _drop(self, contributor_id: str, machine: Machine | None) -> None:

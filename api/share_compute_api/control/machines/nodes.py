@@ -1,4 +1,4 @@
-"""Checks that the Ray node that a contributor names is its own, and has the resources that the contributor lends."""
+"""Checks a contributor's claim to a Ray node: the node's label, address and resources."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_node(
 
     Args:
         contributor: the contributor as it joined; its limits are the resources that it lends.
-        node_id: the node that it claims, in hexadecimal.
-        address: the IP address that it claims.
+        node_id: id of the claimed node, in hexadecimal.
+        address: the claimed IP address.
         nodes: Ray's facts about all nodes.
         head_node_id: id of the head's node.
 
@@ -57,7 +57,7 @@ def check_node(
 
 
 def unknown_node(contributor: ContributorRecord, node_id: str) -> ContributorLost:
-    """Return the error for a node that the head does not know: the node may belong to an earlier head."""
+    """Return the error for a node that the head does not list as alive; the node may belong to an earlier head."""
     return ContributorLost(
         f"the head knows no live node {node_id[:12]} of contributor {contributor.name}",
         hint="its agent starts the node again",
