@@ -17,7 +17,7 @@ class ManagedReplica:
 
     Args:
         number: number of the replica in its deployment.
-        stages: requested number of stages; None leaves it to the planner.
+        stages: requested number of stages; None if the planner decides.
     """
 
     def __init__(self, number: int, stages: int | None) -> None:
@@ -53,7 +53,7 @@ class ReplicaSet:
     """The replicas of one deployment. Each keeps its number when its processes are restarted.
 
     Args:
-        stages: requested number of stages of each replica; None leaves it to the planner.
+        stages: requested number of stages of each replica; None if the planner decides.
         drain_s: seconds for a draining replica to finish its sequences; after that, other replicas continue them.
     """
 
@@ -76,7 +76,7 @@ class ReplicaSet:
         return [managed.slot.status for managed in self._replicas if managed.slot.status is not None]
 
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Add, restore or drain replicas until ``wanted`` replicas are not draining.
+        """Add, restore or drain replicas, so that exactly ``wanted`` replicas are not draining.
 
         A draining replica whose processes are not being terminated yet is restored before a new one is added. Replicas
         that are not ready drain first, then those with the fewest sequences.

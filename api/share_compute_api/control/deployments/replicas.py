@@ -37,7 +37,7 @@ class Slot:
     """The machines and the last status of one replica."""
 
     stages: int | None
-    """Number of stages that was requested; None leaves it to the planner."""
+    """Requested number of stages; None if the planner decides."""
     machines: set[str] = field(default_factory=set)
     """Ids of the contributors that the replica may use."""
     parting: dict[str, float] = field(default_factory=dict)

@@ -150,7 +150,7 @@ class Supply:
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
         """Return the free machines that hold no members.
 
-        Return an empty list if a queued job could start on them now, or when the arriving machines have joined.
+        Return an empty list if a queued job could start on the free machines, now or after more machines have joined.
         """
         if any(self._may_do_for(job) for job in queued):
             return []

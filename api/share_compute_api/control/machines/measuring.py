@@ -143,8 +143,8 @@ class Measurements:
 
         Args:
             contributor_id: id of the machine.
-            keeps_figures: whether to skip the measurement and make the machine ready with its last figures, because its
-                node is the same.
+            keeps_figures: whether to make the machine ready with its last figures instead of measuring it. Set for a
+                machine whose Ray node is unchanged.
         """
         earlier = self._tasks.get(contributor_id)
         if earlier is not None:
