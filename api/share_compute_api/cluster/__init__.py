@@ -1,5 +1,5 @@
-"""The Ray cluster as the control plane sees it: a Ray head and a gateway, each a child process that may die.
+"""Runs the Ray head and the gateway as child processes of the control plane, and restarts them after failures.
 
-The control plane makes no Ray call itself. The gateway makes them, confined like the head and without any credential of
-the control plane, and answers with JSON.
+The control plane makes no Ray calls. The gateway makes these calls, and returns the results as JSON. The gateway is
+confined like the head, and has no credentials of the control plane.
 """

@@ -39,9 +39,9 @@ _SOUND_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""Wait after the end of a gateway, in seconds: if the head's end was the cause, it is noticed within this time."""
+"""Wait after the end of a gateway, in seconds, to detect whether the head has ended too."""
 _PATIENCE_S = 120.0
-"""Time that the start of an actor waits for a gateway, in seconds."""
+"""Longest wait for a gateway before the start of an actor fails, in seconds."""
 _ANSWER_S = 30.0
 """Time limit for a query of Ray's tables, in seconds."""
 _log = logging.getLogger(__name__)
@@ -69,14 +69,14 @@ def _backoff() -> ExponentialBackoff:
 
 
 def _pause_s(backoff: ExponentialBackoff, life_s: float) -> float:
-    """Count the end of a process that ran for ``life_s`` seconds; return the delay before its restart, in seconds."""
+    """Record that a process ended after ``life_s`` seconds; return the delay before its restart, in seconds."""
     if life_s > _SOUND_S:
         backoff.reset()
     return backoff.failed()
 
 
 class Cluster:
-    """The Ray cluster of one server; its head is started by the constructor.
+    """The Ray cluster of one server. The constructor starts the Ray head; `run` starts the gateway.
 
     Args:
         settings: the server's settings.
@@ -94,7 +94,7 @@ class Cluster:
         self._began_s = 0.0
         self._head_backoff = _backoff()
         self._hang: str | None = None
-        """Reason why the current head runs but does not answer; None while it answers."""
+        """Message about the current head if it runs but does not answer; else None."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
@@ -186,7 +186,7 @@ class Cluster:
         return await self._start("start_deployment", self._head.node.node_id, assignment)
 
     async def start_contributor(self, contributor_id: str, node_id: str | None) -> RemoteActor:
-        """Start the actor that measures a contributor on the given Ray node; for None, on the head's node."""
+        """Start the actor that measures a contributor, on Ray node ``node_id``; None for the head's node."""
         node_id = self._head.node.node_id if node_id is None else node_id
         return await self._start("start_contributor", node_id, contributor_id)
 
@@ -237,13 +237,13 @@ class Cluster:
             except ShareComputeError as failure:  # for example, because the disk is full
                 why = failure.message
             pause_s = _pause_s(backoff, time.monotonic() - began_s)
-            # If the gateway ended because the head did, the head's end is noticed a moment later.
+            # If the head's end also ended the gateway, no restart of the gateway is reported.
             if not await self._is_over_within(_NOTICE_S):
                 self._report(why, pause_s)
                 await self._is_over_within(pause_s)
 
     async def _use_gateway(self) -> str:
-        """Start a gateway and wait until it or the head has ended; return the reason for a restart of the gateway."""
+        """Start a gateway, and wait until the gateway or the head has ended; return a message with the reason."""
         ours, theirs = socket.socketpair()
         gateway = Gateway(ours)
         try:
@@ -258,14 +258,14 @@ class Cluster:
             gateway.close()
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
-        """Make the gateway available until it or the head ends or hangs; return a description of the hang, if any."""
+        """Make the gateway available until the gateway or the head ends or hangs; return a message about a hang."""
         connecting = asyncio.create_task(gateway.connect())
         try:
             if not await self._is_done_first(connecting):
                 return None
             reader = connecting.result()
         except Unavailable as failure:
-            # The head may be the cause. Replacing it interrupts no job: without a gateway no job has a coordinator.
+            # The head may be the cause, so replace it. This interrupts no job: without a gateway, no coordinator runs.
             self._hang = f"{failure.message}: {child.last_words()}"
             return self._hang
         finally:
@@ -338,7 +338,7 @@ class Cluster:
             self._rotated = None
 
     def _report(self, why: str, pause_s: float) -> None:
-        """Record the reason why Ray cannot be used; the server runs without Ray meanwhile."""
+        """Record and log the reason why Ray cannot be used, and the delay before the restart."""
         self.trouble = why
         _log.warning("%s; it is started again in %.1f s", why, pause_s)
 

@@ -1,4 +1,4 @@
-"""The control plane's end of the gateway connection: calls, and handles of the actors behind the gateway."""
+"""The control plane's side of the connection to the gateway: calls, and handles of actors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallR
 _CONNECT_S = 60.0
 """Time limit for the gateway to import Ray and to connect to the head, in seconds."""
 ANSWER_S = 60.0
-"""Time limit for an answer, in seconds. It is long because an actor may still be starting on a busy machine."""
+"""Time limit for an answer, in seconds; long, because an actor may still be starting on a busy machine."""
 _ENDED_S = 60.0
 """Longest time that one call waits for the end of an actor's main task, in seconds."""
 _log = logging.getLogger(__name__)
@@ -174,12 +174,15 @@ class RemoteActor:
             return False
 
     async def measure_links(self, peers: Sequence[tuple[str, RemoteActor]], *, timeout_s: float) -> Any:
-        """Let a contributor measure its links to peers; peers that are not actors of this gateway are left out."""
+        """Let a contributor measure its links to peers, and return a JSON list of links.
+
+        Peers whose actor belongs to another gateway are left out.
+        """
         numbers = [(peer, actor.number) for peer, actor in peers if actor.gateway is self.gateway]
         return await self.gateway.call("measure_links", self.number, numbers, timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """Ask the gateway to end the actor and all processes that it started; do not wait for it."""
+        """Ask the gateway to end the actor and all processes that the actor started, without waiting for their end."""
         self.gateway.post("kill", self.number)
 
 

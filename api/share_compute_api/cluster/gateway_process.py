@@ -1,8 +1,8 @@
-"""The gateway: the only process of the server that calls Ray. It knows the cluster's token and no other secret.
+"""The gateway: the process that makes all Ray calls of the control plane. Its only secret is the cluster's token.
 
 Run as ``python -m share_compute_api.cluster.gateway_process --address HOST:PORT --node-address IP --temp-dir FOLDER
---socket FD``. The gateway answers `calls.Call` on that socket until it is closed. Results from contributors' processes
-are never unpickled here, and reach the control plane only as JSON.
+--socket FD``. The gateway answers messages `calls.Call` on the socket FD until the socket is closed. It never unpickles
+results from contributors' processes, and passes them to the control plane only as JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _METHODS: Final = {
     "contributor": frozenset({"dial", "probe"}),
 }
 _ANSWERS: Final[dict[str, Schema[Any]]] = {"submit": NOTHING, "probe": TEXT}
-"""Method -> schema of its result, for methods that return bytes which hold either a result or a `ShareComputeError`."""
+"""Method -> schema of its result. These methods return bytes, which encode a result or a `ShareComputeError`."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +62,7 @@ class _Actor:
 
 
 class GatewayOperations:
-    """The operations that the control plane may call: all public methods. They return JSON values."""
+    """Operations that the control plane may call. Every public method is an operation, and returns a JSON value."""
 
     def __init__(self) -> None:
         self._actors: dict[int, _Actor] = {}
@@ -89,12 +89,12 @@ class GatewayOperations:
         return await self._start("deployment", DeploymentServer, node_id, assignment)
 
     async def start_contributor(self, node_id: str, contributor_id: str) -> int:
-        """Start the actor that measures a contributor on its node; return the actor's number."""
+        """Start the actor that measures a contributor, on the node ``node_id``; return the actor's number."""
         handle = await asyncio.to_thread(start_contributor, contributor_id, node_id)
         return self._keep(_Actor("contributor", handle, node_id))
 
     async def call(self, number: int, method: str, arguments: list[Any]) -> Any:
-        """Call a method of an actor. Retry while the actor is unreachable but not known to be dead.
+        """Call a method of an actor and return the result. Retry while Ray reports the actor as unavailable, not dead.
 
         Calls to actors that measure contributors are not retried.
 
@@ -137,7 +137,7 @@ class GatewayOperations:
         return True
 
     async def measure_links(self, number: int, peers: list[tuple[str, int]]) -> Any:
-        """Let a contributor measure its links to peers; return a JSON list of links, without peers that are gone.
+        """Let a contributor measure its links to peers, and return a JSON list of links; skip peers that are gone.
 
         Args:
             number: number of the contributor's actor.
@@ -210,7 +210,7 @@ async def _awaited(reference: Any) -> Any:
 
 
 def _retrieve(run: asyncio.Future[Any]) -> None:
-    """Retrieve the task's error and ignore it; otherwise asyncio would warn that it was never retrieved."""
+    """Retrieve and ignore the task's error; otherwise asyncio would log that the error was never retrieved."""
     if not run.cancelled():
         run.exception()
 
@@ -295,7 +295,7 @@ def _described(failure: Exception) -> CallFailure:
 
 
 def first_line(failure: BaseException) -> str:
-    """Return the first line of a Ray error; the rest is stack traces and advice to developers."""
+    """Return the first non-empty line of a Ray error. Further lines are stack traces and advice to developers."""
     return next((line.strip() for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from share_compute_api.cluster.gateway import CallFailed
 
 PING_S = 5.0
-"""Period of pings in seconds, which is also the time limit for each answer."""
+"""Time between two pings, and time limit for each answer, in seconds."""
 MOST_MISSED = 6
 """Number of consecutive unanswered pings after which a process counts as unresponsive."""
 
@@ -19,15 +19,15 @@ async def unresponsive(
     ping_head: Callable[[float], Awaitable[object]],
     period_s: float = PING_S,
 ) -> Literal["gateway", "head"]:
-    """Return "gateway" or "head" as soon as it has left `MOST_MISSED` consecutive pings unanswered.
+    """Ping the gateway and the head until one misses `MOST_MISSED` consecutive pings; return "gateway" or "head".
 
-    Missed pings are counted instead of seconds: a suspension of the control plane itself counts as at most one
-    missed ping, however long it was.
+    Pings are counted instead of seconds, so that a suspension of the control plane itself counts as at most one missed
+    ping.
 
     Args:
         ping_gateway: pings the gateway; its argument is the time limit in seconds.
         ping_head: pings the head through the gateway; its argument is the time limit in seconds.
-        period_s: time between pings.
+        period_s: time between pings, in seconds.
     """
     gateway_missed = head_missed = 0
     while True:

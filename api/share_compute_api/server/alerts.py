@@ -1,7 +1,8 @@
-"""Computes alerts for the operator: lost machines, jobs that fail or wait, version mismatches, a full disk.
+"""Computes alerts for the operator, for example lost machines, jobs that fail or wait, and a full disk.
 
-Alerts are not stored. They are computed from the current rows of the database, so that they are never out of date.
-`AlertWatch` polls them, because some alerts begin only because time passes, and emits an event when they change.
+Alerts are not stored. Each query computes them from the current rows of the store, the state of Ray, and the free disk
+space. `AlertWatch` polls the alerts, because an alert may begin without a change in the store, for example when
+heartbeats stop.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from share_compute_api.schemas.versions import check_versions, local_versions
 from share_compute_api.server.context import Context
 
 REMEMBERED: Final = timedelta(hours=1)
-"""Time after a loss or a failure during which the alert for it is shown."""
+"""Time for which a lost machine, a failed job or a failed deployment causes an alert."""
 UNRESPONSIVE_AFTER: Final = timedelta(seconds=20)
 """Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
 _FRUITLESS: Final = 2
@@ -34,8 +35,8 @@ _WITH_HEARTBEATS = (
     ContributorState.quarantined,
     ContributorState.draining,
 )
-"""States in which an agent sends heartbeats. In `joining` there are none yet; `ContributorSupervisor` limits the time
-in that state."""
+"""States in which an agent sends heartbeats. An agent in `joining` sends none yet; `ContributorSupervisor` limits the
+time in that state."""
 _log = logging.getLogger(__name__)
 
 
@@ -90,13 +91,13 @@ def of_machines(
         machines: present machines, and machines that left or were lost within `REMEMBERED`.
         server: versions of the server.
         now: the current time.
-        started_at: time at which the server began to listen, before which no heartbeat could arrive.
+        started_at: start time of the server; no heartbeat could arrive before this time.
     """
     machines = list(machines)
     here = {machine.name for machine in machines if machine.left_at is None}
     for machine in machines:
         if machine.state is ContributorState.lost:
-            # If a machine with the same name is present, the lost one has joined again with another invite.
+            # A present machine with the same name is the lost machine, which joined again with another invite.
             if machine.name not in here:
                 yield _of_machine("machine-lost", machine, f"was lost: {machine.reason}", machine.left_at)
             continue
@@ -141,9 +142,9 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
 
 
 def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
-    """Return the mismatch between a machine's versions and the server's; None if they match or are unknown.
+    """Return the error if a machine's versions do not fit the server's; None if they fit or are unknown.
 
-    The versions can differ, because an older version of the server may have admitted the machine.
+    Versions are checked when a machine joins. They can differ later, because the server may have been upgraded since.
     """
     if not set(Versions.model_fields) <= set(machine.versions):
         return None
@@ -157,7 +158,7 @@ def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | No
 def of_jobs(
     queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime, longest_wait: timedelta
 ) -> Iterator[Alert]:
-    """Yield alerts for jobs that failed, wait long, or lost several attempts in a row before a committed step."""
+    """Yield alerts for jobs that failed, wait long, or lost at least 2 attempts in a row without a committed step."""
     for job in failed:
         yield Alert(
             id=f"job-failed {job.id} {job.attempt}",
@@ -221,7 +222,7 @@ def of_deployments(
                     kind="deployment-waits",
                     severity="warning",
                     text=f"deployment {one.name} does not answer: {one.reason}",
-                    # For a deployment that was ready before, no record says when it stopped being ready.
+                    # The store does not record when a deployment stopped being ready.
                     since=one.created_at if one.ready_at is None else None,
                     deployment_id=one.id,
                 )
@@ -238,7 +239,7 @@ class AlertWatch:
         self._known: dict[str, Alert] | None = None
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Call `poll` every 5 s until cancelled."""
         while True:
             try:
                 await asyncio.to_thread(self.poll)

@@ -1,7 +1,7 @@
 """Authorization: API keys for people and programs, sessions for browsers, and one key for each contributor.
 
-Every route declares the scope that it needs by a dependency of this module. `check_routes` rejects an app in which a
-route declares no scope and is not in `OPEN`.
+Each route either declares the scope that it needs, by a dependency of this module, or is listed in `OPEN`.
+`check_routes` rejects an app with any other route.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def require_api_key(
 
     Raises:
         NotAuthorized: the request has neither a valid key nor a valid session.
-        OtherSite: the cookie was sent by a page of another site.
+        OtherSite: the request uses a session, and `refuse_other_sites` rejects it.
         MissingScope: the key lacks a scope, or is a contributor's key.
         TooManyAttempts: too many wrong keys came from the request's address.
     """
@@ -83,7 +83,7 @@ Chatter = Annotated[ApiKeyRecord, needs(Scope.chat)]
 Reader = Annotated[ApiKeyRecord, needs(Scope.read)]
 Submitter = Annotated[ApiKeyRecord, needs(Scope.submit)]
 Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
-"""`Chatter`, `Reader`, `Submitter` and `Admin`: the request's API key, after a check that it has this scope."""
+"""Types of route parameters: the request's API key, which has the scope `chat`, `read`, `submit` or `admin`."""
 
 
 def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:
@@ -122,13 +122,14 @@ def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, dateti
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Reject requests that pages of other sites sent (CSRF protection).
+    """Reject requests from pages of other origins (CSRF protection).
 
-    ``SameSite=Strict`` keeps the cookie from other sites, but another port of the same host counts as the same site.
-    Browsers name the origin of a request in ``Sec-Fetch-Site``, or in ``Origin`` if the connection is not secure.
+    The cookie's attribute ``SameSite=Strict`` is not enough, because another port of the same host is the same site.
+    The header ``Sec-Fetch-Site`` decides. Browsers send it on secure connections only; without it, ``Origin`` must
+    match ``Host``.
 
     Raises:
-        OtherSite: the request comes from another site, or it has an unsafe method and does not name its origin.
+        OtherSite: the request comes from another origin, or its method is unsafe and no header shows the origin.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_safe = request.method in _SAFE
@@ -154,7 +155,7 @@ def require_contributor(
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
 ) -> ContributorRecord:
-    """Return the contributor whose own key the request carries; the key is valid for this machine's routes only.
+    """Return the contributor ``contributor_id``, after a check that the request carries this contributor's own key.
 
     Raises:
         NotAuthorized: the request has no key, or not the key of this contributor.
@@ -198,7 +199,7 @@ LivingContributor = Annotated[
 
 
 def check_routes(app: FastAPI) -> None:
-    """Raise RuntimeError unless each route of the API either declares a scope or is in `OPEN`, and not both."""
+    """Raise RuntimeError unless each route of the API either declares a scope or is in `OPEN`, but not both."""
     for route, scopes in declared_scopes(app):
         if bool(scopes) == (route.operation_id in OPEN):
             raise RuntimeError(f"{route.path} must name a scope, or be open, and not both")

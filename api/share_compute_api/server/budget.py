@@ -19,9 +19,9 @@ class Budget:
     """Runs functions in threads, a limited number at a time, in order of arrival.
 
     Args:
-        at_once: number of functions that may run at the same time.
-        most_waiting: number of functions that may wait; more are rejected.
-        most_of_one: number of functions that may run or wait for one caller, so that other callers get a share.
+        at_once: maximum number of functions that run at the same time.
+        most_waiting: maximum number of functions that wait; further functions are rejected.
+        most_of_one: maximum number of running and waiting functions per caller, so that other callers get a share.
     """
 
     def __init__(self, at_once: int = 4, most_waiting: int = 60, most_of_one: int = 16) -> None:
@@ -44,7 +44,7 @@ class Budget:
         if mine >= self._most_of_one or all_ >= self._most:
             count, whose = (mine, " of this key") if mine >= self._most_of_one else (all_, "")
             raise Busy(
-                f"{count} jobs and plans{whose} are being checked, or wait for that",
+                f"{count} jobs and plans{whose} are being checked or wait for a check",
                 hint=f"try again in {_RETRY_AFTER_S} s",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )

@@ -1,4 +1,4 @@
-"""The parts of the control plane that all routes can use."""
+"""State and services of the control plane that all routes can use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Context:
-    """The parts of one running control plane."""
+    """State and services of one running control plane."""
 
     settings: Settings
     store: Store
@@ -50,17 +50,17 @@ class Context:
     started_at: datetime
     """Start time of the server."""
     fingerprint: str | None = None
-    """Fingerprint of this server's TLS key, part of each invite; None for plain HTTP or a certificate of a public
-    authority."""
+    """Fingerprint of this server's TLS key, which invites contain. None if clients do not need it: for plain HTTP,
+    behind a proxy, or with a certificate of a public authority."""
     codes: SignInCodes = field(default_factory=SignInCodes)
     """One-time codes with which browsers sign in."""
     guesses: Guesses = field(default_factory=Guesses)
-    """Rate limit for clients that guess keys or invites."""
+    """Limits the rate at which clients can guess keys, sign-in codes and invites."""
     notifier: Notifier = field(default_factory=Notifier)
     uploads: UploadStore = field(init=False)
     """Files that users uploaded."""
     data_roots: DataRoots = field(init=False)
-    """Folders of the server in which jobs may name files."""
+    """Folders on the server whose files jobs may use."""
     heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
     """Limiter for the threads that are reserved for heartbeats, so that heartbeats never wait for other requests."""
     dials: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_DIALS))
@@ -89,7 +89,7 @@ class Context:
     """Measures contributors; None without a cluster."""
 
     def __post_init__(self) -> None:
-        """Create the parts that depend on other parts, and find the uploads of earlier runs."""
+        """Create the services that depend on other fields; load the uploads of earlier runs of the server."""
         self.engines = Engines(self.isolated)
         self.islands = IslandMap(self.store)
         settings = self.settings
@@ -125,7 +125,7 @@ class Context:
 
 
 async def _context(request: Request) -> Context:
-    # A coroutine function, because FastAPI runs plain functions in threads, for which each request would have to wait.
+    # This is a coroutine function, because FastAPI runs plain functions in threads, and requests wait for a thread.
     context: Context = request.app.state.context
     return context
 

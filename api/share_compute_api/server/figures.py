@@ -1,4 +1,4 @@
-"""Selects the live statistics of deployments to send to a client of the event stream; they are not stored."""
+"""Selects the live statistics of deployments that an event stream sends. The statistics are not stored."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from share_compute_api.schemas.bodies import DeploymentStatus, ReplicaCounts, Re
 
 KIND = "figures"
 PERIOD_S = 2.0
-"""Shortest time between two reports on one deployment, in seconds."""
+"""Shortest time between two reports to one client, in seconds."""
 _AGAIN_S = 10.0
-"""Time after which unchanged statistics are sent again, in seconds, so that clients can see that they are current."""
+"""Period in seconds at which all statistics are sent, changed or not, to show clients that they are current."""
 
 
 class DeploymentFigures(ResponseBody):
@@ -29,7 +29,7 @@ class DeploymentFigures(ResponseBody):
 
 
 class SentFigures:
-    """Selects statistics for one client of the event stream: those that changed, and at intervals all of them."""
+    """Selects the statistics to send to one client: changed statistics, and at intervals all statistics."""
 
     def __init__(self) -> None:
         self._sent: dict[str, DeploymentFigures] = {}
@@ -38,7 +38,7 @@ class SentFigures:
     def news(self, deployments: Callable[[], Iterable[Snapshot]], now_s: float) -> list[DeploymentFigures]:
         """Return the statistics to send now, and remember them as sent.
 
-        Changed statistics are returned at most every `PERIOD_S`, and all statistics every `_AGAIN_S`.
+        Changed statistics are returned at most every `PERIOD_S` seconds, and all statistics every `_AGAIN_S` seconds.
 
         Args:
             deployments: returns the current snapshots; called only when a report is due.

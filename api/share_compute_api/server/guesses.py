@@ -24,7 +24,7 @@ _FREE: Final = 5
 """Number of wrong attempts after which an address must wait before its next attempt."""
 _LONGEST_S: Final = 60.0
 _LONGEST_HERE_S: Final = 2.0
-"""Longest wait for this machine's own addresses, in seconds: one of its users must not lock out the others for long."""
+"""Longest wait for clients on this machine, in seconds. It is short, because these clients share one count."""
 _FORGIVEN_AFTER_S: Final = 900.0
 _MOST_ADDRESSES: Final = 4096
 _MOST_KNOWN: Final = 4096
@@ -41,11 +41,12 @@ class _Wrong:
 class Guesses:
     """Counts wrong keys, codes and invites per address, and rejects attempts of an address that must wait.
 
-    After `_FREE` wrong attempts an address must wait; each further wrong attempt doubles the wait, up to `_LONGEST_S`.
-    Attempts are counted for each address (for an IPv6 client, its /64 network). A second count covers all addresses
-    except this machine's, against guessing from many addresses. A secret that was correct before is verified without a
-    wait, so that a guesser does not lock out running programs behind the same address. Memory is bounded: the address
-    whose last wrong attempt is oldest is removed first.
+    After `_FREE` wrong attempts an address must wait. Each further wrong attempt doubles the wait, up to `_LONGEST_S`.
+    IPv6 addresses are counted together if they are in the same /64 network.
+
+    A second limit, `_ALL_PER_MINUTE`, covers all addresses except this machine's. It slows guessing from many
+    addresses. A secret that was correct before is verified without a wait, so that a guesser cannot lock out programs
+    behind the same address. At most `_MOST_ADDRESSES` addresses are kept, those with the latest wrong attempts.
 
     Args:
         clock: monotonic clock, in seconds.
@@ -78,7 +79,7 @@ class Guesses:
         try:
             found = verify()
         except NotAuthorized as refused:
-            # A used, expired or revoked invite has a correct secret, so presenting it is not a guess.
+            # An expired or revoked invite is not counted: its secret was correct, so it was not guessed.
             if type(refused) in (NotAuthorized, InviteUnknown):
                 self._note_wrong(address)
             raise

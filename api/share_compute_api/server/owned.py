@@ -1,4 +1,4 @@
-"""Ownership: a job's files and results belong to the key that submitted the job; other keys see a redacted record."""
+"""Ownership: only the submitting key and admins see a job's results, and the paths in jobs and deployments."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def require_results(store: Store, job_id: str, caller: ApiKeyRecord) -> JobRecor
 
 
 def shown(record: Specified, caller: ApiKeyRecord) -> Specified:
-    """Return a record as the caller may see it.
+    """Return a record without the paths that the caller may not see.
 
-    Only the owner and admins see paths of data, models and tokenizers; others see `HIDDEN` instead.
+    For callers other than the owner and admins, `HIDDEN` replaces the paths of data, models and tokenizers.
     """
     if caller.owns(record.owner):
         return record
 
     def hidden(path: Path, field: str) -> Path:
-        # The suffix is kept, because it gives the files' format, without which the specification is not valid.
+        # Keep the suffix: it gives the format of the file, and a specification without a known format is invalid.
         return HIDDEN.with_suffix(path.suffix) if field == "data.files" else HIDDEN
 
     return record.model_copy(update={"spec": with_paths(record.spec, hidden)})

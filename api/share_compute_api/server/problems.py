@@ -79,7 +79,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def problem_response(
     request: Request, status: int, code: str, detail: str, headers: dict[str, str] | None = None, **facts: Any
 ) -> JSONResponse:
-    """Return a problem document."""
+    """Return a response with a problem document; ``facts`` are further fields of `Problem`."""
     document = Problem(
         type=f"urn:share-compute:problem:{code}",
         title=code.replace("-", " ").capitalize(),
@@ -144,7 +144,7 @@ def _http(request: Request, failure: Exception) -> JSONResponse:
 
 
 def _unexpected(request: Request, failure: Exception) -> JSONResponse:
-    # Starlette raises the error again after this response, so the stack trace is logged; the client must not see it.
+    # The client must not see the error. Starlette raises it again after this response, so its stack trace is logged.
     del failure
     return problem_response(
         request,

@@ -19,7 +19,7 @@ def spec_body(schema: str, example: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         schema: name of the body's schema in openapi.json.
-        example: a valid example.
+        example: a valid body.
     """
     content = {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}
     return {

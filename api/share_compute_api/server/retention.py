@@ -1,4 +1,4 @@
-"""Deletes the files of deleted jobs, and records and files past their retention time."""
+"""Deletes the files of deleted jobs, and deletes records and files whose retention time is over."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cleaner:
         self._keep = keep
 
     async def run(self) -> None:
-        """Prune and delete at intervals until cancelled; also finish deletions that an earlier server process began."""
+        """Call `delete_due` every 5 s and `prune` every ``prune_every_s`` seconds, until cancelled."""
         loop = asyncio.get_running_loop()
         next_prune_s = loop.time()
         while True:
@@ -60,7 +60,7 @@ class Cleaner:
             self._remove(folder)
 
     def prune(self, *, dry_run: bool) -> PruneReport:
-        """Delete records and files past their retention time; with ``dry_run`` only list them."""
+        """Delete records and files whose retention time is over, and report them; with ``dry_run``, only report."""
         retention = self._store.retention
         found = retention.find(self._keep, self._data_folder)
         sizes = {one: _size(one.folder) for one in found}
@@ -82,7 +82,7 @@ class Cleaner:
     def _remove(self, folder: Path) -> None:
         place = self._without_links(folder)
         if place is None:
-            _log.error("%s is not removed: it is not a job's", folder)
+            _log.error("%s is not removed: it is not a job's folder", folder)
             self._store.deletions.removed(folder)
             return
         try:
@@ -107,7 +107,7 @@ class Cleaner:
 
 
 def cleaner(settings: Settings, store: Store) -> Cleaner:
-    """Return the cleaner of a server."""
+    """Return a `Cleaner` with the data folder and the retention times of the settings."""
     keep = Keep(
         jobs_days=settings.keep_jobs_days,
         artifacts_days=settings.keep_artifacts_days,

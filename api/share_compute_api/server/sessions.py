@@ -39,7 +39,7 @@ class Sessions:
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie, unique to this server because browsers share cookies between a host's ports."""
+        """Name of the cookie. It is unique to this server, because all ports of a host share a browser's cookies."""
         return f"share-compute-{self._signer('name').get_signature(b'').decode()[:8]}"
 
     def issue(self, key_id: str, now: datetime) -> tuple[str, datetime]:
@@ -59,12 +59,15 @@ class Sessions:
         return (key_id, expires_at) if now < expires_at else None
 
     def is_due(self, expires_at: datetime, now: datetime) -> bool:
-        """Return whether a session is so old that the next request should renew it."""
+        """Return whether a session should be renewed.
+
+        Renewal is due after one day, or after half the lifetime if that is shorter.
+        """
         return expires_at - now < self._life - min(_RENEWED_AFTER, self._life / 2)
 
     def _signer(self, purpose: str) -> Signer:
-        # The expiry is part of the signed content. itsdangerous's own timestamp is not used, because ``now`` is passed
-        # in.
+        # itsdangerous's `TimestampSigner` reads the clock itself. Here the caller passes ``now``, so the expiry is part
+        # of the signed content.
         return Signer(self._secret(), salt=purpose, key_derivation="hmac", digest_method=hashlib.sha256)
 
     def _secret(self) -> bytes:

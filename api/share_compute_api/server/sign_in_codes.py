@@ -1,4 +1,4 @@
-"""One-time codes for signing a browser in, so that no link and no log contains a key."""
+"""One-time codes for signing in a browser. A sign-in link contains a code, so that links and logs contain no key."""
 
 from __future__ import annotations
 

@@ -55,15 +55,15 @@ def stream(
 ) -> StreamingResponse:
     """Stream all events after number ``after``, of one job or of the cluster, until the client disconnects.
 
-    When the caller's key is revoked, the stream ends soon after, and a reconnection is rejected.
+    The stream also ends soon after the caller's key was revoked, and when the server shuts down.
 
     Args:
         context: context of the server.
         after: number of the last event that the client has received.
         caller: API key of the request.
         job_id: id of the job whose events are streamed; None for all events.
-        includes_figures: whether to include live statistics of deployments. Their events have no number, because a
-            client that reconnects gets the current statistics.
+        includes_figures: whether to include live statistics of deployments. Events with statistics have no number: a
+            client that reconnects gets current statistics, not the missed ones.
     """
     return StreamingResponse(
         _events(context, after, caller.id, job_id, SentFigures() if includes_figures else None),

@@ -1,7 +1,7 @@
-"""Replaces the cluster's token after a machine was removed, or when the operator requests it.
+"""Replaces the cluster's token after a machine was removed, or when the operator requests a new token.
 
-Ray reads its token once, when a process starts, so every node restarts. Jobs write a checkpoint first and continue from
-it. Streams of served models continue when their replicas are running again.
+Ray reads the token only when a process starts, so every node restarts. Before that, each job writes a checkpoint, from
+which it continues. Streams of served models continue when their replicas are running again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Rotated:
     jobs: int
     """Number of jobs that were suspended; each continues from its last checkpoint."""
     seconds: float
-    """Seconds from the first suspension until the head ran with the new token."""
+    """Seconds from the suspension of the jobs until the head ran with the new token."""
 
 
 class TokenRotation:
@@ -44,8 +44,8 @@ class TokenRotation:
 
     Args:
         cluster: the cluster of the token.
-        jobs: supervisor of the jobs, which can suspend them.
-        store: store, which lists machines that are about to leave.
+        jobs: supervisor of the jobs; suspends them during a replacement.
+        store: the store with the states of the machines.
         spawn: starts a task that ends with the server.
     """
 
@@ -97,7 +97,7 @@ class TokenRotation:
     def _call_back(self) -> None:
         """Mark all machines as lost, so that their agents reconnect at the next heartbeat and jobs wait for them.
 
-        A machine that is draining is marked as left: its node does not restart, because it has no state left to move.
+        A draining machine is marked as left instead: it has no state to move any more, so its node need not restart.
         """
         for record in self._store.contributors.list(HERE):
             is_leaving = record.state is ContributorState.draining

@@ -22,16 +22,16 @@ from share_compute_api.uploads.names import checked_path
 def resolved(
     spec: AnyNamed, context: Context, caller: ApiKeyRecord, *, reads_data: bool = True
 ) -> Iterator[AnyNamed]:
-    """Yield the job with its files replaced by real paths on the server, with all links resolved.
+    """Yield a copy of the job in which paths on the server replace its references to files.
 
-    Uploads that the job names as ``upload:ID`` are protected from removal until the block ends.
+    Uploads that the job names as ``upload:ID`` cannot be removed until the block ends.
 
     Args:
         spec: the job, or the deployment.
         context: the server's context.
         caller: the key that submits the job; uploads and results of other keys are treated as missing.
-        reads_data: whether the job's data will be read. A plan reads only the model, so for a plan the data's path is
-            not checked.
+        reads_data: whether the job's data will be read. False for a plan, which reads only the model: server paths in
+            ``data.files`` then stay as they are.
 
     Raises:
         UserError: the job names a missing or incomplete upload, a missing result, or a file that jobs may not read. The
@@ -79,7 +79,7 @@ def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecor
 
 
 def _own_result(path: Path, context: Context, caller: ApiKeyRecord) -> Path | None:
-    """Return the path with links resolved if it is in a result of one of the caller's own jobs; else None."""
+    """Return the path with links resolved if it is in a result of a job that the caller owns; else None."""
     data_folder = context.settings.data_folder
     if ".." in path.parts or not path.is_relative_to(data_folder):
         return None

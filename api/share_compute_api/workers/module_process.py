@@ -26,13 +26,13 @@ async def run_module(
 
     Args:
         module: module for ``python -m``.
-        arguments: arguments of its command line.
-        request: bytes for its standard input.
-        policy: access rights of the process; None for those of this process.
+        arguments: command-line arguments of the module.
+        request: standard input of the process.
+        policy: access rights of the process; None for the rights of this process.
         environment: further environment variables.
     """
-    # No network access is needed, because files that a job names are on this machine. The process reads submitters'
-    # models and tokenizers, so it gets none of the server's credentials.
+    # The files of jobs are on this machine, so the process need not download any. It reads submitters' models and
+    # tokenizers, so it gets none of the server's credentials.
     variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **(environment or {})}
     command = [sys.executable, "-P", "-m", module, *arguments]
     command = tied(command) if policy is None else confined(command, policy)

@@ -31,10 +31,10 @@ class PlanProcesses:
     """Computes plans, a few at the same time; further requests wait in a queue.
 
     Args:
-        at_once: number of processes that may run at the same time.
+        at_once: maximum number of processes that run at the same time.
         most_under_way: maximum number of plans that are being computed or queued; further requests are rejected.
-        timeout_s: time limit for a plan, including the wait in the queue.
-        memory_bytes: memory limit of a process (Linux).
+        timeout_s: time limit for a plan in seconds, including the wait in the queue.
+        memory_bytes: memory limit of a process, in bytes.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class PlanProcesses:
         self._timelines: OrderedDict[str, PlanTimeline] = OrderedDict()
 
     async def plan(self, request: PlanRequest, gone: Awaitable[object]) -> PlanReport | None:
-        """Return the report of a dry run; None if ``gone`` completes first.
+        """Plan a job without running it, and return the report; None if ``gone`` completes first.
 
         Args:
-            request: the request, including its topology.
+            request: the request; its topology must not be None.
             gone: awaitable that completes when the answer is no longer needed.
 
         Raises:
@@ -78,7 +78,7 @@ class PlanProcesses:
             gone: returns an awaitable that completes when the answer is no longer needed.
 
         Raises:
-            ShareComputeError: as `plan`.
+            ShareComputeError: for the same reasons as `plan`.
         """
         text = request.model_dump_json()
         known = self._timelines.get(text)
@@ -145,8 +145,8 @@ class PlanProcesses:
 
 async def _run(wanted: str, request: bytes, memory_bytes: int) -> tuple[int, bytes, str]:
     """Run the planner; return its exit status, its standard output and its standard error."""
-    # One thread is enough for the planner's arrays. On machines with many processors the stacks of more threads would
-    # count as memory.
+    # One thread is enough for the planner's arrays. On machines with many processors, the stacks of more threads would
+    # use up the memory limit.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     module = "share_compute_api.workers.planning"
     return await run_module(module, wanted, str(memory_bytes), request=request, environment=threads)

@@ -1,8 +1,9 @@
-"""Dry runs of the planner, in this process: profiles a model on torch's meta device, then places it on a topology.
+"""Plans a job without running it: profiles the model on torch's meta device, then places the model on a topology.
 
 ``python -m share_compute_api.workers.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
 ``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` instead of ``plan`` it reads a `TimelineRequest`. The
-control plane never imports torch: it starts this module as a process with a memory limit of BYTES and a low priority.
+process limits its memory to BYTES and lowers its priority. The control plane starts it, because the control plane must
+not import torch.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def plan_on_paper(
     compare: bool = False,
     serving: ServingWorkload | None = None,
 ) -> PlanReport:
-    """Plan a job for given machines without a server, and return the plan with its reasons. Imports torch.
+    """Plan a job for given machines without a server; return the plan with its reasons. This function imports torch.
 
     Args:
         spec: the job; its data is not read, and its paths must be on this machine.
         topology: the machines.
         strategy: strategy that replaces the job's own; None keeps the job's.
-        compare: whether to report the outcome of every other strategy too.
-        serving: requests for which a serving prediction is added to the report.
+        compare: whether the report also lists the outcome of every strategy.
+        serving: expected requests; if given, the report also predicts how the machines serve them.
 
     Raises:
         PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
@@ -94,10 +95,10 @@ def _plan(text: str) -> PlanReport:
 
 
 def _give_way(memory_bytes: int) -> None:
-    """Limit the memory and lower the priority of this process, so that it does not slow the server and running jobs."""
+    """Limit the memory and lower the priority of this process, to protect the server and running jobs."""
     import resource
 
-    # RLIMIT_DATA does not count mapped libraries, which are many GiB where torch includes CUDA; RLIMIT_AS would.
+    # RLIMIT_DATA is used because RLIMIT_AS would also count mapped libraries: many GiB if torch includes CUDA.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -128,7 +129,7 @@ def main() -> None:
 
 
 def _is_out_of_memory(failure: BaseException | None) -> bool:
-    """Return whether lack of memory caused an error. Python, the system, torch and C code report it differently."""
+    """Return whether lack of memory caused an error. Python, the system, torch and C code raise different errors."""
     while failure is not None:
         if isinstance(failure, MemoryError | SystemError) or "allocate memory" in str(failure):
             return True

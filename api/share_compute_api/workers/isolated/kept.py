@@ -1,4 +1,7 @@
-"""LRU cache of the tokenizers in an isolated process. The parent tracks the cache's content with the same class."""
+"""LRU cache of the tokenizers in an isolated process.
+
+The parent process uses the same class to track which tokenizers the isolated process has loaded.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Kept(Generic[Thing]):
         return self._things[folder][1]
 
     def put(self, folder: Path, version: int, thing: Thing) -> None:
-        """Store an entry, which replaces the folder's earlier version; evict the least recently used one if full."""
+        """Store an entry and remove the folder's earlier entry; if the cache is full, evict the least recently used."""
         self._things[folder] = (version, thing)
         self._things.move_to_end(folder)
         if len(self._things) > MOST_KEPT:

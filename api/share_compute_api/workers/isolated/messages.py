@@ -1,4 +1,4 @@
-"""Questions to isolated processes and their answers: length-prefixed JSON, validated on both sides, without pickle."""
+"""Questions to isolated processes, and their answers: length-prefixed JSON, which both sides validate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Done(_Message):
 
 
 class Tokens(_Message):
-    """Token ids of each text."""
+    """Token ids: one tuple for each text."""
 
     texts: tuple[tuple[TokenId, ...], ...]
 
@@ -48,7 +48,7 @@ class Question(_Message, Generic[Result]):
     """A task for an isolated process."""
 
     subject: ClassVar[str]
-    """Name of the work that uses time and memory, for error messages: "the model's tokenizer", for example."""
+    """Name of the content that the process evaluates, for error messages; for example, "the JSON schema"."""
 
     @property
     def answer(self) -> type[Result]:
@@ -57,7 +57,7 @@ class Question(_Message, Generic[Result]):
 
     @property
     def source(self) -> str:
-        """Key for fair scheduling: questions with one key use at most `PoolLimits.per_source` processes at once."""
+        """Key for fair scheduling: questions with the same key use at most `PoolLimits.per_source` processes."""
         return ""
 
 
@@ -116,7 +116,7 @@ class TemplateOptions(_Message):
     variables: dict[str, Any] = Field(default_factory=dict)
     """Values of the template's own variables, such as ``enable_thinking``."""
     add_generation_prompt: bool = True
-    """Whether the formatted text ends with the beginning of an answer of the assistant."""
+    """Whether the formatted text ends with the start of the assistant's answer."""
     continue_final_message: bool = False
     """Whether the formatted text ends inside the last message, which the model continues."""
 
@@ -160,11 +160,11 @@ class CheckSchema(Question[Done]):
     kind: Literal["schema"] = "schema"
     text: str
     owner: str
-    """Name of the requester; used as the key for fair scheduling."""
+    """Key for fair scheduling: the model's folder, or ``batches`` for the schema of a batch."""
 
     @property
     def source(self) -> str:
-        """Key for fair scheduling: the requester."""
+        """Key for fair scheduling: ``owner``."""
         return self.owner
 
     @property
@@ -200,9 +200,9 @@ class CheckInputs(Question[Done]):
     column: str
     holds: Literal["text", "messages"]
     taken: tuple[str, ...]
-    """Names of the output columns that answers are written into, which the files must not contain."""
+    """Names of the output columns for answers. The input files must not contain columns with these names."""
     is_united: bool
-    """Whether the schemas of the .parquet files must be mergeable, because the output is a single .parquet file."""
+    """Whether to check that the schemas of the .parquet files can be merged into one output file."""
 
     @property
     def answer(self) -> type[Done]:
@@ -223,7 +223,7 @@ questions: TypeAdapter[AnyQuestion] = TypeAdapter(AnyQuestion)
 
 
 class ErrorMessage(_Message):
-    """Error that a question ended with; see `ShareComputeError`."""
+    """Fields of the `ShareComputeError` that a question caused."""
 
     code: str = Field(max_length=100)
     detail: str = Field(max_length=MOST_DETAIL)

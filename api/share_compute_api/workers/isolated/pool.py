@@ -1,7 +1,7 @@
 """A small pool of isolated processes that all requests share, with fair scheduling between sources (`Question.source`).
 
 A chat template, a tokenizer file or a JSON schema may take unlimited time and memory, so each is evaluated in a process
-with limits of both. A process that reaches a limit is killed and replaced, and its question fails.
+with limits on time and memory. A process that reaches a limit is killed and replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from share_compute_api.workers.isolated.process import IsolatedProcess, OutOfTim
 
 _RETRY_AFTER_S = 5
 _ABORTS = (-signal.SIGABRT, OUT_OF_MEMORY_STATUS)
-"""Exit statuses of a process that ran out of memory: libraries written in Rust abort."""
+"""Exit statuses of a process that ran out of memory. Libraries written in Rust abort when memory runs out."""
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -50,7 +50,7 @@ class PoolLimits:
 
     @property
     def per_source(self) -> int:
-        """Largest number of processes for one source; with several processes, one is always left for other sources."""
+        """Largest number of processes for one source. If there are several, one is reserved for other sources."""
         return max(1, self.processes - 1)
 
 
@@ -61,7 +61,7 @@ class _PendingQuestion:
 
 
 class _Turns:
-    """Queue of waiting questions per source, served round-robin. The caller must hold the pool's lock."""
+    """Queues of waiting questions, one for each source, served round-robin. The caller must hold the pool's lock."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
@@ -87,7 +87,7 @@ class _Turns:
         mine.append(pending)
 
     def take(self) -> _PendingQuestion | None:
-        """Remove and return the next question of a source below its process limit; None if there is none.
+        """Remove and return the next question; None if no source below its process limit has one.
 
         The question counts as running until `done` is called for its source.
         """
@@ -213,7 +213,7 @@ class _Runner:
         return process.pid if process is not None and process.is_running else None
 
     def knows(self, question: Question[Any]) -> bool:
-        """Return whether the tokenizer of a question is loaded; must be called while the runner is idle."""
+        """Return whether the tokenizer of a question is loaded. The runner must be idle, or the caller its thread."""
         return isinstance(question, OfTokenizer) and self._loaded.has(question.folder, question.version)
 
     def give(self, pending: _PendingQuestion) -> None:
@@ -242,11 +242,11 @@ class _Runner:
     def _answer(self, question: Question[Result]) -> Result:
         """Return the answer to a question.
 
-        If the process dies, other tokenizers in the process may be the cause. In that case the question is asked again
-        in a new process that has loaded nothing else.
+        If the process dies and had loaded other tokenizers, these may be the cause. The question is then asked again in
+        a new process.
         """
         if self._process is not None and not self._process.is_running:
-            self._drop()  # it was killed while it was idle, so no question is the cause
+            self._drop()  # the process ended while it was idle, so no question is the cause
         while True:
             folder = question.folder if isinstance(question, OfTokenizer) else None
             is_shared = self._process is not None and self._loaded.others(folder)

@@ -27,8 +27,8 @@ class ProcessEnded(Exception):
     """Raised when the process can no longer be used.
 
     Args:
-        status: exit status of the process, negative when a signal ended it; None if its answer was invalid and it must
-            be killed.
+        status: exit status of the process, negative if a signal ended the process; None if the process sent an invalid
+            answer and must be killed.
     """
 
     def __init__(self, status: int | None) -> None:
@@ -41,7 +41,7 @@ class OutOfTime(Exception):
 
 
 def bare_environment() -> dict[str, str]:
-    """Return the environment for processing a submitter's files: no credentials, no downloads, one thread."""
+    """Return the environment of a process that reads submitters' files: no credentials, no downloads, one thread."""
     return clean_environment(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": "/nonexistent",
@@ -87,7 +87,7 @@ class IsolatedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def ask(self, question: Question[Result], timeout_s: float) -> Result:
@@ -164,7 +164,7 @@ class IsolatedProcess:
             raise OutOfTime
 
     def _status(self) -> int:
-        """Return the exit status of a process that has closed its pipe; kill the process if it does not end."""
+        """Return the exit status of a process that has closed its pipe; kill the process if it does not end in 10 s."""
         try:
             return self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,7 @@
 """Tokenizer of a served model: converts texts and conversations to token ids.
 
-It runs in isolated processes, never in the control plane, because tokenizer files and chat templates are code of the
-model's author: a normalizer may lengthen a text a million times, and a template may never end. The tokenizer is loaded
-without torch if the folder has a ``tokenizer.json``, as nearly all folders have.
+Tokenizers run only in isolated processes, because tokenizer files and chat templates are untrusted. A normalizer may
+lengthen a text by a factor of a million, and a template may never end.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from share_compute_api.workers.isolated.vocabulary import (
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Error code that tells clients to use `/v1/completions` instead."""
 _SHOWN_CHARACTERS = 300
-"""Largest number of characters that is shown of a message from a template or a library, whose content is untrusted."""
+"""Number of characters after which `shortened` cuts a message. Messages of templates and libraries are untrusted."""
 
 
 class ServedTokenizer:
@@ -48,7 +47,7 @@ class ServedTokenizer:
         self._folder = folder
         self._tokenizer = _load(folder)
         self._fast = self._tokenizer.backend_tokenizer
-        # A prompt that is too long must cause an error, so truncation and padding are off.
+        # A prompt must be neither truncated nor padded. If it is too long, `encode` raises an error.
         self._fast.no_truncation()
         self._fast.no_padding()
         self._ids = self._fast.get_vocab(with_added_tokens=True)
@@ -59,7 +58,7 @@ class ServedTokenizer:
 
         Args:
             text: a client's text.
-            most_tokens: the model's context window.
+            most_tokens: the model's context window, in tokens.
             is_chat: whether the text was formatted by `chat`, which adds all special tokens itself.
 
         Raises:
@@ -78,11 +77,11 @@ class ServedTokenizer:
         return tuple(ids)
 
     def chat(self, messages: Sequence[dict[str, str]], options: TemplateOptions) -> str:
-        """Return a conversation as formatted by the chat template.
+        """Format a conversation with the chat template, and return the text.
 
         Raises:
-            UserError: the tokenizer has no chat template, its template rejects these messages, or a variable has the
-                name of a parameter of the tokenizer.
+            UserError: the tokenizer has no chat template, the template rejects these messages, or a variable has the
+                name of a parameter of ``apply_chat_template``.
         """
         if self._tokenizer.chat_template is None:
             raise UserError(
@@ -91,7 +90,7 @@ class ServedTokenizer:
                 details={"param": "messages", "code": NO_CHAT_TEMPLATE},
             )
         format_chat = self._tokenizer.apply_chat_template
-        # Such a variable could replace the template, or change what is returned.
+        # A variable with the name of a parameter could replace the template or change the result.
         parameters = {*inspect.signature(format_chat).parameters, "messages"}
         if taken := sorted(parameters & options.variables.keys()):
             raise UserError(
@@ -122,7 +121,7 @@ class ServedTokenizer:
         """The vocabulary, which decodes tokens to text.
 
         Raises:
-            UserError: the vocabulary is too large, or its decoder is not one that the control plane supports.
+            UserError: the vocabulary is too large, or the control plane does not support its decoder.
         """
         size = max(self._ids.values(), default=-1) + 1
         added = self._fast.get_added_tokens_decoder()
@@ -164,7 +163,7 @@ class ServedTokenizer:
 
 
 def largest_id(file: Path) -> int | None:
-    """Return the largest id of a ``tokenizer.json``; None if it has no tokens.
+    """Return the largest token id in a ``tokenizer.json``; None if the file has no tokens.
 
     Raises:
         UserError: the file cannot be read.
@@ -214,9 +213,9 @@ def _longest(vocabulary: Iterable[str]) -> int:
 
 
 def _keeps_all(tokenizer: Any) -> bool:
-    """Return whether no unknown token can replace a part of a text; False if that is not certain.
+    """Return True only if a tokenizer certainly never replaces text by an unknown token.
 
-    An unknown token can stand for text of any length, so text length then gives no bound on the number of tokens.
+    One unknown token can stand for text of any length. A long text may then have few tokens.
     """
     model = tokenizer.model
     return type(model).__name__ == "BPE" and (model.unk_token is None or model.byte_fallback)

@@ -1,9 +1,11 @@
-"""Vocabulary of a served model, which the control plane uses to decode tokens: data and a few known decoders, no code.
+"""Vocabulary of a served model, with which the control plane decodes tokens. A vocabulary is data and contains no code.
 
-The process that loads a tokenizer describes it as a `Vocabulary`. The control plane decodes with it token by token,
-because a call to another process for each token would cost more than the decoding. This is safe for two reasons: the
-text of a token is bounded, and only decoders whose work and output grow linearly are accepted. Regular expressions are
-rejected, and so are replacements that lengthen a text much.
+An isolated process loads the tokenizer and returns its `Vocabulary`. The control plane decodes each token itself,
+because a call to another process for each token would cost more than the decoding.
+
+Decoding with an untrusted vocabulary is safe for two reasons. The length of a token's text is limited. Only decoders
+whose work and output grow linearly are accepted: regular expressions are rejected, and sequences of replacements that
+lengthen a text more than `_MOST_GROWTH` times.
 """
 
 from __future__ import annotations
@@ -191,9 +193,9 @@ class Vocabulary(BaseModel):
     tokens: tuple[Token | None, ...] = Field(max_length=MOST_TOKENS)
     """Token strings, indexed by id; None for an unused id."""
     added: frozenset[int]
-    """Ids of added tokens, whose text is output unchanged."""
+    """Ids of added tokens; `token_bytes` encodes their text unchanged."""
     special: frozenset[int]
-    """Ids of special tokens, which are not output."""
+    """Ids of special tokens, which `decode` omits."""
     end_ids: tuple[int, ...] = Field(max_length=64)
     """Ids of the end-of-text tokens."""
     decoder: Decoder | None
@@ -232,11 +234,11 @@ class Vocabulary(BaseModel):
         return text
 
     def is_special(self, id_: int) -> bool:
-        """Return whether a token is special; special tokens have no text."""
+        """Return whether a token is special. `decode` omits special tokens."""
         return id_ in self.special
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token with this name; None if there is none. `decode` omits special tokens."""
+        """Return the id of the special token ``text``; None if there is none."""
         return self._special_ids.get(text)
 
     def token_bytes(self, id_: int) -> bytes:

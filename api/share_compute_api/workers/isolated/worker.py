@@ -1,7 +1,7 @@
 """The program of an isolated process: ``python -m share_compute_api.workers.isolated.worker BYTES``.
 
-It reads questions from standard input and answers each on standard output. At the start it limits its memory to its
-present use plus ``BYTES``. It exits at the end of its input or when it is out of memory.
+The program reads questions from standard input and answers each on standard output. At its start it limits its memory
+to its present use plus ``BYTES``. The program exits at the end of its input, and when it runs out of memory.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _check(question: messages.CheckInputs | messages.CheckModel | messages.Check
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit this process to ``more_bytes`` more than its present data (Linux); forbid writing files and core dumps."""
+    """Limit memory to this process's present use plus ``more_bytes`` (Linux); forbid writing files and core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
@@ -95,7 +95,7 @@ def limit_memory(more_bytes: int) -> None:
     except FileNotFoundError:  # not Linux: there is only the time limit
         return
     data_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
-    # RLIMIT_DATA does not count libraries that are only mapped; a limit of the address space would.
+    # RLIMIT_DATA is used because RLIMIT_AS would also count mapped libraries.
     most = (data_kib << 10) + more_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
@@ -103,7 +103,7 @@ def limit_memory(more_bytes: int) -> None:
 def main() -> None:
     """Answer questions until the input ends."""
     more_bytes = int(sys.argv[1])
-    # Libraries may print anything: their output must not mix with the answers on the pipe, nor fill the server's log.
+    # Libraries may print. Their output must not mix with the answers on the pipe, or fill the server's log.
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -123,9 +123,9 @@ def main() -> None:
 def _import_all() -> None:
     """Import the modules that questions need.
 
-    They are imported before the memory limit is set, and before the first question's time starts.
+    The imports count neither towards the memory limit nor towards the time limit of the first question.
     """
-    # Configuration classes import torch if they can, without needing it. The import takes seconds and 300 MB.
+    # Prevent the import of torch, which takes seconds and 300 MB. Configuration classes import it but do not need it.
     sys.modules["torch"] = None  # type: ignore[assignment]
     import llguidance
     import tokenizers
@@ -152,7 +152,7 @@ def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
         return _problem(failure)
     except MemoryError:
         raise
-    except BaseException as failure:  # noqa: BLE001 - also a panic of a library, whose type is not known here
+    except BaseException as failure:  # noqa: BLE001 - a panic of a Rust library is not an Exception
         from share_compute_api.workers.isolated.tokenizer import shortened
 
         said = f"{question.subject} cannot be used: {type(failure).__name__}: {shortened(failure)}"
