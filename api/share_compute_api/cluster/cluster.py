@@ -98,7 +98,7 @@ class Cluster:
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
-        """Resolved when a head with the new token runs; None unless the token is being replaced."""
+        """Future that is done when a head with the new token runs; None unless the token is being replaced."""
         self.trouble: str | None = None
         """Reason why Ray failed and cannot be used now, in one sentence. None while Ray works, while it starts for the
         first time, and while its token is being replaced."""
@@ -181,7 +181,7 @@ class Cluster:
         return await self._start("start_coordinator", self._head.node.node_id, assignment)
 
     async def start_deployment(self, assignment: str, reads: list[Path]) -> RemoteActor:
-        """Start the actor that serves a replica on the head's node; see `start_coordinator`."""
+        """Start, on the head's node, the actor that serves a replica; see `start_coordinator`."""
         await asyncio.to_thread(self._hand_over, reads)
         return await self._start("start_deployment", self._head.node.node_id, assignment)
 
@@ -219,7 +219,7 @@ class Cluster:
             self._rotated = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._rotated)
 
-    # -- the two processes --------------------------------------------------------------------------------------------
+    # -- supervision of the head and the gateway ----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the head and the gateway running until cancelled; restart each whenever it ends."""

@@ -144,7 +144,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class RemoteActor:
-    """Handle of an actor on the head or on a contributor. The actor ends when `kill` is called, or with its gateway."""
+    """Handle of an actor on the head or on a contributor. The actor ends after `kill`, or when its gateway ends."""
 
     gateway: Gateway
     number: int

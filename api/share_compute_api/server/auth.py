@@ -134,7 +134,7 @@ def refuse_other_sites(request: Request) -> None:
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_safe = request.method in _SAFE
     if site is not None:
-        # "none": the user typed the address or opened a bookmark.
+        # Browsers send "none" if the user typed the address or opened a bookmark.
         is_ours = site == "same-origin" or (is_safe and site == "none")
     elif origin is not None:
         host = request.headers.get("host", "")

@@ -14,7 +14,7 @@ KIND = "figures"
 PERIOD_S = 2.0
 """Shortest time between two reports to one client, in seconds."""
 _AGAIN_S = 10.0
-"""Period in seconds at which all statistics are sent, changed or not, to show clients that they are current."""
+"""Time after which all statistics are sent again, in seconds; shows clients that unchanged statistics are current."""
 
 
 class DeploymentFigures(ResponseBody):

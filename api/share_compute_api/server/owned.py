@@ -10,7 +10,7 @@ from share_compute.specification import with_paths
 from share_compute.store import ApiKeyRecord, DeploymentRecord, JobRecord, Store
 
 HIDDEN: Final = Path("hidden")
-"""Replaces each path in a specification that is shown to another key."""
+"""Path that replaces every path in a specification when another key reads the specification."""
 Specified = TypeVar("Specified", JobRecord, DeploymentRecord)
 
 

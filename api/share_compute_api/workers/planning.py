@@ -2,7 +2,7 @@
 
 ``python -m share_compute_api.workers.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
 ``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` instead of ``plan`` it reads a `TimelineRequest`. The
-process limits its memory to BYTES and lowers its priority. The control plane starts it, because the control plane must
+process limits its memory to BYTES and lowers its priority. Planning has its own process, because the control plane must
 not import torch.
 """
 

@@ -92,7 +92,7 @@ def limit_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except FileNotFoundError:  # not Linux: there is only the time limit
+    except FileNotFoundError:  # not Linux: no memory limit is set
         return
     data_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
     # RLIMIT_DATA is used because RLIMIT_AS would also count mapped libraries.
