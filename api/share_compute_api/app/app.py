@@ -58,8 +58,7 @@ def create_app(
         settings: settings of the server.
         store: open store whose schema is up to date; the caller closes it.
         cluster: Ray head and gateway; if None, no machine can join and jobs stay queued.
-        fingerprint: fingerprint of the server's TLS key, part of each invite; None if clients verify the certificate in
-            another way.
+        fingerprint: fingerprint of the server's TLS key, which invites contain; None if clients do not need it.
     """
     app = FastAPI(
         title="share-compute",
@@ -67,7 +66,7 @@ def create_app(
         version=__version__,
         lifespan=_lifespan,
         openapi_url=f"{PREFIX}/openapi.json",
-        # The documentation pages of FastAPI load scripts from other hosts.
+        # FastAPI's documentation pages would load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
     )
@@ -84,7 +83,7 @@ def create_app(
     openapi.install(app)
     larger = {
         f"{openai_problems.PREFIX}/": _MOST_PROMPT_BYTES,
-        # Uploads are written to disk while they arrive, and their route checks the free space.
+        # The route for uploads checks the free space, and writes the body to disk while it arrives.
         f"{PREFIX}/uploads/": sys.maxsize,
     }
     app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES, larger=larger)
@@ -97,7 +96,7 @@ def create_app(
 
 
 def end_streams(app: FastAPI) -> None:
-    """End all open event streams; must be called before the server waits for its connections to close."""
+    """End all open event streams. Call this before the server waits for open connections."""
     context: Context = app.state.context
     context.notifier.close()
 

@@ -1,7 +1,7 @@
 """Serves the built dashboard at ``/``: hashed assets, ``index.html`` for client routes, security headers.
 
 The files are built from ``web/`` when the package is built or installed (``web/build_hook.py``) and are shipped
-inside the wheel. Without them the server works too, and ``/`` says how to build them.
+inside the wheel. Without the files the server still works, and ``/`` shows how to build them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from starlette.types import Receive, Scope, Send
 STATIC_FOLDER: Final = Path(__file__).parents[1] / "static"
 
 _NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
-"""Placeholder for the CSP nonce, which Vite writes into the page (``html.cspNonce`` in vite.config.ts). Each response
-has a new nonce in its place."""
+"""Placeholder that Vite writes into the page (``html.cspNonce`` in vite.config.ts); each response puts a new CSP nonce
+in its place."""
 
 _APIS: Final = ("/api/", "/v1/")
 _ASSETS: Final = "assets/"
@@ -76,7 +76,7 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
 
 
 class _PageRoute(Route):
-    """Route for every path except those of the APIs, where unknown paths must return 404."""
+    """Route for every path outside the APIs; an unknown path inside an API returns 404."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and scope["path"].startswith(_APIS):
@@ -126,7 +126,7 @@ class _Dashboard:
                 continue
             try:
                 response = await self._files.get_response(path + ending, scope)
-            except HTTPException:  # without a compressed copy the asset itself is sent
+            except HTTPException:  # there is no copy in this coding
                 continue
             response.headers["Content-Encoding"] = coding
             break

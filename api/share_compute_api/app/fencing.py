@@ -12,14 +12,13 @@ from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_api.terminal.output import print_failure
 
 _GRACE_S = 2.5
-"""Time for an orderly shutdown, in seconds. Detection takes 1 s more, so the process ends within 5 s in total."""
+"""Time for an orderly shutdown, in seconds. With 1 s for detection, the process ends within 5 s of the takeover."""
 
 
 def ends_within_grace(children: ChildProcesses) -> Callable[[Fenced], None]:
-    """Return a function that kills this process and its children after `_GRACE_S`, even if the event loop is blocked.
+    """Return a function that starts a timer, which kills ``children`` and this process after `_GRACE_S` seconds.
 
-    Args:
-        children: the child processes to kill.
+    The timer runs in a thread of its own, so that it also fires while the event loop is blocked.
     """
 
     def force(failure: Fenced) -> None:
@@ -31,9 +30,7 @@ def ends_within_grace(children: ChildProcesses) -> Callable[[Fenced], None]:
 
     def end(failure: Fenced) -> None:
         timer = threading.Timer(_GRACE_S, force, (failure,))
-        timer.daemon = (
-            True  # a daemon thread, so that a process that ends earlier does not wait for the timer
-        )
+        timer.daemon = True  # a process that ends earlier must not wait for the timer
         timer.start()
 
     return end

@@ -1,4 +1,4 @@
-"""Limits the size of request bodies before any route reads them."""
+"""Limits the size of request bodies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimit:
-    """ASGI middleware that returns status 413 for bodies that are too large, with or without a Content-Length.
+    """ASGI middleware that refuses bodies that are too large with status 413, with or without a Content-Length.
 
     Args:
         app: the wrapped application.
         most_bytes: largest size of a body, in bytes.
-        larger: path prefix -> largest size in bytes, for paths with another limit.
+        larger: path prefix -> largest size in bytes, in place of ``most_bytes``; the first matching prefix counts.
     """
 
     def __init__(

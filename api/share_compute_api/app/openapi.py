@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, completed with the parts that FastAPI cannot derive."""
+"""The OpenAPI document of FastAPI, completed with the parts that FastAPI cannot derive."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _hoisted(schema: dict[str, Any], schemas: dict[str, Any], *, suffix: str) -> dict[str, Any]:
-    """Move the definitions in a schema to ``schemas``, with ``suffix`` added to their names; return the schema."""
+    """Copy a schema's definitions to ``schemas``, with ``suffix`` added to their names.
+
+    Return the schema with references to these copies.
+    """
 
     def moved(node: Any) -> Any:
         if isinstance(node, list):

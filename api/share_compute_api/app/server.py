@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WRITE_TICKS = 100
-"""Ticks of 0.1 s after which the recorded child processes are updated; Ray starts more of them as it runs."""
+"""uvicorn's ticks (0.1 s each) between two updates of the list of child processes, which Ray starts at any time."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,24 +47,24 @@ class Running:
 
     url: str
     fingerprint: str | None
-    """Fingerprint of the server's TLS key; None if clients verify the certificate in another way."""
+    """Fingerprint of the server's TLS key; None for plain HTTP, or a certificate that an authority signed."""
     warnings: tuple[str, ...]
-    """Warnings for the operator."""
+    """Warnings about the server's settings and certificate."""
     code: str = field(repr=False)
     """One-time code that signs a browser in; valid for 15 minutes."""
     join_command: str = field(repr=False)
-    """Command to paste on a machine that should join; its invite is for one machine, and expires."""
+    """Command that makes a machine join; its invite works for one machine, and expires."""
     data_folder: Path
     ray_address: str
 
     @property
     def dashboard_url(self) -> str:
-        """URL that signs a browser in to the dashboard. Browsers send the part after # (the code) to no server."""
+        """URL that signs a browser in to the dashboard. Browsers do not send the part after # (the code) to servers."""
         return f"{self.url}/#code={self.code}"
 
 
 class _Server(uvicorn.Server):
-    """uvicorn server that also ends when another server has taken over its database."""
+    """uvicorn server that also ends when another server takes over its database."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, children: ChildProcesses, store: Store) -> None:
         super().__init__(config)
@@ -76,11 +76,11 @@ class _Server(uvicorn.Server):
         if counter % _WRITE_TICKS == 0:
             await asyncio.to_thread(self._children.refresh)
         if self._store.fenced is not None:
-            self.force_exit = True  # after a takeover of the database, open requests can no longer write
+            self.force_exit = True  # open requests can no longer write to the database
         return await super().on_tick(counter) or self.force_exit
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end_streams(self._app)  # otherwise uvicorn would wait for browsers with an open event stream
+        end_streams(self._app)  # otherwise uvicorn waits for open event streams
         await super().shutdown(sockets)
 
 
@@ -137,7 +137,7 @@ def serve(
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
     store = Store(settings.resolved_database_url)
     stack.callback(store.close)
-    store.lock()  # Take the lock before changing the schema, so that no other server uses the database then.
+    store.lock()  # Lock the database first, so that no other server uses it during a change of the schema.
     try:
         prepare(settings.resolved_database_url, settings.data_folder / FOLDER, store.clock())
     except CommandError as failure:
@@ -175,7 +175,7 @@ def _introduce(
 
 
 def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | None:
-    """Return the fingerprint by which clients verify the server; None behind a proxy, which has its own certificate."""
+    """Return the key's fingerprint for invites; None if clients do not need it, for example behind a proxy."""
     return certificate.fingerprint if certificate and settings.public_url is None else None
 
 
@@ -197,7 +197,7 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, children
 def _contribute(store: Store, running: Running, children: ChildProcesses, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
-    # The invite is in an environment variable, because all users of the machine can read command arguments.
+    # All users of the machine can read command arguments, but not the environment.
     environment = {
         INVITE_VARIABLE: join_invite(code, running.fingerprint),
         "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),
@@ -216,7 +216,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as failure:
         raise Conflict(
             f"cannot listen on {host} port {port}: {getattr(failure, 'strerror', None) or failure}",
-            hint="end what uses it, or choose another one with --port (0 picks a free one)",
+            hint="end the program that uses it, or choose another --port (0 picks a free one)",
             details={"host": host, "port": port},
         ) from failure
     # asyncio sets TCP_NODELAY only on sockets that were made with an explicit protocol. Without it the second write of

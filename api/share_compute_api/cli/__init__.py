@@ -37,7 +37,7 @@ _EPILOG = (
 
 
 _NAMES: dict[Callable[..., None], str] = {jobs.list_jobs: "jobs"}
-"""Names of commands that differ from the names of their functions, by function."""
+"""Function -> name of its command, where the names differ."""
 
 
 def make_app() -> typer.Typer:
@@ -107,7 +107,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; print a `ShareComputeError` or a wrong setting with a hint, and exit with its exit code."""
+    """Run the command line; print a `ShareComputeError` or an invalid setting with a hint, and exit with its code."""
     from pydantic import ValidationError
 
     from share_compute.errors import ShareComputeError, UserError

@@ -1,1 +1,1 @@
-"""A demonstration on one machine: a server, machines that join it, and a model that is trained on them."""
+"""A demonstration on one computer: a server, machines that join it, and a model that they train."""

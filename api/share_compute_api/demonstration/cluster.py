@@ -20,20 +20,20 @@ _UP_DEADLINE_S = 90.0
 _READY_DEADLINE_S = 150.0
 _JOIN_GRACE_S = 20.0
 _UP_GRACE_S = 30.0
-# Settings for another server, which the user may have exported, must not affect this one.
+# Override settings that the user may have exported for another server.
 _OWN_SETTINGS = {
     "SHARE_COMPUTE_RAY_PORT": "0",
     "SHARE_COMPUTE_ADVERTISE_ADDRESS": "",
-    # Fault injection is allowed, because only the user's own machine is in the cluster.
+    # Fault injection is safe, because only the user's own computer is in the cluster.
     "SHARE_COMPUTE_ALLOW_FAILURES": "1",
 }
 
 
 class LocalCluster:
-    """A server on a free port with its state in ``data_folder``, and its machines; `close` ends them all.
+    """A server on a free port, and machines that join it. `close` ends all of them.
 
     Args:
-        children: starts and records the child processes.
+        children: runs the server and the machines as child processes.
         data_folder: the server's data folder.
         data_roots: folders in which jobs may name files; the data folder must not be in one of them.
     """
@@ -50,7 +50,7 @@ class LocalCluster:
         """Start the server and wait until it answers; return a client for it.
 
         Raises:
-            Unavailable: the server did not start; the error has the reason.
+            Unavailable: the server ended, or did not answer within `_UP_DEADLINE_S` seconds.
         """
         command = own_command(
             *("up", "--json", "--host", "127.0.0.1", "--port", "0"),
@@ -66,27 +66,27 @@ class LocalCluster:
         return self._client()
 
     def sign_in_link(self) -> str:
-        """Return a new link that signs a browser in to the dashboard; it works once."""
+        """Return a new link that signs a browser in to the dashboard once."""
         with self._client() as client:
             return client.sign_in_code().url
 
     def _client(self) -> Client:
-        # The key is passed explicitly, because the user may have exported the key of another server.
+        # Pass the key, because the user may have exported the key of another server.
         return Client(self.url, written_api_key(self._data_folder), data_folder=self._data_folder)
 
     def join(self, client: Client, name: str, *, memory: str, cpu_threads: int = 1) -> None:
-        """Start one more machine that joins; do not wait until it has joined."""
+        """Start a machine that joins the server; do not wait until it has joined."""
         code = client.create_invite(label=name).code
         command = own_command(
             *("join", self.url, "--name", name, "--json", "--device", "cpu"),
             *("--memory", memory, "--cpu-threads", str(cpu_threads)),
-            # All machines end together, so no machine is left that could take over state.
+            # All machines end together, so none remains to which another could move its state.
             *("--leave-within", "0"),
         )
         # All users of the machine can read command arguments, but not the environment.
         environment = {
             "SHARE_COMPUTE_INVITE": code,
-            # The machines store their keys in the server's data folder, so the keys are deleted with its data.
+            # Store the machine's key in the server's data folder, so that both are deleted together.
             "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),
         }
         self._machines[name] = self._children.start(name, command, environment=environment)
@@ -94,7 +94,11 @@ class LocalCluster:
     def wait_until_ready(
         self, client: Client, progress: Callable[[list[ContributorRecord]], None]
     ) -> list[ContributorRecord]:
-        """Wait until all machines are measured and ready.
+        """Wait until all machines are measured and ready; return them.
+
+        Args:
+            client: client of the server.
+            progress: called with the machines that have joined, at each poll.
 
         Raises:
             Unavailable: a machine ended, or the machines were not ready in time.
@@ -118,7 +122,7 @@ class LocalCluster:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """End all machines at the same time, then end the server."""
+        """End all machines at the same time, then the server."""
         for child in self._machines.values():
             child.interrupt()
         for child in self._machines.values():

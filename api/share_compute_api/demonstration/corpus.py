@@ -12,9 +12,9 @@ ENOUGH_BYTES = 1_500_000
 
 
 def gather_corpus(file: Path, enough_bytes: int = ENOUGH_BYTES) -> int:
-    """Write about ``enough_bytes`` of text to ``file``; return its size in bytes.
+    """Write text to ``file`` until it has ``enough_bytes`` bytes or no text is left; return its size in bytes.
 
-    The text depends only on the version of Python.
+    The text is the same for each installation of the same version of Python.
     """
     size = 0
     with file.open("w", encoding="utf-8") as output:

@@ -12,8 +12,8 @@ _SAMPLE_TOKENS = 32
 def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
     """Write the file of a job that trains a small Llama on ``corpus``; return its path.
 
-    The model has 6 layers and 2.8 million parameters, or one layer for each stage if there are more stages. The job
-    requests a number of stages, because the planner would place so small a model on one machine.
+    The model has 6 layers (2.8 million parameters), or one layer per stage for more than 6 stages. The job sets the
+    number of stages, because the planner would place such a small model on one machine.
     """
     import yaml
 
@@ -51,7 +51,7 @@ def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
 
 
 def sample(model_folder: Path, seed: int = 0) -> list[tuple[str, str]]:
-    """Load the trained model with ``transformers`` as users would; return sample prompts with their continuations."""
+    """Generate text with the trained model, loaded by ``transformers``; return (prompt, continuation) pairs."""
     import torch
     import transformers
 

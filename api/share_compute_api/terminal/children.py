@@ -23,11 +23,11 @@ def own_command(*arguments: str) -> list[str]:
 
 
 class Interrupts:
-    """Handles Ctrl-C and SIGTERM in a block: the first signal ends the block, a second one ends the process at once.
+    """Context manager that handles Ctrl-C and SIGTERM.
 
-    The first signal raises KeyboardInterrupt in the main thread, so that the block's clean-up runs. A second signal
-    kills the child processes and ends this process, without waiting for the clean-up. Signals within half a second of
-    each other count as one, since programs such as ``timeout`` signal a process and then its whole group.
+    The first signal raises KeyboardInterrupt in the main thread, so that the clean-up runs. A second signal kills the
+    child processes and ends this process, without waiting for the clean-up. Signals within half a second of each other
+    count as one, because programs such as ``timeout`` signal a process and then its whole group.
     """
 
     def __init__(self) -> None:
@@ -39,17 +39,17 @@ class Interrupts:
         ] = {}
 
     def takes_along(self, children: ChildProcesses) -> None:
-        """Add child processes to kill when a second signal ends this process."""
+        """Add child processes that a second signal kills."""
         self._rosters.append(children)
 
     def install(self) -> None:
-        """Install the signal handlers; call it again after a library replaced them."""
+        """Install the signal handlers. Call this again after a library has replaced them."""
         for number in (signal.SIGINT, signal.SIGTERM):
             found = signal.signal(number, self._handle)
             self._previous.setdefault(number, found)
 
     def begin_stopping(self) -> None:
-        """Mark the start of the clean-up: from now on a signal ends the process at once."""
+        """Mark the start of the clean-up: the next signal ends the process at once."""
         self._is_stopping = True
         self.install()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from share_compute.errors import ShareComputeError
 
 _TIMEOUT_S = 2.0
-"""Time limit of the request for completions, in seconds; the user waits for it after pressing the tab key."""
+"""Time limit of the request for completions, in seconds; the user waits after pressing the tab key."""
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest jobs whose id begins with ``incomplete``, each with its name and state."""
+    """Return the ids among the 100 newest jobs that begin with ``incomplete``, each with the job's name and state."""
     from share_compute_api.client.client import Client
 
     try:
@@ -21,7 +21,7 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
-    """Return the deployments that are up and whose name begins with ``incomplete``, each with its state."""
+    """Return the names of active deployments that begin with ``incomplete``, each with the deployment's state."""
     from share_compute_api.client.client import Client
 
     try:

@@ -1,4 +1,4 @@
-"""Prints one deployment: its replicas, with the measured and predicted performance of each."""
+"""Prints one deployment, with the measured and predicted performance of each replica."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
     console.print(f"replicas  {replicas_text(view)}", highlight=False)
     if view.replicas is not None:
         more = [f"{view.replicas.wanted} wanted: {view.replicas.reason}"]
-        more += [f"{view.replicas.leaving} end what they have"] if view.replicas.leaving else []
         more += ["1 keeps its machines and processes for the next request"] if view.replicas.standby else []
+        more += [f"{view.replicas.leaving} finish their requests and stop"] if view.replicas.leaving else []
         more += [f"{view.replicas.waiting} requests wait for one"] if view.replicas.waiting else []
         console.print(f"[dim]{escape('; '.join(more))}[/dim]", soft_wrap=True)
     for number, replica in enumerate(status.replicas, 1):

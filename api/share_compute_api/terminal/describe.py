@@ -23,7 +23,7 @@ _MOST_NAMES = 6
 
 
 def event_line(event: EventRecord) -> str:
-    """Return one line of rich markup for an event, with its local time."""
+    """Return an event as one line of rich markup, with the time in the local time zone."""
     describe = _DESCRIPTIONS.get(event.kind)
     text = describe(event.data) if describe else escape(f"{event.kind}  {event.data}")
     return f"[dim]{event.at.astimezone():%H:%M:%S}[/dim]  {text}"
@@ -37,7 +37,7 @@ def _step(data: dict[str, Any]) -> str:
 
 
 def step_speed(data: dict[str, Any]) -> str | None:
-    """Return the speed in a step event: tokens per second, or samples per second if samples are not text."""
+    """Return the speed in a step event: tokens/s for text, else samples/s."""
     return speed(data["tokens_per_s"], of_tokens=data["tokens"] != data["samples"])
 
 
@@ -82,7 +82,7 @@ def rows_text(job: JobRecord) -> str | None:
 
 
 def protection_text(job: JobRecord) -> str | None:
-    """Say whether a running training job can lose any one machine without losing a step; None for other jobs."""
+    """Return whether a running training job can lose any one machine without losing a step, as text; else None."""
     if not isinstance(job.spec, TrainJob) or job.state != "running":
         return None
     if job.is_protected:
@@ -176,7 +176,7 @@ def placement(plan: Plan) -> str:
 
 
 def step_times(measured: Measured) -> str:
-    """Return the measured and the predicted step time, and for each stage the share of time in which it computes."""
+    """Return the measured and predicted step time, and for each stage the fraction of the step in which it computes."""
     if measured.predicted_step_s is None:
         return f"step {seconds_text(measured.measured_step_s)}, nothing was predicted"
     drift = measured.measured_step_s / measured.predicted_step_s - 1
@@ -211,7 +211,7 @@ def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
 
     Args:
         prediction: prediction of the plan.
-        what: subject and verb of the sentence "no ... less than" about the lower bound.
+        what: subject and verb for the sentence "no {what} less than {lower bound}".
     """
     proof = "proven best by the formula" if prediction.exact else "the best that was found"
     if prediction.gap is None:
@@ -223,7 +223,7 @@ def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
 def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
     """Return pairs (names of idle machines, reason), one for each reason.
 
-    If there are more than `_MOST_LINES` reasons, the last pair has no names, and its text counts the reasons left out.
+    After `_MOST_LINES` pairs, a last pair without names gives the number of further reasons.
     """
     by_reason: dict[str, list[str]] = {}
     for machine in idle:

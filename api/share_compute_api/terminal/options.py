@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and the question that ``--yes`` answers."""
+"""Options and arguments that several commands share, and a prompt for confirmation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from share_compute.errors import UserError
 from share_compute_api.terminal.completion import complete_job
 
 PRIVATE_UMASK = 0o077
-"""Umask of processes that store secrets: files of the process and its children are readable by the same user only."""
+"""Umask for processes that store secrets: only the same user can read their files and those of their children."""
 
 UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-"""Unit -> seconds, for times that users write."""
+"""Unit -> seconds, for durations that users enter."""
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

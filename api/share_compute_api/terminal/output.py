@@ -43,7 +43,7 @@ STATE_STYLES = {
 }
 _PROSE = ("reason", "meaning", "value", "label", "model")
 _CLOSED_PIPE = 141
-"""Exit code that a shell reports for a program that was ended by SIGPIPE."""
+"""Exit code that a shell reports for a program that SIGPIPE ended."""
 
 
 class Terminal(Console):
@@ -53,13 +53,13 @@ class Terminal(Console):
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render an object, also a live display, with the control characters in its text escaped."""
+        """Render an object with the control characters in its text escaped; live displays are rendered here too."""
         for segment in super().render(renderable, options):
-            # Colours are styles and not text, so control characters in text never come from this program.
+            # This program sets colours as styles, so control characters in text come from elsewhere.
             yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Exit with the code of SIGPIPE, for example in `share-compute plan job.yaml | head -3`."""
+        """Exit as a program that SIGPIPE ended, for example in `share-compute plan job.yaml | head -3`."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise SystemExit(_CLOSED_PIPE)
@@ -85,10 +85,10 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
-    """Print rows under column names, or the text ``empty`` if there are no rows; None is shown as a dash."""
+    """Print a table, or the text ``empty`` if there are no rows. A cell of None is shown as a dash."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        # Users paste ids into the next command, so only columns of prose may be cut or wrapped.
+        # Users paste ids into the next command, so only columns of prose may wrap.
         table.add_column(column, no_wrap=column not in _PROSE, overflow="fold")
     for row in rows:
         table.add_row(*("[dim]-[/dim]" if cell is None else str(cell) for cell in row))
@@ -112,7 +112,7 @@ def state_text(state: str) -> str:
 
 
 def since(moment: datetime | None) -> str | None:
-    """Return the time since a moment or until a future one: ``2 h 5 min ago``, ``in 59 min 3 s``; None for None."""
+    """Return the time since or until a moment: ``2 h 5 min ago``, ``in 59 min 3 s``; None for None."""
     if moment is None:
         return None
     seconds = (datetime.now(UTC) - moment).total_seconds()
@@ -120,7 +120,7 @@ def since(moment: datetime | None) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in its two largest units: ``2 h 5 min``."""
+    """Return a duration as text in its two largest units, such as ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

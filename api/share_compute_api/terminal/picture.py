@@ -1,6 +1,6 @@
 """Diagrams of plans for the terminal: layers over machines, and the timeline of one step with its pipeline bubbles.
 
-The diagrams are readable without colour too. On a terminal without UTF-8, ASCII characters are used.
+The diagrams are readable without colour, and use ASCII characters on a terminal without UTF-8.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def layers_over_machines(plan: Plan, console: Console) -> Text:
 
 
 def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Text:
-    """Draw one step with a row per member and time from left to right; a member is idle where no cell is drawn.
+    """Draw one step as a timeline with a row per member; a member is idle where no cell is drawn.
 
     The gradient sums and the weight update, which follow the last cell of all members, are drawn as one block.
     """
@@ -114,7 +114,7 @@ def _row(cells: Sequence[TimelineCell], end_s: float, width: int, colour: str, i
             letters[column] = ink.forward if is_forward else ink.backward
             styles[column] = colour if is_forward else f"bold {colour}"
         number = str(cell.microbatch)
-        # The cell needs one column more than its number, so that numbers of neighbouring cells stay separate.
+        # The number leaves one column of the cell free, so that numbers of neighbouring cells stay separate.
         if stop - first > len(number):
             letters[first : first + len(number)] = number
             styles[first : first + len(number)] = ["reverse " + styles[first]] * len(number)
@@ -130,12 +130,12 @@ def colour_of(stage: int) -> str:
 
 
 def cut(text: str, columns: int, ink: Ink) -> str:
-    """Return text of at most ``columns`` characters; text that is cut ends with `Ink.more`."""
+    """Return text cut to at most ``columns`` characters; cut text ends with `Ink.more`."""
     return text if len(text) <= columns else text[: columns - 1] + ink.more
 
 
 def _names(stage: StagePlan, columns: int) -> str:
-    """Return the names of a stage's members in at most ``columns`` characters, with the number of names left out."""
+    """Return a stage's member names in at most ``columns`` characters, with the number of omitted names."""
     names = [member.name for member in stage.members]
     for count in range(len(names), 0, -1):
         more = f" + {len(names) - count} more" if count < len(names) else ""

@@ -23,13 +23,13 @@ from share_compute_api.terminal.picture import (
 _MOST_MACHINES = 40
 _MOST_NAMES = 5
 _NAME_COLUMNS = 20
-_LINKS_ASSUMED = "\nNo link was measured: communication is taken to be that of a LAN of 1 Gbit/s."
+_LINKS_ASSUMED = "\nNo link was measured: each is assumed to be a LAN link of 1 Gbit/s."
 _WIDE_COLUMNS = 60
-"""Smallest width of the terminal at which reasons are shown beside the machines."""
+"""Smallest width of the terminal, in characters, at which the table of machines has a column of reasons."""
 
 
 def print_report(report: PlanReport) -> None:
-    """Print the report of a dry run: its serving part if serving was requested, else its training part."""
+    """Print the report of a dry run, for serving if `PlanReport.serving` is set, else for training."""
     serving = report.serving
     plan = report.plan if serving is None else serving.plan
     console.print(_size(plan), _training(plan) if serving is None else _serving(serving), sep="\n")
@@ -86,15 +86,15 @@ def _serving(found: ServingPrediction) -> Text:
     what = "request takes" if found.objective == "latency" else "token follows the one before it in"
     text = Text.assemble(
         (f"{seconds_text(found.first_token_s)} to the first token", "bold green"),
-        (f", {seconds_text(found.next_token_s)} to each other", "bold green"),
+        (f", {seconds_text(found.next_token_s)} to each later token", "bold green"),
         f"   {_per_s(found.tokens_per_s)} tokens/s in all, planned for {found.objective}\n",
         f"{_capital(bound_text(found, what))}.\n{found.bottleneck.sentence}",
     )
     if not found.within_limits:
-        text.append("\nNo placement that was found keeps the limits; this one comes closest.", style="yellow")
+        text.append("\nNo placement was found within the limits; this one comes closest.", style="yellow")
     if found.speeds_assumed:
         text.append(
-            "\nNo machine's speed was measured: all are taken for alike, of 1 GFLOP/s.", style="yellow"
+            "\nNo machine's speed was measured: each is assumed to compute at 1 GFLOP/s.", style="yellow"
         )
     if found.links_assumed:
         text.append(_LINKS_ASSUMED, style="yellow")
@@ -102,7 +102,7 @@ def _serving(found: ServingPrediction) -> Text:
 
 
 def _machines(plan: Plan) -> Group:
-    """Return a table of machines with the reasons for their shares; in a narrow terminal, the reasons are below it."""
+    """Return a table of machines with the reasons for their shares, which a narrow terminal has below the table."""
     is_wide = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):
@@ -174,7 +174,7 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
             style="bold" if is_this else "",
         )
     problems = [
-        Text.assemble((row.strategy, "bold"), f" finds no plan: {row.problem or 'it does not say why'}")
+        Text.assemble((row.strategy, "bold"), f" finds no plan: {row.problem or 'reason unknown'}")
         for row in rows
         if row.step_s is None
     ]

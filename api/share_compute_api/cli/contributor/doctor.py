@@ -18,10 +18,12 @@ def doctor(
     url: Annotated[
         str | None, typer.Option(help="A server to check against; default: this machine's.")
     ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="End what killed runs left behind first.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="First end the processes that killed runs left.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check versions, ports, disk, memory, clock and graphics driver. Exit code 1 when something fails."""
+    """Check versions, ports, disk, memory, clock and graphics driver. Exit with code 1 if a check fails."""
     from share_compute.settings import Settings
     from share_compute_actors.machine.run_folders import sweep
     from share_compute_api.agent.examination import examine

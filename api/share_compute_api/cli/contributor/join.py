@@ -34,16 +34,16 @@ Invite = Annotated[
     typer.Option(
         envvar=INVITE_VARIABLE,
         help="Code that the operator gave you; not needed by a machine that joined before. Other users of this machine "
-        "can read arguments: better set the variable, or name a file.",
+        "can read arguments, so prefer the variable or a file.",
     ),
 ]
 InviteFile = Annotated[Path | None, typer.Option(help="File with the code; - reads it from standard input.")]
-Name = Annotated[str | None, typer.Option(help="What people call this machine; default: its host name.")]
+Name = Annotated[str | None, typer.Option(help="Name of this machine; default: its host name.")]
 Device = Annotated[
     list[str] | None,
     typer.Option(
         metavar="auto|cpu|cuda|cuda:K|cpu:K",
-        help="What does the work; may be given several times. auto: all GPUs, or the CPU where there is none. "
+        help="Device to lend; may be given several times. auto: all GPUs, or the CPU if there is no GPU. "
         "cuda:1: one GPU, as `share-compute doctor` lists them. cpu:0 and cpu:1: logical devices, each with a part of "
         "the CPU. Each device joins as a machine of its own, NAME.cuda0, NAME.cuda1, by one invite.",
         autocompletion=complete_device,
@@ -59,24 +59,26 @@ CpuThreads = Annotated[
     int | None,
     typer.Option(min=1, help="Threads to lend; default: all. Divided among several devices."),
 ]
-Address = Annotated[str | None, typer.Option(help="IP address that other machines reach this one at.")]
+Address = Annotated[str | None, typer.Option(help="IP address at which other machines reach this one.")]
 Fingerprint = Annotated[
     str | None,
-    typer.Option(help="Of the server's key, if the invite does not carry it; `share-compute up` shows it."),
+    typer.Option(
+        help="Fingerprint of the server's key, if the invite has none; `share-compute up` shows it."
+    ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Join over plain HTTP, which others on the way can read.")
+    bool, typer.Option("--insecure", help="Join over plain HTTP, which others on the network can read.")
 ]
 PortRange = Annotated[
     str,
     typer.Option(
         envvar="SHARE_COMPUTE_PORT_RANGE",
         metavar="FIRST-LAST",
-        help="TCP ports that this machine uses: those to open in its firewall.",
+        help="TCP ports that this machine uses; open them in its firewall.",
     ),
 ]
 LeaveWithin = Annotated[
-    float, typer.Option(min=0, help="Seconds to hand over to the job's other machines when leaving.")
+    float, typer.Option(min=0, help="Seconds for moving work to the job's other machines when leaving.")
 ]
 
 
@@ -97,9 +99,9 @@ def join(  # noqa: PLR0917  # typer passes each by its name
 ) -> None:
     """Lend this machine to a cluster.
 
-    The machine's key is stored, so that it can rejoin without an invite. `share-compute service install` joins at each
-    boot. Ctrl-C drains the machine: its part of a job moves to the job's other machines first. Ctrl-C twice ends at
-    once.
+    The machine's key is stored, so that the machine can rejoin without an invite. `share-compute service install` joins
+    at each boot. Ctrl-C drains the machine: its part of a job first moves to the job's other machines. Pressing Ctrl-C
+    twice ends the command at once.
     """
     from share_compute_api.agent.joining import default_name
 
@@ -139,7 +141,7 @@ def _lend(
 
 
 def own_identities() -> Identities:
-    """Return the ids and keys with which this machine joined clusters, as stored in this user's data folder."""
+    """Return the ids and keys with which this machine joined clusters, from this user's data folder."""
     from share_compute.settings import ClientSettings
     from share_compute_api.agent.identity import Identities
 
@@ -188,12 +190,13 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str 
     Args:
         given: the invite, if it was given as an option or a variable.
         file: file to read, ``-`` for standard input. Default: prompt on a terminal.
-        is_known: whether the machine has joined before. Then return None if neither an invite nor a file is given.
+        is_known: whether the machine has joined before. Such a machine needs no invite: without ``given`` and ``file``,
+            the result is None.
 
     Raises:
-        UserError: no invite is given, or the file is empty or cannot be read.
+        UserError: there is no invite and no terminal for a prompt, or the file is empty or cannot be read.
     """
-    # Remove the invite from the environment, so that Ray and its processes do not inherit it.
+    # Ray and its processes must not inherit the invite.
     os.environ.pop(INVITE_VARIABLE, None)
     if given or (file is None and is_known):
         return given
@@ -251,8 +254,8 @@ def _table(view: AgentStatus) -> Table:
         ("server", escape(view.url)),
         ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
         ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
-        ("speed of it all", speed),
-        ("here for", f"{minutes} min {seconds:02d} s"),
+        ("total speed", speed),
+        ("joined for", f"{minutes} min {seconds:02d} s"),
         *(("warning", f"[yellow]{escape(warning)}[/]") for warning in view.warnings),
         ("", "[dim]Ctrl-C leaves[/]"),
     ):

@@ -50,7 +50,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         bool, typer.Option("--print", help="Print the unit; join nothing and install nothing.")
     ] = False,
 ) -> None:
-    """Join a cluster, and lend this machine to it now and after each boot."""
+    """Join a cluster with this machine, now and after each boot."""
     from share_compute.settings import ClientSettings
     from share_compute_api.agent import systemd
     from share_compute_api.agent.joining import default_name
@@ -73,9 +73,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     if print_unit:
         print_text(unit)
         return
-    systemd.systemctl(
-        "daemon-reload"
-    )  # raises an error if systemd is not usable, before the invite is used up
+    systemd.systemctl("daemon-reload")  # fails if systemd is not usable, before the invite is used up
     identities = own_identities()
     code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
     if code is not None:
@@ -125,7 +123,7 @@ def service_status(name: Name = None, as_json: Json = False) -> None:
 
 @app.command("uninstall")
 def uninstall_service(name: Name = None) -> None:
-    """Stop and remove the service; the machine leaves first. Its key stays, so that it can rejoin."""
+    """Stop and remove the service; the machine leaves the cluster, and keeps its key for rejoining."""
     from share_compute.errors import NotFound
     from share_compute_api.agent import systemd
     from share_compute_api.agent.joining import default_name

@@ -26,7 +26,7 @@ def backup(
     database_url: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Copy the server's database on this machine; the server may run. The copy does not contain files of jobs."""
+    """Back up the database of this machine's server, even while the server runs; files of jobs are not included."""
     from share_compute.store.database.backups import FOLDER, back_up, embedded_file
     from share_compute.store.store import utc_now
 
@@ -40,26 +40,26 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="The backup.")],
+    file: Annotated[Path, typer.Argument(help="Backup file to restore.")],
     data_folder: DataFolder = None,
     database_url: DatabaseUrl = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Replace the server's database on this machine by a backup; the server must be stopped."""
+    """Replace the database of this machine's server with a backup; the server must be stopped."""
     from share_compute.store.database import backups
     from share_compute.store.store import utc_now
 
     url = _settings(data_folder, database_url).resolved_database_url
     database = backups.embedded_file(url)
-    confirm(f"Put {file} in the place of {database}? What happened since is not in it.", yes=yes)
+    confirm(f"Replace {database} with {file}? Changes after the backup are not in it.", yes=yes)
     replaced = backups.restore(file.absolute(), url, utc_now())
     if as_json:
         print_json({"path": str(database), "replaced": None if replaced is None else str(replaced)})
         return
     console.print(f"{database} is restored", markup=False, soft_wrap=True)
     if replaced is not None:
-        console.print(f"the database before is {replaced}", markup=False, soft_wrap=True)
+        console.print(f"the previous database is {replaced}", markup=False, soft_wrap=True)
 
 
 def _settings(data_folder: Path | None, database_url: str | None) -> Any:

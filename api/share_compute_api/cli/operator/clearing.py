@@ -13,7 +13,7 @@ from share_compute_api.terminal.output import console, print_json, state_text
 
 
 def clear(
-    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Its name or id.")],
+    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
     as_json: Json = False,
 ) -> None:
     """End the quarantine of a machine that computed wrong numbers, so that it gets work again."""

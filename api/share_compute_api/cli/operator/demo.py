@@ -39,7 +39,7 @@ def demo(
     contributors: Annotated[int, typer.Option(min=1, max=6, help="Machines that join.")] = 3,
     steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps to train.")] = 150,
     end: Annotated[bool, typer.Option("--exit", help="End when done; else the server stays up.")] = False,
-    keep_data: Annotated[bool, typer.Option("--keep-data", help="Leave the server's folder behind.")] = False,
+    keep_data: Annotated[bool, typer.Option("--keep-data", help="Keep the server's folder.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a small model over several contributors, all on this machine, and generate text with it."""
@@ -107,7 +107,7 @@ def _run(
                 f"[bold]A step[/]  predicted {seconds_text(predicted_s)}, measured {measured} ({error:+.0%})"
             )
         artifact = client.artifacts(job.id)[0]
-        # Copy the result, because the data folder is deleted when the demonstration ends.
+        # The server's copy is deleted at the end, unless the user chose --keep-data.
         kept = Path(tempfile.mkdtemp(prefix="share-compute-demo-"))
         model_folder = client.download(job.id, artifact.name, kept)
         with console.status("loading the result with transformers"):
@@ -132,12 +132,12 @@ def _run(
 
 
 def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, float | None]:
-    """Return a step's predicted time in seconds, and the relative deviation of the median measured step time from it.
+    """Return the predicted step time in seconds, and the ratio (median measured step time / predicted step time) - 1.
 
     Return 0 and None if there is no prediction, or if no step was measured.
 
     Args:
-        job: the job, with the plan that it ended with.
+        job: the finished job; its last plan has the prediction.
         seconds: measured duration of each step, in seconds.
     """
     if job.plan is None or job.plan.prediction is None or not seconds:
@@ -216,7 +216,7 @@ def _folders(keep_data: bool) -> Iterator[tuple[ChildProcesses, Path]]:
         yield children, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else children.folder
     finally:
         close_run_folder(children)
-        sweep()  # removes leftovers of child processes that had to be killed
+        sweep()  # removes files of child processes that had to be killed
 
 
 def _wait_for_ever() -> None:

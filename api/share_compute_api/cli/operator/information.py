@@ -19,10 +19,10 @@ from share_compute_api.terminal.output import print_json, print_table, print_tex
 
 
 def contributors(
-    links: Annotated[bool, typer.Option("--links", help="List what was measured between machines.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="List the measured links between machines.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the machines with their measurements; devices of one host are listed together."""
+    """List the machines with their measurements; devices of one host that share an invite are adjacent."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -73,7 +73,7 @@ def contributors(
 
 
 def config(as_json: Json = False) -> None:
-    """Show every setting, its value and the origin of the value."""
+    """Show every setting with its value, and whether the value is a default or from the environment."""
     from share_compute.settings import ClientSettings, Settings
 
     found: dict[str, dict[str, Any]] = {}
@@ -101,7 +101,7 @@ def config(as_json: Json = False) -> None:
 def schema(
     kind: Annotated[str, typer.Argument(help="train, generate, embed or serve.")] = "train",
 ) -> None:
-    """Print the JSON schema of a job, or of a deployment, for editors."""
+    """Print the JSON schema of job files of one kind, for editors."""
     from typing import cast, get_args
 
     from share_compute.errors import UserError

@@ -16,8 +16,8 @@ app = typer.Typer(
     help="Make, list and revoke invites; plain `invite` makes one.", invoke_without_command=True
 )
 Label = Annotated[str | None, typer.Option(help="Person or purpose.")]
-Uses = Annotated[int, typer.Option(min=1, help="Machines that may join with it.")]
-Expires = Annotated[str, typer.Option(help="How long it works, e.g. 90s, 30m, 12h or 7d.")]
+Uses = Annotated[int, typer.Option(min=1, help="Number of machines that may join with the invite.")]
+Expires = Annotated[str, typer.Option(help="Lifetime of the invite, e.g. 90s, 30m, 12h or 7d.")]
 MostMemory = Annotated[
     str | None, typer.Option("--memory", help="Most memory that each machine may lend, e.g. 4GiB.")
 ]
@@ -66,9 +66,11 @@ def create_invite(
     console.print(made.join_command, markup=False, soft_wrap=True)
     console.print("[dim]If share-compute is not installed there, first:[/dim]")
     console.print(INSTALL_COMMAND, markup=False, soft_wrap=True)
-    console.print("[dim]With `service install` in place of `join` it joins at each boot.[/dim]")
+    console.print("[dim]With `service install` in place of `join` the machine joins at each boot.[/dim]")
     if is_for_this_machine_alone(made.join_command):
-        console.print("[dim]Only the server's own machine can; `up --host 0.0.0.0` lets others join.[/dim]")
+        console.print(
+            "[dim]Only the server's own machine can join; `up --host 0.0.0.0` lets others join.[/dim]"
+        )
 
 
 @app.command("list")

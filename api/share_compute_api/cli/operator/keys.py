@@ -18,7 +18,7 @@ app = typer.Typer(
 
 
 class _Given(StrEnum):
-    """Values of ``--scope``: those of `scopes.GRANTABLE`, as an enumeration because typer needs one."""
+    """Scopes in `scopes.GRANTABLE`, as the enumeration that typer needs for ``--scope``."""
 
     chat = "chat"
     read = "read"
@@ -38,7 +38,7 @@ def create_key(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make an API key. It is shown only once."""
+    """Make an API key. The key is shown only once."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -80,7 +80,7 @@ def revoke_key(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Revoke an API key and end its sessions. Asks first if this command itself uses the key."""
+    """Revoke an API key and end its sessions. Ask for confirmation if this command itself uses the key."""
     from share_compute_api.client.client import Client
 
     with Client() as client:

@@ -1,4 +1,4 @@
-"""Commands that end a machine's access, or measure a machine: ``remove``, ``rotate-token``, ``measure``."""
+"""Commands for single machines and the cluster token: ``remove``, ``rotate-token``, ``measure``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _COST = (
 def remove(
     machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
     keep_token: Annotated[
-        bool, typer.Option("--keep-token", help="Its owner stays trusted: do not change the cluster's token.")
+        bool, typer.Option("--keep-token", help="Do not change the cluster's token; for a trusted owner.")
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a machine for good: it hands over its work and leaves, and a new cluster token ends its access.
+    """Remove a machine: it hands over its work and leaves, and a new cluster token ends its access.
 
-    All devices of its host that joined with the same invite are removed too, since their owner has all their keys.
+    The other devices of its host that joined with the same invite are removed too, because the owner has all their
+    keys. A removed machine needs a new invite to rejoin.
     """
     from share_compute_api.client.client import Client
 
@@ -48,7 +49,7 @@ def remove(
 
 
 def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
-    """Change the secret that all nodes of the cluster share; machines that know only the old one are locked out."""
+    """Change the token that all Ray nodes of the cluster share; machines with only the old token lose access."""
     from share_compute_api.client.client import Client
 
     confirm(f"{_COST} Change the cluster's token?", yes=yes)
@@ -65,7 +66,7 @@ def measure(
     machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
     as_json: Json = False,
 ) -> None:
-    """Measure a machine again, as soon as it and all machines that share its cores are idle."""
+    """Measure a machine again, as soon as all devices of its host are idle."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -75,15 +76,17 @@ def measure(
         return
     when = "when its work is done" if measured.is_leased else "now"
     console.print(
-        f"{escape(measured.name)} is measured {when}; `share-compute contributors` shows what it can do"
+        f"{escape(measured.name)} is measured {when}; `share-compute contributors` shows the result"
     )
 
 
 def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
     """Return the machine with this name or id, then the other devices of its host that joined with the same invite.
 
+    Machines that have left are ignored.
+
     Raises:
-        NotFound: no present machine has this name or id.
+        NotFound: no machine has this name or id.
     """
     from share_compute.errors import NotFound
 

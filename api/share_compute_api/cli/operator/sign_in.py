@@ -12,10 +12,10 @@ from share_compute_api.terminal.output import console, print_json
 
 
 def sign_in(
-    browser: Annotated[bool, typer.Option(help="Open it in a browser, where there is one.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open the link in a browser, if there is one.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Make a link that signs a browser in to the dashboard. It works once, within 15 minutes."""
+    """Make a link that signs a browser in to the dashboard. The link works once, within 15 minutes."""
     import webbrowser
 
     from share_compute_api.client.client import Client

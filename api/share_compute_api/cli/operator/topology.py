@@ -14,11 +14,11 @@ from share_compute_api.terminal.options import Json
 def topology(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write it here; JSON if the name ends so, else YAML."),
+        typer.Option("--output", "-o", help="File to write; JSON if its name ends in .json, else YAML."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the ready machines with their measured speeds and links, as a topology file."""
+    """Print or write a topology file: the ready machines with their measured speeds and links."""
     from share_compute.errors import UserError
     from share_compute.files.topology_file import write_topology
     from share_compute.lifecycle.states import ContributorState
@@ -31,7 +31,7 @@ def topology(
     missing = len(ready) - len(found.contributors)
     if missing > 0:
         left_out = "1 machine is" if missing == 1 else f"{missing} machines are"
-        Terminal(stderr=True).print(f"{left_out} left out: what was measured there is missing or impossible")
+        Terminal(stderr=True).print(f"{left_out} left out: measurements are missing or impossible")
     is_json = as_json or (output is not None and output.suffix == ".json")
     text = write_topology(found, "json" if is_json else "yaml")
     if output is None:

@@ -51,12 +51,12 @@ def up(  # noqa: PLR0917  # typer passes each by its name
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Let machines join over plain HTTP, which others on the way can read."
+            "--insecure", help="Let machines join over plain HTTP, which others on the network can read."
         ),
     ] = False,
     advertise_address: Annotated[
         str | None,
-        typer.Option(help="IP address that other machines reach this one at, if it has several."),
+        typer.Option(help="IP address at which other machines reach this one, if it has several."),
     ] = None,
     port_range: Annotated[
         str | None,
@@ -70,9 +70,11 @@ def up(  # noqa: PLR0917  # typer passes each by its name
         bool,
         typer.Option("--allow-failures", help="Let share-compute chaos kill members of jobs; for tests."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when it answers.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line when the server answers.")
+    ] = False,
 ) -> None:
-    """Run a server: a Ray head and the control plane. Ctrl-C shuts it down cleanly; Ctrl-C twice ends it at once."""
+    """Run a server: a Ray head and the control plane. Ctrl-C shuts it down cleanly; a second Ctrl-C ends it at once."""
     from share_compute_api.app.server import serve
     from share_compute_api.submission.data_roots import offered
 
@@ -99,7 +101,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
         def announce(running: Running) -> None:
             status.stop()
             for warning in running.warnings:
-                # Warnings go to standard error, so that programs can read standard output.
+                # Programs read standard output, so warnings go to standard error.
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
             if as_json:
                 print(json.dumps(_facts(running)), flush=True)
@@ -136,11 +138,11 @@ def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
     lines = (
         "[bold]Dashboard[/] (the link signs in once, within minutes; `share-compute sign-in` makes more)",
         f"  {escape(running.dashboard_url)}",
-        f"[bold]{who}[/] (works once, for an hour; `share-compute invite` makes more)",
+        f"[bold]{who}[/] (works once, and expires; `share-compute invite` makes more)",
         f"  {escape(running.join_command)}",
         f"  [dim]if share-compute is not installed there, first: {escape(INSTALL_COMMAND)}[/]",
         *([f"[bold]Fingerprint of its key[/]  {running.fingerprint}"] if running.fingerprint else []),
         f"[dim]Jobs may name files below: {escape(roots)}[/]",
-        "[dim]Ctrl-C stops the server; it finds its state again.[/]",
+        "[dim]Ctrl-C stops the server; its state is kept.[/]",
     )
     return Panel("\n".join(lines), title="share-compute is up", title_align="left", expand=False)

@@ -41,7 +41,7 @@ def get_artifact(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to download into.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Download results. An interrupted download continues where it stopped."""
+    """Download the results of a job. An interrupted download continues where it stopped."""
     from share_compute.errors import NotFound
     from share_compute_api.client.client import Client
 
@@ -82,7 +82,7 @@ def export(
     job: Job,
     folder: Annotated[Path, typer.Argument(help="Folder to make; it must not exist.")],
     step: Annotated[
-        int | None, typer.Option("--step", help="Which checkpoint; default: the newest.", min=0)
+        int | None, typer.Option("--step", help="Step of the checkpoint; default: the newest.", min=0)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -110,7 +110,7 @@ def export(
 
 
 def _download(client: Client, artifact: ArtifactRecord, folder: Path, name: str, *, as_json: bool) -> Path:
-    """Download a result to ``folder/name``, and display the progress."""
+    """Download a result to ``folder/name`` with a progress bar; return the path."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _RECOVERY_S = 60.0
-"""Longest wait for the job to recover after the storm, in seconds."""
+"""Longest wait for the job's recovery after the storm, in seconds."""
 _FAILED = 10
 
 
@@ -36,11 +36,15 @@ def chaos(
         str, typer.Option("--job", metavar="JOB", help="Id of the job.", autocompletion=complete_job)
     ],
     mtbf: Annotated[str, typer.Option(help="Mean time between two failures, e.g. 20s or 2m.")] = "20s",
-    minutes: Annotated[float, typer.Option(min=0.05, help="How long; it ends with the job.")] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.05, help="Duration in minutes; the storm ends earlier if the job ends.")
+    ] = 10.0,
     kinds: Annotated[
-        str, typer.Option(help="Of kill, stop and leave, which happen; leave sends machines away for good.")
+        str, typer.Option(help="Failures, separated by commas: kill, stop, leave; leave removes machines.")
     ] = "kill,stop",
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the storm; equal seeds, equal storms.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the storm; equal seeds give equal storms.")
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -51,9 +55,9 @@ def chaos(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Let members of a running job fail at random times, and report how the job recovers.
+    """Inject failures into members of a running job at random times, and report how the job recovers.
 
-    The server must allow it: share-compute up --allow-failures, or share-compute demo.
+    The server must allow failures: share-compute up --allow-failures, or share-compute demo.
     """
     from share_compute_api.client.client import Client
     from share_compute_api.client.storm import gusts
@@ -91,18 +95,18 @@ class _Storm:
         self._missed = 0
         self._seconds = 0.0
         self._after = 0
-        """Number of the job's last event before the storm."""
+        """Sequence number of the job's last event before the storm."""
         self._attempt = 1
         self._step = 0
-        """Last step that was committed before the storm began."""
+        """Last step that was committed before the storm."""
 
     def rage(self, coming: Sequence[Gust], seconds: float) -> None:
-        """Wait until the job runs, and inject the failures as scheduled.
+        """Wait until the job runs, then inject the failures as scheduled.
 
-        Stop after ``seconds``, when the job ends, or at Ctrl-C.
+        The injection stops after ``seconds``, when the job ends, or at Ctrl-C.
 
         Raises:
-            Conflict: the job is finished already, or does not begin to run in time.
+            Conflict: the job is finished already, or does not run within ``seconds``.
         """
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -117,7 +121,7 @@ class _Storm:
                 progress.update(task, description="storm")
                 self._rage(coming, seconds, progress, task)
             except KeyboardInterrupt:
-                self._console.print("the storm is called off")
+                self._console.print("the storm is stopped")
 
     def _wait_until_it_runs(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -125,13 +129,13 @@ class _Storm:
             if job.state.is_final:
                 raise Conflict(
                     f"the job is {job.state.value} already",
-                    hint="submit one that takes longer, and begin at once",
+                    hint="submit a longer job, and start the storm at once",
                     job=self._job_id,
                 )
             if time.monotonic() > deadline_s:
                 raise Conflict(
                     f"the job did not begin to run: {job.reason or job.state.value}",
-                    hint=f"see what it waits for: share-compute show {self._job_id}",
+                    hint=f"see why it waits: share-compute show {self._job_id}",
                     job=self._job_id,
                 )
             time.sleep(_POLL_S)
@@ -150,7 +154,7 @@ class _Storm:
             job = self._client.job(self._job_id)
             if job.state.is_final:
                 return
-            # A slow server delays failures but skips none, so that equal seeds give equal storms.
+            # Inject late failures too, so that equal seeds give equal storms on a slow server.
             while waiting and waiting[0].after_s <= now_s:
                 self._strike(job, waiting.pop(0))
             if now_s >= seconds:
@@ -171,7 +175,7 @@ class _Storm:
         victim = gust.victim(list(names))
         try:
             at = self._inject(victim, gust)
-        except (Conflict, NotFound):  # the member has ended already, or the job is restarting
+        except (Conflict, NotFound):  # the member has ended, or the job is restarting
             self._missed += 1
             return
         hit = Hit(
@@ -191,9 +195,9 @@ class _Storm:
     def report(
         self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
     ) -> StormReport:
-        """Wait until the job has recovered from all failures or is finished, and return the report.
+        """Return the report, when the job has recovered from all failures or is finished.
 
-        The wait ends after `_RECOVERY_S` seconds at most.
+        Wait at most `_RECOVERY_S` seconds.
         """
         from share_compute_api.client.storm import StormReport, assess, compare, pace, restarts
 
@@ -252,7 +256,7 @@ def _kinds(text: str) -> list[StormKind]:
     wanted = {part.strip() for part in text.split(",") if part.strip()}
     if unknown := wanted.difference(STORM_KINDS):
         raise UserError(
-            f"--kinds {', '.join(sorted(unknown))} is not known", hint=f"choose of {', '.join(STORM_KINDS)}"
+            f"--kinds {', '.join(sorted(unknown))} is not known", hint=f"choose from {', '.join(STORM_KINDS)}"
         )
     return [kind for kind in STORM_KINDS if kind in wanted]
 
@@ -260,7 +264,7 @@ def _kinds(text: str) -> list[StormKind]:
 def _reaction(hit: HitReport) -> str:
     if hit.restarted_from is not None:
         return f"restarted from step {hit.restarted_from}"
-    return "went on without it" if hit.was_noticed else "waited for it"
+    return "continued without it" if hit.was_noticed else "waited for it"
 
 
 def _restarted(restart: Restart) -> str:
@@ -290,9 +294,7 @@ def _show(report: StormReport, console: Terminal) -> None:
     columns = ("failure", "after step", "the job", "until the next step", "recomputed")
     print_table(columns, rows, empty="Nothing failed.")
     console.print(f"[bold]job[/]     {escape(report.job_id)}  {state_text(report.state)}")
-    again = (
-        f", {report.steps_again} lost and computed again" if report.steps_again else ", none of them twice"
-    )
+    again = f", {report.steps_again} lost and computed again" if report.steps_again else ", none lost"
     console.print(f"[bold]steps[/]   {report.steps} in {duration(report.seconds)}{again}")
     for restart in report.restarts:
         console.print(f"[bold]restart[/] {_restarted(restart)}")
@@ -308,18 +310,18 @@ def _show(report: StormReport, console: Terminal) -> None:
 
 
 def _conclude(report: StormReport) -> None:
-    """Exit with an error if the job failed, did not recover, or has other losses than the job of ``--against``.
+    """Raise if the job failed or did not recover, or if its losses differ from those of the job of ``--against``.
 
     Raises:
         typer.Exit: the job failed.
-        VerificationFailed: losses differ from those of the other job, or no step was committed after a failure.
+        VerificationFailed: the losses differ, or the unfinished job committed no step after a failure.
     """
     if report.state is JobState.failed:
         raise typer.Exit(_FAILED)
     if report.against is not None and report.against.first_difference is not None:
         raise VerificationFailed(
             f"losses differ from those of {report.against.job_id} from step {report.against.first_difference} on",
-            hint="see that both jobs are alike, on machines of one kind; if they are, report this with the seed",
+            hint="check that both jobs are equal, on machines of one kind; if so, report this with the seed",
             job=report.job_id,
         )
     if report.unrecovered and not report.state.is_final:

@@ -17,11 +17,11 @@ from share_compute_api.terminal.output import console, print_json, print_table
 def delete(
     jobs: Annotated[
         list[str],
-        typer.Argument(metavar="JOB...", help="Ids of jobs that are over.", autocompletion=complete_job),
+        typer.Argument(metavar="JOB...", help="Ids of finished jobs.", autocompletion=complete_job),
     ],
     cancel: Annotated[
         bool,
-        typer.Option("--cancel", help="Cancel those that are not over, and delete them when they ended."),
+        typer.Option("--cancel", help="Cancel unfinished jobs, and delete each one when it has ended."),
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -45,17 +45,17 @@ def delete(
         print_json(gone)
         return
     for one in gone:
-        console.print(f"{one.id}  {'deleted' if one.is_deleted else 'is deleted as soon as it stopped'}")
+        console.print(f"{one.id}  {'deleted' if one.is_deleted else 'is deleted as soon as it has stopped'}")
 
 
 def prune(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would go, and delete nothing.")
+        bool, typer.Option("--dry-run", help="List the data to delete, and delete nothing.")
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete data past its retention time (SHARE_COMPUTE_KEEP_..._DAYS); the server does so itself every hour."""
+    """Delete data past its retention time (SHARE_COMPUTE_KEEP_..._DAYS) now; the server also does so every hour."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -70,7 +70,7 @@ def prune(
         (one.kind, one.job_id, escape(one.name or ""), one.rows or None, bytes_text(one.size_bytes))
         for one in report.pruned
     )
-    empty = "Nothing is older than it is kept. `share-compute config` shows the settings keep_..._days."
+    empty = "No data is past its retention time. `share-compute config` shows the settings keep_..._days."
     print_table(("what", "job", "name", "rows", "files"), rows, empty=empty)
     if report.pruned:
         done = "would be deleted" if report.dry_run else "deleted"

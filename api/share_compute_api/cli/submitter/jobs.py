@@ -33,7 +33,8 @@ def submit(
     follow: Follow = False,
     as_json: Json = False,
     idempotency_key: Annotated[
-        str | None, typer.Option(help="Sent again with the same job, no second job is made.")
+        str | None,
+        typer.Option(help="Key for safe retries: repeated with the same job, it makes no second job."),
     ] = None,
 ) -> None:
     """Submit a job (kind: train, generate or embed), or serve a model (kind: serve).
@@ -137,7 +138,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the events of a job; with -f until it is finished."""
+    """Print the events of a job; with -f, follow its newest attempt until the job is finished."""
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import event_line
 
@@ -156,7 +157,7 @@ def logs(
 
 
 def cancel(job: Job, as_json: Json = False) -> None:
-    """Cancel a job: it stops at once; its checkpoints, or the rows that are done, are kept."""
+    """Cancel a job. The job stops at once, and keeps its checkpoints or finished rows."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -172,7 +173,7 @@ def cancel(job: Job, as_json: Json = False) -> None:
 
 
 def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:
-    """Queue a failed or cancelled job again, from its last checkpoint."""
+    """Queue a failed or cancelled job again; it continues from its last checkpoint or finished rows."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -187,7 +188,7 @@ def metrics(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the metrics of each step."""
+    """Print the metrics of a job, step by step."""
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import step_speed
 
@@ -222,7 +223,7 @@ def _follow(client: Any, job: JobRecord, *, as_json: bool) -> None:
 
 
 def _beginning(client: Any, job: JobRecord) -> int:
-    """Return the number of the last event before the job's newest attempt; 0 if there was only one attempt."""
+    """Return the sequence number of the last event before the job's newest attempt; 0 for the first attempt."""
     if job.attempt == 1:
         return 0
     after = 0

@@ -37,7 +37,7 @@ _ABOUT = {
     "first_token_limit": ("throughput",),
     "next_token_limit": ("throughput",),
 }
-"""Purposes of a plan for which an option is allowed, by option. Options that are not listed are always allowed."""
+"""Option -> purposes of a plan for which it is allowed. Other options are always allowed."""
 
 
 def plan(
@@ -47,14 +47,14 @@ def plan(
     topology: Annotated[
         Path | None,
         typer.Option(
-            help="Plan on the machines of this file, without a server. Default: on those that are ready."
+            help="Plan on the machines of this file, without a server. Default: the cluster's ready machines."
         ),
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help="In place of the job's own.", autocompletion=complete_strategy),
+        typer.Option(help="Strategy in place of the job's own.", autocompletion=complete_strategy),
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Put all strategies side by side.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare all strategies.")] = False,
     objective: Annotated[
         _Purpose,
         typer.Option(help="Train the model, or serve it: shortest answer, or most tokens a second."),
@@ -102,7 +102,7 @@ def plan(
 
 
 def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
-    """Raise `UserError` if the user gave an option that has no effect for this purpose of a plan."""
+    """Raise `UserError` if the user gave an option that has no effect for this objective."""
     from share_compute.errors import UserError
 
     for name, objectives in _ABOUT.items():
@@ -182,7 +182,7 @@ def _busy(what: str) -> Iterator[None]:
 
 
 def _print_missing(failure: PlanInfeasible) -> None:
-    """Print the machines that lack memory, and all hints but the first; the error itself has been printed."""
+    """Print the machines that lack memory, and all remedies except the first."""
     from share_compute.quantities import exact_bytes_text
 
     errors = Terminal(stderr=True, soft_wrap=True)
@@ -191,6 +191,6 @@ def _print_missing(failure: PlanInfeasible) -> None:
         errors.print(f"       {escape(machine)} lacks {exact_bytes_text(size)}")
     if len(missing) > _MOST_MACHINES:
         errors.print(f"       and {len(missing) - _MOST_MACHINES} more machines lack memory")
-    # The first hint is the error's own, which has been printed above.
+    # The first remedy is the hint that `print_failure` printed.
     for remedy in (failure.details.get("would_fit") or [])[1:]:
         errors.print(f"       or: {escape(str(remedy))}", style="dim")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _JOB = re.compile(r"^(job-[a-z2-7]{8})(?:/(.+))?$")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _PLAIN_TOKENS = 256
-_HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said.[/dim]"
+_HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset starts a new conversation.[/dim]"
 
 
 Name = Annotated[
@@ -46,11 +46,11 @@ def serve(
     ],
     *,
     name: Annotated[
-        str | None, typer.Option(help="What clients send as model; default: the folder's or the job's.")
+        str | None, typer.Option(help="Model name for clients; default: the folder's or the job's name.")
     ] = None,
     replicas: Annotated[
         str,
-        typer.Option(metavar="N|MIN..MAX", help="Copies of the whole model; 0..4 follows what is asked."),
+        typer.Option(metavar="N|MIN..MAX", help="Copies of the whole model; 0..4 scales with the load."),
     ] = "1",
     max_seq: Annotated[
         int | None, typer.Option(min=16, help="Maximum number of tokens of a prompt and its answer together.")
@@ -58,12 +58,12 @@ def serve(
     max_concurrent: Annotated[
         int, typer.Option(min=1, help="Most sequences at one time, for each replica.")
     ] = 16,
-    dtype: Annotated[ServedPrecision, typer.Option(help="What weights are loaded as.")] = "float32",
+    dtype: Annotated[ServedPrecision, typer.Option(help="Data type of the loaded weights.")] = "float32",
     objective: Annotated[
         Objective, typer.Option(help="Shortest answer, or most tokens a second.")
     ] = "latency",
     stages: Annotated[
-        int | None, typer.Option(min=1, help="Machines in a row that share the layers.")
+        int | None, typer.Option(min=1, help="Number of stages among which the layers are divided.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -100,7 +100,7 @@ def _as_name(text: str) -> str:
 
 
 def report_deployment(record: DeploymentRecord, url: str, *, as_json: bool) -> None:
-    """Print a new deployment, and instructions for its use."""
+    """Print a new deployment, and the settings with which OpenAI clients use it."""
     if as_json:
         print_json(record)
         return
@@ -116,10 +116,12 @@ def deployments(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="Show this one, with all it measures.", autocompletion=complete_deployment
+            metavar="[NAME]",
+            help="Show only this deployment, with its measurements.",
+            autocompletion=complete_deployment,
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also list deployments that have ended.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Most deployments to show.")] = 50,
     as_json: Json = False,
 ) -> None:
@@ -164,7 +166,7 @@ def scale(
     replicas: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="E.g. 3, or 0..4.")],
     as_json: Json = False,
 ) -> None:
-    """Change a deployment's number of replicas, or the range in which that number follows the load."""
+    """Set a deployment's number of replicas, or the range for autoscaling."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -177,7 +179,7 @@ def scale(
 
 def undeploy(
     name: Name,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete what is remembered of it, too.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Also delete the deployment's record.")] = False,
     as_json: Json = False,
 ) -> None:
     """Take a deployment down; its requests end."""
@@ -221,8 +223,7 @@ def chat(
             _converse(lambda said: client.chat(name, said, **options), first)
             return
         console.print("[dim]This model has no chat template: it continues the text as it is.[/dim]")
-        # The API's default of 16 tokens is too short for a sentence. At most half of the context is used for the
-        # answer.
+        # The API's default of 16 tokens is too short for a sentence. An answer gets at most half of the context.
         limited = {"max_tokens": min(_PLAIN_TOKENS, model["max_model_len"] // 2), **options}
         _converse(lambda said: client.complete(name, _plain(said), **limited), first)
 
@@ -252,7 +253,7 @@ def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[
 
 
 def _lines() -> Iterator[str]:
-    """Yield each line that the user types until the end of the input; empty lines are skipped."""
+    """Yield each line of the user's input until its end; skip empty lines."""
     if sys.stdin.isatty():
         import readline  # noqa: F401 - makes lines editable
     while True:
@@ -268,7 +269,7 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(pieces: Iterator[str]) -> str:
-    """Print an answer while it arrives; return the text that arrived before its end or Ctrl-C."""
+    """Print an answer while it arrives, until its end or Ctrl-C; return the printed text."""
     answer = ""
     with closing(pieces):  # type: ignore[type-var]
         try:

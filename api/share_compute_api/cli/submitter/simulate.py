@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _MACHINES = 100
 _BACK_AFTER = "30m"
 _BY_RULE = (
-    "What a death costs is by rule (docs/simulation.md), not by the protocol of a running job; averages are over the "
-    "whole time, also that in which no machine was there."
+    "The cost of a failure follows rules (docs/simulation.md), not the protocol of a running job. Averages include "
+    "times without any machine."
 )
 
 
@@ -35,7 +35,9 @@ def simulate(
     fleet: Annotated[
         FleetName | None, typer.Option(help="Kind of machines and links; default: mixed.")
     ] = None,
-    topology: Annotated[Path | None, typer.Option(help="The machines of this file instead.")] = None,
+    topology: Annotated[
+        Path | None, typer.Option(help="File with machines to use instead of a fleet.")
+    ] = None,
     machines: Annotated[
         int | None, typer.Option(min=1, max=10_000, help="Machines in the fleet; default: 100.")
     ] = None,
@@ -47,13 +49,13 @@ def simulate(
         str | None, typer.Option(help="Mean time until a failed machine returns; default: 30m.")
     ] = None,
     hours: Annotated[float, typer.Option(help="Hours to simulate.")] = 24.0,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the fleet and the failures.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the fleet and the failures.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Simulate a job on synthetic or given machines: throughput, utilization, and the cost of failures.
 
-    The planner is that of real jobs, and its predicted step times are used. Failures are random, and so are machines
-    and links without --topology. The cost of a failure follows rules (docs/simulation.md).
+    The simulation uses the planner of real jobs and its predicted step times. Failures are random. Without --topology,
+    machines and links are random too. The cost of a failure follows rules (docs/simulation.md).
     """
     from share_compute.errors import UserError
     from share_compute.files.topology_file import read_topology
@@ -142,9 +144,9 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
             ("throughput", f"{samples} samples/s{words}"),
             ("step of the first plan", seconds_text(report.first_step_s)),
             ("steps committed", f"{report.committed_steps:,}"),
-            ("steps of which work was done again", f"{report.lost_steps:,}"),
-            ("machines there, on average", average(report.mean_machines)),
-            ("of them in the job", average(report.mean_members)),
+            ("steps computed again in part", f"{report.lost_steps:,}"),
+            ("machines present, on average", average(report.mean_machines)),
+            ("machines in the job, on average", average(report.mean_members)),
             ("use of all lent FLOP/s", f"{report.utilisation:.1%}"),
             ("use of the job's machines", f"{report.member_utilisation:.1%}"),
             ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
@@ -178,12 +180,12 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
 
 
 def average(count: float) -> str:
-    """Return an average number of machines, with two significant digits or more: ``0.0021``, ``0.45``, ``12.3``."""
+    """Return an average as text: one decimal from 1 on, two significant digits below (``12.3``, ``0.0021``)."""
     return f"{count:,.1f}" if count >= 1 or count == 0 else f"{count:.2g}"
 
 
 def chart(values: Sequence[float], bars: str) -> str:
-    """Return values as one line of bar characters, scaled to the largest value; zero is a space.
+    """Draw values as one line of bar characters, scaled to the largest value; values of 0 or less are spaces.
 
     Args:
         values: values from left to right.

@@ -20,14 +20,14 @@ app = typer.Typer(no_args_is_help=True, help="List and remove data and models th
 def upload(
     path: Annotated[Path, typer.Argument(help="File or folder to send.")],
     name: Annotated[
-        str | None, typer.Option(help="What people call it; default: the path's own name.")
+        str | None, typer.Option(help="Name of the upload; default: the path's own name.")
     ] = None,
     kind: Annotated[
         UploadKind | None, typer.Option(help="Kind of the upload; detected if not given.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send data, or the folder of a model or tokenizer, to the server; a job then names it as upload:ID."""
+    """Send data, or the folder of a model or tokenizer, to the server; job files refer to it as upload:ID."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from share_compute_api.client.client import Client
@@ -49,7 +49,7 @@ def upload(
     if as_json:
         print_json(sent)
         return
-    # Print one line per value that a job file accepts: each file of a data set, or the folder of a model or tokenizer.
+    # Job files refer to each file of a data set, but to the whole folder of a model or tokenizer.
     for inside in (f"/{file.path}" for file in sent.files) if sent.kind == "data" else ("",):
         console.print(f"upload:{sent.id}{inside}", markup=False, soft_wrap=True)
 
