@@ -23,8 +23,10 @@ from starlette.types import Receive, Scope, Send
 STATIC_FOLDER: Final = Path(__file__).parents[1] / "static"
 
 _NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
-"""Placeholder that Vite writes into the page (``html.cspNonce`` in vite.config.ts); each response puts a new CSP nonce
-in its place."""
+"""Placeholder that Vite writes into the page (``html.cspNonce`` in vite.config.ts).
+
+Each response replaces the placeholder with a new CSP nonce.
+"""
 
 _APIS: Final = ("/api/", "/v1/")
 _ASSETS: Final = "assets/"

@@ -16,9 +16,9 @@ _GRACE_S = 2.5
 
 
 def ends_within_grace(children: ChildProcesses) -> Callable[[Fenced], None]:
-    """Return a function that starts a timer, which kills ``children`` and this process after `_GRACE_S` seconds.
+    """Return a function that kills ``children`` and this process `_GRACE_S` seconds after its call.
 
-    The timer runs in a thread of its own, so that it also fires while the event loop is blocked.
+    The function starts a timer in a new thread, which also fires while the event loop is blocked.
     """
 
     def force(failure: Fenced) -> None:

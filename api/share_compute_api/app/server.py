@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WRITE_TICKS = 100
-"""uvicorn's ticks (0.1 s each) between two updates of the list of child processes, which Ray starts at any time."""
+"""Ticks of uvicorn (0.1 s each) between two updates of the list of child processes; Ray may start some at any time."""
 _log = logging.getLogger(__name__)
 
 
@@ -197,7 +197,7 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, children
 def _contribute(store: Store, running: Running, children: ChildProcesses, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
-    # All users of the machine can read command arguments, but not the environment.
+    # Other users of the machine can read command arguments, but not the environment.
     environment = {
         INVITE_VARIABLE: join_invite(code, running.fingerprint),
         "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),

@@ -66,7 +66,7 @@ class LocalCluster:
         return self._client()
 
     def sign_in_link(self) -> str:
-        """Return a new link that signs a browser in to the dashboard once."""
+        """Return a new one-time link that signs a browser in to the dashboard."""
         with self._client() as client:
             return client.sign_in_code().url
 
@@ -80,10 +80,10 @@ class LocalCluster:
         command = own_command(
             *("join", self.url, "--name", name, "--json", "--device", "cpu"),
             *("--memory", memory, "--cpu-threads", str(cpu_threads)),
-            # All machines end together, so none remains to which another could move its state.
+            # All machines end together, so none of them could take over the state of another.
             *("--leave-within", "0"),
         )
-        # All users of the machine can read command arguments, but not the environment.
+        # Other users of the machine can read command arguments, but not the environment.
         environment = {
             "SHARE_COMPUTE_INVITE": code,
             # Store the machine's key in the server's data folder, so that both are deleted together.

@@ -9,7 +9,7 @@ _TIMEOUT_S = 2.0
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
-    """Return the ids among the 100 newest jobs that begin with ``incomplete``, each with the job's name and state."""
+    """Return job ids that begin with ``incomplete``, from the 100 newest jobs, each with the job's name and state."""
     from share_compute_api.client.client import Client
 
     try:

@@ -69,7 +69,7 @@ def progress(job: JobRecord) -> str:
 
 
 def rows_text(job: JobRecord) -> str | None:
-    """Return the finished rows of a batch job, and the remaining time if known; None before the batch began."""
+    """Return a batch job's number of finished rows, and the remaining time if known; None before the batch began."""
     if job.rows is None:
         return None
     rows = job.rows
@@ -207,7 +207,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
 
 
 def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
-    """Return how good a plan is: the lower bound, the gap to the bound, and whether the plan is proven optimal.
+    """Return a sentence with the lower bound, the plan's gap to the bound, and whether the plan is proven optimal.
 
     Args:
         prediction: prediction of the plan.

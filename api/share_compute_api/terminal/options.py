@@ -11,7 +11,7 @@ from share_compute.errors import UserError
 from share_compute_api.terminal.completion import complete_job
 
 PRIVATE_UMASK = 0o077
-"""Umask for processes that store secrets: only the same user can read their files and those of their children."""
+"""Umask for processes that store secrets: only their user can read the files that they create."""
 
 UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Unit -> seconds, for durations that users enter."""

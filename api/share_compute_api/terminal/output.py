@@ -55,7 +55,7 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render an object with the control characters in its text escaped; live displays are rendered here too."""
         for segment in super().render(renderable, options):
-            # This program sets colours as styles, so control characters in text come from elsewhere.
+            # This program sets colours as styles, so control characters in text come from untrusted sources.
             yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
 
     def on_broken_pipe(self) -> None:

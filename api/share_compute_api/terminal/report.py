@@ -102,7 +102,7 @@ def _serving(found: ServingPrediction) -> Text:
 
 
 def _machines(plan: Plan) -> Group:
-    """Return a table of machines with the reasons for their shares, which a narrow terminal has below the table."""
+    """Return a table of machines with the reasons for their shares; in a narrow terminal, reasons follow the table."""
     is_wide = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):

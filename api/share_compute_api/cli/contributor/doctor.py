@@ -19,7 +19,7 @@ def doctor(
         str | None, typer.Option(help="A server to check against; default: this machine's.")
     ] = None,
     clean: Annotated[
-        bool, typer.Option("--clean", help="First end the processes that killed runs left.")
+        bool, typer.Option("--clean", help="First remove the processes and folders that killed runs left.")
     ] = False,
     as_json: Json = False,
 ) -> None:

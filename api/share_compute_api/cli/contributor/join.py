@@ -255,7 +255,7 @@ def _table(view: AgentStatus) -> Table:
         ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
         ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
         ("total speed", speed),
-        ("joined for", f"{minutes} min {seconds:02d} s"),
+        ("running for", f"{minutes} min {seconds:02d} s"),
         *(("warning", f"[yellow]{escape(warning)}[/]") for warning in view.warnings),
         ("", "[dim]Ctrl-C leaves[/]"),
     ):

@@ -22,7 +22,7 @@ def contributors(
     links: Annotated[bool, typer.Option("--links", help="List the measured links between machines.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the machines with their measurements; devices of one host that share an invite are adjacent."""
+    """List the machines with their measurements; devices that joined with the same invite are listed together."""
     from share_compute_api.client.client import Client
 
     with Client() as client:

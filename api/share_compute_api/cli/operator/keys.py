@@ -18,7 +18,7 @@ app = typer.Typer(
 
 
 class _Given(StrEnum):
-    """Scopes in `scopes.GRANTABLE`, as the enumeration that typer needs for ``--scope``."""
+    """Enumeration of `scopes.GRANTABLE`, which typer needs for ``--scope``."""
 
     chat = "chat"
     read = "read"

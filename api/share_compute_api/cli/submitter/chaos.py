@@ -154,7 +154,7 @@ class _Storm:
             job = self._client.job(self._job_id)
             if job.state.is_final:
                 return
-            # Inject late failures too, so that equal seeds give equal storms on a slow server.
+            # Inject failures even if they are late, so that a slow server gets the same storm.
             while waiting and waiting[0].after_s <= now_s:
                 self._strike(job, waiting.pop(0))
             if now_s >= seconds:

@@ -37,7 +37,7 @@ _ABOUT = {
     "first_token_limit": ("throughput",),
     "next_token_limit": ("throughput",),
 }
-"""Option -> purposes of a plan for which it is allowed. Other options are always allowed."""
+"""Option -> purposes of a plan that allow the option. Every purpose allows the other options."""
 
 
 def plan(
@@ -172,7 +172,7 @@ def _require_machines(topology: Topology, file: Path) -> None:
 
 @contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """Show a status line on the terminal inside the block."""
+    """Show a status line while the block runs, if standard error is a terminal."""
     errors = Terminal(stderr=True)
     if errors.is_terminal:
         with errors.status(what):

@@ -253,7 +253,7 @@ def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[
 
 
 def _lines() -> Iterator[str]:
-    """Yield each line of the user's input until its end; skip empty lines."""
+    """Yield the lines that the user enters, without empty ones."""
     if sys.stdin.isatty():
         import readline  # noqa: F401 - makes lines editable
     while True:
