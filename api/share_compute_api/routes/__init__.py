@@ -24,7 +24,7 @@ PREFIX = "/api/v1"
 
 
 def api_router() -> APIRouter:
-    """Return the router of all routes; each route names its scope, unless it needs no key (`auth.OPEN`)."""
+    """Return the router of the routes under ``/api/v1``."""
     router = APIRouter(prefix=PREFIX, responses=documented(422))
     router.include_router(server.open_router)
     router.include_router(session.router)

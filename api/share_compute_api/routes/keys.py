@@ -1,4 +1,4 @@
-"""Routes for API keys. Each person or program gets its own key, so that each can be revoked separately."""
+"""Routes for API keys. Each person or program should have its own key, so that keys can be revoked one at a time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ router = APIRouter(prefix="/keys", tags=["keys"])
 
 @router.post("", status_code=201, operation_id="createKey")
 def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCreated:
-    """Make an API key. Only this answer contains it. The caller's key must have all scopes of the new one."""
+    """Make an API key, which only this answer contains. The caller's key must have every scope of the new key."""
     lacking = held(wanted.scopes) - held(caller.scopes)
     if lacking:
         raise MissingScope(
-            f"this key cannot give the scope {min(lacking)}, which it lacks",
-            hint="leave it out, or use a key that has it",
+            f"a key without the scope {min(lacking)} cannot make a key with it",
+            hint="leave out the scope, or use a key that has it",
         )
     record, key = context.store.keys.create(wanted.name, wanted.scopes)
     return KeyCreated(id=record.id, name=record.name, scopes=record.scopes, key=key)
@@ -36,8 +36,8 @@ def list_keys(context: InContext, caller: Admin) -> KeyList:
 
 @router.delete("/{key_id}", operation_id="revokeKey", dependencies=ADMIN, responses=documented(404, 409))
 def revoke_key(key_id: str, context: InContext) -> ApiKeyRecord:
-    """Revoke a key, from the next request on. The last key with the scope ``admin`` cannot be revoked.
+    """Revoke a key; later requests with it are refused. The last key with the scope ``admin`` cannot be revoked.
 
-    A repeated request changes nothing.
+    Revoking a key again changes nothing.
     """
     return context.store.keys.revoke(key_id)

@@ -26,7 +26,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sche
 async def get_prometheus_metrics(context: InContext) -> Response:
     """Return metrics of served models for Prometheus.
 
-    Prometheus must send an API key as bearer token; configure the key in its ``authorization`` section.
+    Prometheus must send an API key as a bearer token, from the ``authorization`` section of its configuration.
     """
     deployments = [] if context.deployments is None else context.deployments.snapshots()
     return Response(context.metrics.exposition(deployments), media_type=MEDIA_TYPE)

@@ -52,7 +52,7 @@ def get_status(context: InContext, request: Request, caller: Reader) -> Status:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder; the folder itself need not exist yet."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     place = next(place for place in (folder, *folder.resolve().parents) if place.exists())
     return shutil.disk_usage(place).free
 

@@ -18,13 +18,15 @@ router = APIRouter(prefix="/session", tags=["session"])
 
 @router.post("", status_code=201, operation_id="signIn", responses=documented(401, 403, 429))
 def sign_in(wanted: SignInRequest, request: Request, response: Response, context: InContext) -> SessionView:
-    """Exchange an API key or one-time code for a cookie that scripts cannot read. Other sites' requests are refused."""
+    """Exchange an API key or one-time code for a session cookie. Requests from pages of other sites are refused."""
     refuse_other_sites(request)
     secret = wanted.key or wanted.code or ""
     record = context.guesses.check(request, secret, lambda: _signed_in_by(wanted, context))
     if record is None:
         raise NotAuthorized(
-            "this API key is not valid" if wanted.key else "this sign-in link was used already, or is over",
+            "this API key is not valid"
+            if wanted.key
+            else "this sign-in link was used already, or has expired",
             hint="`share-compute sign-in` on the server's machine makes a new link",
         )
     return _begin(record, request, response, context)
@@ -39,7 +41,7 @@ def create_code(caller: Reader, request: Request, context: InContext) -> SignInC
 
 @router.get("", operation_id="getSession")
 def get_session(request: Request, response: Response, context: InContext) -> SessionView:
-    """Return this browser's session, and renew it if it is due; all fields are null if the browser is not signed in."""
+    """Return this browser's session, and renew an old one. All fields are null if the browser is not signed in."""
     response.headers["Cache-Control"] = "no-store"
     found = session_of(request, context)
     if found is None:
@@ -68,7 +70,7 @@ def _signed_in_by(wanted: SignInRequest, context: Context) -> ApiKeyRecord | Non
 
 def _begin(record: ApiKeyRecord, request: Request, response: Response, context: Context) -> SessionView:
     token, expires_at = context.sessions.issue(record.id, context.store.clock())
-    # No maximum age is set, so that the browser deletes the cookie when it is closed.
+    # A cookie without a maximum age is deleted when the browser is closed.
     response.set_cookie(
         context.sessions.cookie,
         token,

@@ -1,4 +1,4 @@
-"""Requests of a machine's agent and the answers to them: joining, coming online, heartbeats."""
+"""Requests of a machine's agent and their answers: joining, tests of ports, heartbeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TcpPort = Annotated[int, Field(ge=1, le=65535)]
 
 
 class PreflightRequest(StrictModel):
-    """Request of a machine to check its invite and its versions before it joins."""
+    """Invite and versions of a machine, to be checked before the machine joins."""
 
     model_config = example(
         invite="abcd-efgh-ijkl-mnop",
@@ -43,15 +43,15 @@ class MachineLimits(StrictModel):
     cpu_threads: int = Field(ge=1, le=4096)
     device: DeviceKind = "cpu"
     gpu: str | None = Field(default=None, max_length=100, pattern=r"^[!-~]+$")
-    """UUID of the GPU, as NVIDIA's driver names it; null for a CPU."""
+    """UUID of the GPU, as reported by NVIDIA's driver; null for a CPU."""
     host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
-    """Label of the host's processors: machines with the same label share them; empty if unknown."""
+    """Label of the host; machines with the same label share its processors. Empty if unknown."""
     host_threads: int = Field(default=0, ge=0, le=65536)
     """Number of processors that the machines with this ``host_id`` share; 0 if unknown."""
 
 
 class SiblingRequest(StrictModel):
-    """Request to join with another device of a host, authorized by the key of a device that joined before."""
+    """Request to join with another device of a host, sent with the key of a device that has joined."""
 
     model_config = example(
         name="ada-box.cuda1",
@@ -107,7 +107,7 @@ class RejoinRequest(StrictModel):
 
 
 class ClusterAccess(ResponseBody):
-    """Everything that a machine needs to start its Ray node."""
+    """Address, token and options that a machine needs to start its Ray node."""
 
     ray_address: str
     """host:port of the Ray head."""
@@ -134,17 +134,17 @@ class DialRequest(StrictModel):
     model_config = example(address="192.0.2.7", ports=[24001, 24002], handshake="5e" * 16)
 
     address: IPvAnyAddress
-    """Address at which other machines are to reach this one."""
+    """IP address of the requesting machine, for connections from other machines."""
     ports: tuple[TcpPort, ...] = Field(min_length=1, max_length=1024)
     handshake: str = Field(pattern=r"^[0-9a-f]{32}$")
     """16 random bytes, in hexadecimal, that the machine sends on each connection."""
 
 
 class ClosedPorts(ResponseBody):
-    """Ports of a machine that another machine cannot reach."""
+    """Ports of the requesting machine that another machine, or the server, cannot reach."""
 
     source: str
-    """Name of the machine that tried to connect; ``the server`` for the server."""
+    """Name of the machine that tried to connect, or ``the server``."""
     ports: tuple[int, ...]
     """Ports that the source cannot reach; empty if it reaches all."""
 
@@ -186,8 +186,8 @@ class ContributorWork(ResponseBody):
     deployment: str | None = None
     """Name of the deployment that the contributor is leased to."""
     shard: str | None
-    """Part of the model that it holds, e.g. ``layers 3-7 of 12``."""
+    """Part of the model that the contributor holds, e.g. ``layers 3-7 of 12``; null if none."""
     tokens_per_s: float | None
     """Throughput of the whole job, or of all replicas of the deployment."""
     wanted: Literal["run", "leave"]
-    """``leave``: hand the shards over, then leave."""
+    """``leave``: the machine must hand its shards over, then leave."""

@@ -1,4 +1,4 @@
-"""Bodies of the REST API other than the store's records. Does not import FastAPI, since the client uses it too."""
+"""Bodies of the REST API other than the store's records. Must not import FastAPI: the client imports this module."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOMENT = "2026-01-31T12:00:00Z"
 
 
 class ResponseBody(BaseModel):
-    """Base of all answers."""
+    """Base class of the answers of the REST API."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -72,7 +72,7 @@ class FailureRequest(StrictModel):
 
 
 class FailureMade(ResponseBody):
-    """The fault that was injected."""
+    """Fault that was injected into a member."""
 
     kind: Literal["kill", "stop"]
     contributor_id: str
@@ -86,17 +86,17 @@ class Versions(StrictModel):
     model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.2.0")
 
     python: str
-    """Must be equal in all three numbers, because Ray pickles between interpreters."""
+    """Must be equal in all three numbers, because Ray's processes exchange pickles."""
     ray: str
     """Must be equal."""
     torch: str
-    """Must be equal in its first two numbers, because other versions have other kernels."""
+    """Must be equal in its first two numbers, because kernels differ between versions."""
     share_compute: str
     """Must be equal in its first two numbers."""
 
 
 class Health(ResponseBody):
-    """Health and clock of the server; nothing else, because the route needs no key."""
+    """Health and clock of the server. The answer has no other facts, because the route needs no key."""
 
     status: Literal["ok"] = "ok"
     time: datetime
@@ -125,7 +125,7 @@ class Status(ResponseBody):
 
 
 class Alert(ResponseBody):
-    """Condition that the operator should know of; the alert ends when the condition does."""
+    """Condition that needs the operator's attention; the alert ends with the condition."""
 
     id: str
     """Id that stays the same while the condition lasts."""
@@ -148,7 +148,7 @@ class Alert(ResponseBody):
     text: str
     """Description of the condition."""
     hint: str | None = None
-    """Hint: an action that the operator can take."""
+    """Action that the operator can take."""
     since: datetime | None = None
     """Time at which the condition began; null if it was not recorded."""
     job_id: str | None = None
@@ -202,17 +202,17 @@ class SessionView(ResponseBody):
     key: ApiKeyRecord | None
     """API key of the session; null if the browser is not signed in."""
     expires_at: datetime | None
-    """End of the session, which requests for the session may extend; null if the browser is not signed in."""
+    """End of the session; null if the browser is not signed in. Requests for the session renew it."""
     last_event: int | None
-    """Number of the newest event: a stream that begins there misses no change to data that is fetched from now on.
+    """Number of the newest event; null if the browser is not signed in.
 
-    Null if the browser is not signed in.
+    A client that first fetches data and then streams the events after this number misses no change.
     """
 
 
 def _grantable(scope: Scope) -> Scope:
     if scope not in GRANTABLE:
-        raise ValueError(f"{scope} is what the key of a joined machine holds; an API key cannot be given it")
+        raise ValueError(f"{scope} is a scope for the keys of machines only; an API key cannot have it")
     return scope
 
 
@@ -285,12 +285,12 @@ class InviteCreated(ResponseBody):
 
     id: str
     code: str
-    """Code of the invite. If clients verify the server by its key's fingerprint, a dot and the fingerprint follow."""
+    """Code of the invite. If clients verify the server's key, the code ends with a dot and the key's fingerprint."""
     expires_at: datetime
     uses: int = 1
     """Number of machines that may join with the invite."""
     join_command: str
-    """Command to paste on the joining machine. The code is in the environment: other users could read arguments."""
+    """Command for the joining machine. The code is in the environment, since other users can read arguments."""
     install_command: str = INSTALL_COMMAND
     """Command to run on the machine before ``join_command``, if share-compute is not installed there."""
 
@@ -299,9 +299,9 @@ class TokenRotated(ResponseBody):
     """Outcome of a change of the cluster's token."""
 
     jobs: int
-    """Number of jobs that were suspended; each continues from its last checkpoint."""
+    """Number of jobs that were suspended; each job continues from its last checkpoint."""
     seconds: float
-    """Time from the first suspension until the head ran with the new token."""
+    """Time from the first suspension of a job until the Ray head ran with the new token."""
 
 
 class JobPage(ResponseBody):
@@ -313,14 +313,14 @@ class JobPage(ResponseBody):
 
 
 class ReplicaCounts(ResponseBody):
-    """Numbers of a deployment's replicas by state, and the number that its load needs."""
+    """Number of replicas of a deployment by state, and the number that its load needs."""
 
     ready: int
     """Number of replicas that answer."""
     wanted: int
     """Number of replicas that the load needs, within the range of the deployment's ``spec``."""
     leaving: int = 0
-    """Number of replicas that finish their sequences and then end."""
+    """Number of replicas that end after their present sequences."""
     standby: int = 0
     """Number of replicas that keep their machines and processes, without weights, until the next request."""
     waiting: int = 0
@@ -333,11 +333,11 @@ class DeploymentView(DeploymentRecord):
     """A deployment and its replicas."""
 
     replicas: ReplicaCounts | None
-    """Numbers of replicas; null if the deployment is not being served now."""
+    """Replica counts; null if the deployment is not served now."""
 
 
 class ReplicasRequest(StrictModel):
-    """Change of the number of replicas of a deployment that is up."""
+    """New number or range of replicas of a live deployment."""
 
     model_config = example(replicas={"min": 0, "max": 4})
 
@@ -361,7 +361,7 @@ class DeploymentStatus(ResponseBody):
 
 
 class EventPage(ResponseBody):
-    """Page of events, in order."""
+    """Page of events, oldest first."""
 
     events: list[EventRecord]
     next_after: int
@@ -369,7 +369,7 @@ class EventPage(ResponseBody):
 
     @classmethod
     def of(cls, events: list[EventRecord], after: int) -> Self:
-        """Return the page of the events that followed number ``after``."""
+        """Return a page with ``events``, the events that follow number ``after``."""
         return cls(events=events, next_after=events[-1].seq if events else after)
 
 
@@ -437,7 +437,7 @@ class UploadRequest(StrictModel):
     name: PlainText = Field(min_length=1, max_length=200)
     """Name for people."""
     kind: UploadKind
-    """Kind of the upload, which decides the checks when it is completed."""
+    """Kind of the upload; decides which checks its completion makes."""
 
 
 class UploadFile(ResponseBody):
@@ -451,11 +451,11 @@ class UploadFile(ResponseBody):
 
 
 class UploadView(ResponseBody):
-    """Uploaded data, model or tokenizer. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
+    """Uploaded data, model or tokenizer. Jobs name an upload as ``upload:ID``, and one file as ``upload:ID/PATH``."""
 
     id: str
     owner: str | None = None
-    """Id of the API key that sent it; null for uploads of earlier versions, which belong to admins."""
+    """Id of the API key that made the upload; null for uploads of earlier versions, which belong to admins."""
     name: str
     kind: UploadKind
     state: Literal["open", "complete"]
@@ -470,11 +470,11 @@ class UploadView(ResponseBody):
 
 
 class UploadList(ResponseBody):
-    """Uploads, newest first, and the limits of their size."""
+    """Uploads, newest first, and the limits of the size of uploads."""
 
     uploads: list[UploadView]
     used_bytes: int
-    """Size of all uploads, files in transfer included."""
+    """Size of all uploads of all keys, including files that are being received."""
     limit_bytes: int
     """Largest size of all uploads together."""
     upload_limit_bytes: int
@@ -485,19 +485,19 @@ class FieldProblem(ResponseBody):
     """Error of one field."""
 
     field: str
-    """Path of the field, with dots; empty if the error concerns the whole specification."""
+    """Path of the field, with dots; empty if the error names no field."""
     problem: str
 
 
 class SpecCheck(ResponseBody):
-    """Errors that submitting a job, or making a deployment, would give."""
+    """Errors that submitting a job or deployment would give."""
 
     kind: Kind | None
-    """Kind of the job or deployment; null if it cannot be read."""
+    """Kind of the job or deployment; null if parsing the specification fails."""
     problems: list[FieldProblem]
     """Errors; empty if the specification would be accepted."""
     hint: str | None = None
-    """Hint: an action that the caller can take."""
+    """Action that the caller can take."""
 
 
 class ServingRequest(StrictModel):
@@ -522,10 +522,10 @@ class ServingRequest(StrictModel):
 
 
 class PlanRequest(StrictModel):
-    """A dry run: which plan would this job get on these machines, and why?"""
+    """Request for the plan that a job would get; the job is not queued."""
 
     job: TrainJob
-    """Job as it would be submitted. Its data is not read."""
+    """Job as it would be submitted; the planner does not read the job's data."""
     topology: TopologyDocument | None = None
     """Machines to plan on; default: the machines that are ready now."""
     strategy: str | None = Field(default=None, max_length=100)
@@ -533,7 +533,7 @@ class PlanRequest(StrictModel):
     compare: bool = False
     """Whether to report the outcome of every other strategy too."""
     serving: ServingRequest | None = None
-    """Requests for which a serving prediction is added to the report."""
+    """Expected requests to the trained model; if given, the report contains a serving prediction."""
 
     @field_validator("job", mode="before")
     @classmethod

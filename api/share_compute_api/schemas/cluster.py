@@ -1,4 +1,4 @@
-"""Answers about the cluster as a whole, and about the work of one machine."""
+"""Answers about the cluster as a whole, and about one machine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from share_compute_api.schemas.bodies import ResponseBody
 
 
 class Island(ResponseBody):
-    """Group of machines with similar links."""
+    """Group of machines with similar links to each other."""
 
     id: str
     """Id of the island's machine that joined first."""
     machines: tuple[str, ...]
     """Ids of the machines, in the order they joined."""
     latency_s: float | None
-    """One-way latency between two of the machines; null for a single machine, or if no link was measured."""
+    """One-way latency between two machines of the island; null for a single machine, or if no link was measured."""
     bytes_per_s: float | None
 
 
@@ -28,16 +28,16 @@ class IslandLink(ResponseBody):
     latency_s: float
     """One-way latency."""
     bytes_per_s: float
-    """Bandwidth; 0 means that nothing gets through."""
+    """Bandwidth; 0 if the islands cannot reach each other."""
 
 
 class Islands(ResponseBody):
-    """All islands and their links: each pair, or, with many islands, a spanning tree of the best links."""
+    """All islands, and the links of all pairs; with many islands, only a spanning tree of the fastest links."""
 
     islands: tuple[Island, ...]
     links: tuple[IslandLink, ...]
     is_current: bool
-    """Whether the islands are up to date; if false, newer ones follow: ask again in some seconds."""
+    """Whether the islands are up to date; if false, the server is computing newer ones: ask again in some seconds."""
     is_assumed: bool
     """Whether no link was measured, so that all machines are assumed to be near each other."""
 
@@ -46,7 +46,7 @@ class ClusterView(ResponseBody):
     """Overview of all machines."""
 
     machines: list[MachineSummaryRecord]
-    """Machines in the order they joined: the requested ones, or all but those gone for more than a day."""
+    """Requested machines, by default all but those gone for more than a day; in the order they joined."""
     islands: Islands
     """Islands of the machines that are present and measured."""
 
@@ -55,12 +55,12 @@ class ContributorView(ContributorRecord):
     """A machine with its measurements and its present work."""
 
     owner: str | None = None
-    """Label of the invite that it joined with; null if the invite has none."""
+    """Label of the invite that the machine joined with; null if the invite has none."""
     held: HeldRecord | None = None
-    """Job or deployment that it works for; null when it is free."""
+    """Job or deployment that the machine is leased to; null when the machine is free."""
 
 
 class BusyHistory(ResponseBody):
-    """Share of time in which training kept a machine busy, oldest first; times without a step are left out."""
+    """Measured utilization of a machine by training jobs, oldest first; times without a job have no value."""
 
     measured: list[BusyRecord]

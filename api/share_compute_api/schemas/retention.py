@@ -1,4 +1,4 @@
-"""Answers of the REST API about deletion."""
+"""Answers of the REST API to deletions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Deleted(ResponseBody):
 
 
 class Pruned(ResponseBody):
-    """Record or files past their retention time."""
+    """Item past its retention time, which pruning deleted or, in a dry run, would delete."""
 
     kind: Literal["job", "artifact", "checkpoints", "metrics", "events"]
     job_id: str | None
-    """Id of the job; null for events, which are counted together."""
+    """Id of the item's job; null for events, which are one item together."""
     name: str | None
-    """Name of the job, or of the artifact."""
+    """Name of the job or artifact; null for events."""
     rows: int
     """Number of rows in the database."""
     size_bytes: int
@@ -30,7 +30,7 @@ class Pruned(ResponseBody):
 
 
 class PruneReport(ResponseBody):
-    """Everything that pruning deleted, or would delete."""
+    """Items that pruning deleted, or would delete in a dry run."""
 
     dry_run: bool
     pruned: tuple[Pruned, ...]

@@ -1,4 +1,4 @@
-"""Reads the versions of this installation without importing the packages, and compares two machines' versions."""
+"""Reads the versions of installed packages without importing them, and compares those of two machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from share_compute.errors import VersionMismatch
 from share_compute_api.schemas.bodies import Versions
 
 _PARTS = {"python": 3, "ray": 3, "torch": 2, "share_compute": 2}
-"""Number of leading parts of each version that must be equal."""
+"""Number of leading parts of each version that must be equal on the server and a joining machine."""
 _HINTS = {
     "python": "install Python {wanted} on the joining machine",
     "ray": "pip install 'ray=={wanted}' on the joining machine",
@@ -21,7 +21,7 @@ _HINTS = {
 
 @cache
 def local_versions() -> Versions:
-    """Return the versions of this installation."""
+    """Return the versions of Python, Ray, PyTorch and share-compute on this machine."""
     return Versions(
         python=platform.python_version(),
         ray=version("ray"),

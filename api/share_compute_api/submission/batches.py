@@ -19,18 +19,21 @@ _MESSAGE = {"role": "user", "content": "?"}
 
 
 def deployment_of(job: JobRecord, model: ServedModelSpec) -> ServeJob:
-    """Return the specification of a batch's own deployment; the deployment is named after the job's id."""
+    """Return the specification of a batch's own deployment, whose name is the job's id."""
     return ServeJob(name=job.id, model=model)
 
 
 def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, if the batch could not run, whatever machines are in the cluster.
+    """Check a batch's files, sampling options, and model or deployment, without regard to the cluster's machines.
 
     Args:
         spec: the batch.
         store: the store of jobs and deployments.
         engines: the engines of the served models.
         processes: isolated processes that read the submitter's files.
+
+    Raises:
+        UserError: the batch cannot run; the error names the field.
     """
     _check_data(spec, processes)
     if isinstance(spec, GenerateJob):
@@ -53,7 +56,7 @@ def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: Isola
 
 
 def require_kind(spec: BatchJob, found: str) -> None:
-    """Raise UserError unless ``found``, the kind of the model (``generate`` or ``embed``), is the batch's kind."""
+    """Raise UserError unless the model's kind ``found`` (``generate`` or ``embed``) is the batch's kind."""
     if found == spec.kind:
         return
     what = "turns text into vectors" if found == "embed" else "writes text"

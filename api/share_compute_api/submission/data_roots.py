@@ -1,4 +1,4 @@
-"""Checks the server's files that a job names: with links resolved, they must be in configured folders (data roots)."""
+"""Checks that a job names only files in the server's data roots (configured folders), after links are resolved."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MOST_ENTRIES: Final = 10_000
 
 
 def offered(settings: Settings, working_folder: Path) -> Settings:
-    """Return the settings; if no data root is set and the server listens on loopback, add the working folder as one.
+    """Return the settings. If they set no data roots and the server listens on loopback, add the working folder.
 
     Args:
         settings: the settings as given.
-        working_folder: working folder of the command; not used if it contains the data folder.
+        working_folder: working folder of the command; not added if it contains the data folder.
     """
     is_given = "data_roots" in settings.model_fields_set
     if is_given or not _is_loopback(settings.host):
@@ -37,7 +37,7 @@ def offered(settings: Settings, working_folder: Path) -> Settings:
 
 
 def require_folders(settings: Settings) -> None:
-    """Raise UserError if a data root is not a folder: the Ray head can only get access to existing folders."""
+    """Raise UserError if a data root is not a folder; only existing folders can be made readable for the Ray head."""
     for root in settings.data_roots:
         if not root.is_dir():
             raise UserError(
@@ -47,7 +47,7 @@ def require_folders(settings: Settings) -> None:
 
 
 def require_unlinked(path: Path, field: str) -> None:
-    """Raise UserError if a component of a path has become a link since the job was submitted."""
+    """Raise UserError if a path whose links were resolved contains a link now."""
     if os.path.realpath(path) != str(path):
         raise refused(
             field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
@@ -62,7 +62,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class DataRoots:
-    """The folders in which jobs may name files.
+    """Folders in which jobs may name files.
 
     Args:
         roots: absolute folders; may be links.
@@ -89,7 +89,7 @@ class DataRoots:
         if not path.is_absolute():
             raise refused(field, f"{path} is a relative path", "write paths on the server in full")
         named = any(path.is_relative_to(root) for root in (*self._roots, *self._real_roots))
-        # With links, ".." can lead out of the data roots.
+        # If a component is a link, ".." after it can lead out of the data roots.
         if not named or ".." in path.parts:
             raise self._outside(path, field)
         real = self._real(path)
@@ -124,10 +124,13 @@ class DataRoots:
                     raise self._outside(file, field)
 
     def recheck(self, spec: Named) -> None:
-        """Raise UserError if a path of a submitted specification, or a link in a named folder, now leads elsewhere.
+        """Check the paths of a submitted specification again, before the job starts.
 
         Args:
             spec: the submitted specification, with the paths that `resolve` returned.
+
+        Raises:
+            UserError: a path contains a link now, or a folder in the data roots fails `check_folder`.
         """
         with_paths(spec, self._recheck)
 

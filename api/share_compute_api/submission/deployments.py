@@ -1,4 +1,4 @@
-"""Fast checks of a deployment before it is stored: they read files on disk and load no model."""
+"""Fast checks of a deployment before it is stored. They read the model's folder but do not load the model."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
 def model_folder(model: ServedModelSpec, store: Store) -> Path:
-    """Return the folder of the model to be served.
+    """Return the folder of the model to be served: ``model.path``, or an artifact of a job.
 
     Raises:
-        UserError: the job has no such artifact, or a part of the path has become a link.
+        UserError: the job has no such artifact, or the path contains a link now.
     """
     if model.path is not None:
         require_unlinked(model.path, "model.path")
@@ -43,12 +43,15 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
 
 
 def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, if the model cannot be served, whatever machines are in the cluster.
+    """Check a deployment's model, tokenizer and options, without regard to the cluster's machines.
 
     Args:
         spec: the deployment.
         store: the store of jobs.
         processes: isolated processes that read the model's tokenizer.
+
+    Raises:
+        UserError: the model cannot be served; the error names the field.
     """
     field = "model.path" if spec.model.path is not None else "model.job"
     folder = model_folder(spec.model, store)

@@ -1,4 +1,4 @@
-"""Fast checks of a job before it is queued: those that need no loaded model."""
+"""Fast checks of a training job before it is queued. They do not load the model's weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
 def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming each field, if the job cannot run, whatever machines are in the cluster.
+    """Check a training job's strategy, files, model and tokenizer, without regard to the cluster's machines.
 
     Args:
         spec: the job.
         processes: isolated processes, which read the job's files, configuration and tokenizer.
+
+    Raises:
+        UserError: the job cannot run; the error names each invalid field.
     """
     problems = Problems()
     with problems.noted("parallelism.strategy"):
@@ -59,11 +62,14 @@ def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
 
 
 def check_model(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming each field, if the model or its tokenizer does not fit the job.
+    """Check that a training job's model and tokenizer exist and fit each other and the job.
 
     Args:
         spec: the job.
         processes: isolated processes, which read the configuration and the tokenizer.
+
+    Raises:
+        UserError: a check failed; the error names each invalid field.
     """
     problems = Problems()
     with problems.noted(), checking("tokenizer.path"):

@@ -1,4 +1,4 @@
-"""Checks a model's folder without loading the model; every error names the field of the job."""
+"""Checks a model's folder without loading the model. Each error names the field of the job or upload."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_NAMED = 5
 
 @contextmanager
 def checking(field: str) -> Iterator[None]:
-    """Convert errors of reading files in the block to a UserError about ``field``."""
+    """Convert an OSError or ValueError from the block to a UserError about ``field``."""
     try:
         yield
     except (OSError, ValueError) as failure:
@@ -40,17 +40,17 @@ def refused(field: str, problem: str, hint: str) -> UserError:
 
 
 class Problems:
-    """Collects all errors of a submission, so that they are reported together."""
+    """Collects the errors of a submission and raises them as one error."""
 
     def __init__(self) -> None:
         self._found: list[UserError] = []
 
     @contextmanager
     def noted(self, field: str = "") -> Iterator[None]:
-        """Collect a `UserError` that is raised in the block, so that the code after the block still runs.
+        """Collect a `UserError` from the block, and continue after the block.
 
         Args:
-            field: field of the job, for errors that name none.
+            field: field of the job, for errors without a field.
         """
         try:
             yield
@@ -88,7 +88,7 @@ def require_path(path: Path, field: str) -> None:
 
 
 def check_model_folder(folder: Path, field: str) -> None:
-    """Raise UserError unless a folder has a configuration, and weights in a format that runs no code when read."""
+    """Raise UserError unless a folder has a config.json, and weights in the format safetensors."""
     require_path(folder, field)
     suffixes = {file.suffix for file in folder.iterdir()}
     if not (folder / "config.json").is_file():
@@ -105,7 +105,7 @@ def check_model_folder(folder: Path, field: str) -> None:
 
 
 def check_weights(folder: Path, field: str) -> None:
-    """Raise UserError unless all files of a model's weights exist, each as long as its header says."""
+    """Raise UserError if a file of a model's weights is missing, or its length does not match its header."""
     from safetensors import SafetensorError, safe_open
 
     for name in _weight_files(folder, field):
@@ -139,10 +139,7 @@ def _weight_files(folder: Path, field: str) -> list[str]:
 
 
 def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the integer under the first of ``keys`` that holds one, in a configuration or else its ``text_config``.
-
-    Return None if no key holds an integer.
-    """
+    """Return the first integer under ``keys`` in a configuration, or else in its ``text_config``; else None."""
     text: Any = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
     for part in parts:
@@ -184,7 +181,7 @@ def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> 
 
 
 def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
-    """Raise UserError if a tokenizer has ids for which the model has no embeddings."""
+    """Raise UserError if a tokenizer's largest id is not in the model's vocabulary; None (unknown) passes."""
     if largest is not None and vocab_size is not None and largest >= vocab_size:
         raise refused(
             field,
@@ -194,7 +191,7 @@ def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> 
 
 
 def check_stages(stages: int | None, layers: int | None) -> None:
-    """Raise UserError if a job asks for more stages (`parallelism.stages`) than the model has layers."""
+    """Raise UserError if ``parallelism.stages`` exceeds the model's number of layers; None (unknown) passes."""
     if stages is not None and layers is not None and stages > layers:
         raise refused(
             "parallelism.stages",

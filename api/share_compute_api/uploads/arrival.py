@@ -1,4 +1,4 @@
-"""Receives one file of an upload: writes it to a temporary path, and moves it to its final path when it is complete."""
+"""Receives one file of an upload at a temporary path, and moves the complete file to its final path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Arrival:
     Args:
         partial: path of the file until it is complete.
         path: final path of the file in its upload.
-        reserve: reserves more bytes of the space for uploads, or raises TooLarge.
-        settle: moves the complete file to its final path, or raises an error if the upload no longer accepts files.
-        release: gives the reserved bytes back if the file did not arrive.
+        reserve: reserves more bytes of the space for uploads; raises TooLarge if they do not fit.
+        settle: moves the complete file to its final path; raises an error if the upload no longer accepts files.
+        release: returns the reserved bytes if the file did not arrive.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Arrival:
             self._file = partial.open("xb", buffering=0)
 
     def write(self, piece: bytes) -> None:
-        """Write the next bytes.
+        """Write the next bytes of the file.
 
         Raises:
-            TooLarge: there is no space for them.
-            Unavailable: they cannot be written to the disk.
+            TooLarge: there is no space for the bytes.
+            Unavailable: the bytes cannot be written to the disk.
         """
         self._reserve(len(piece))
         self._size_bytes += len(piece)
@@ -83,7 +83,7 @@ class Arrival:
         return file
 
     def close(self) -> None:
-        """Delete the partial file and release its reserved bytes, unless the file arrived completely."""
+        """Delete the partial file and release its reserved bytes; do nothing after a successful `finish`."""
         if self._is_settled:
             return
         self._file.close()

@@ -10,7 +10,7 @@ from share_compute_api.submission.model_folders import check_model_folder, check
 
 
 def examine(upload: UploadView) -> None:
-    """Raise UserError when no job could use the upload's content."""
+    """Raise UserError if a data file is empty, a model is incomplete or damaged, or a tokenizer is missing."""
     folder = Path(upload.folder)
     with checking("files"):
         if upload.kind == "data":

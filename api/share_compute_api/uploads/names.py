@@ -12,15 +12,15 @@ from share_compute_api.submission.model_folders import refused
 _MOST_BYTES = 1000
 _MOST_PART_BYTES = 240
 _CODE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
-"""Suffixes of files that Python's pickle module reads, which can run code of their author."""
+"""Suffixes of files in Python's pickle format: reading such a file can run code of its author."""
 _DATA_SUFFIXES = tuple(dict.fromkeys((*TEXT_SUFFIXES, *ROW_SUFFIXES)))
 
 
 def checked_path(path: str) -> str:
-    """Return the path of a file within its upload unchanged, if the path stays inside the upload on every system.
+    """Return a relative path unchanged, if it stays inside an upload's folder on every operating system.
 
     Raises:
-        UserError: the path is not allowed.
+        UserError: the path is absolute, too long, or has a forbidden component or character.
     """
     parts = path.split("/")
     problem = None
@@ -40,7 +40,7 @@ def checked_path(path: str) -> str:
 
 
 def check_suffix(path: str, kind: UploadKind) -> None:
-    """Raise UserError when an upload of this kind must not contain a file with this suffix."""
+    """Raise UserError if an upload of this kind must not contain a file with the path's suffix."""
     suffix = PurePosixPath(path).suffix.lower()
     if kind == "data" and suffix not in _DATA_SUFFIXES:
         what = suffix or "without suffix"

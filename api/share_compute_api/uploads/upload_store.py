@@ -1,4 +1,4 @@
-"""Stores the uploads of a server. Each is a folder in the data folder, with a file that describes it."""
+"""Stores the uploads of a server. Each upload is a folder in the data folder, with a record of the upload."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FILES = "files"
 _PARTIAL = "partial"
 _GONE = ".gone-"
 _KEPT_FREE_BYTES = 256 << 20
-"""Free disk space in bytes that uploads must leave: on a full disk the server could not record the jobs' progress."""
+"""Free disk space, in bytes, that uploads must leave for the server's records of the jobs' progress."""
 _SPACE_HINT = "remove uploads that nobody needs (share-compute uploads list)"
 _LEFT_AFTER = timedelta(days=1)
 _LIST = "share-compute uploads list shows what there is"
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """An upload, with counts of the files that are being received and of the requests that read it."""
+    """An upload, with the numbers of the files that are being received and of the requests that read the upload."""
 
     view: UploadView
     files: dict[str, UploadFile]
@@ -53,7 +53,7 @@ class _Entry:
     """Number of files that are being received."""
     arriving_bytes: int = 0
     is_closing: bool = False
-    """Whether the upload is being completed or removed; it accepts no files meanwhile."""
+    """Whether the upload is being completed or removed; meanwhile the upload accepts no files."""
     readers: int = 0
     """Number of requests that read the upload now."""
 
@@ -77,7 +77,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class UploadStore:
-    """The uploads of one server; no other process uses the folder. All methods are thread-safe.
+    """The uploads of one server. All methods are thread-safe; no other process may use the folder.
 
     Args:
         folder: parent folder of the uploads; created with the first upload.
@@ -95,7 +95,7 @@ class UploadStore:
     _partials: int = 0
 
     def __post_init__(self) -> None:
-        """Load the uploads of earlier runs of the server, and delete files that those runs received only in part."""
+        """Load the uploads of earlier runs of the server; delete partial files and removed uploads."""
         self.folder = self.folder.resolve()
         for folder in sorted(self.folder.glob(f"{_GONE}*")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +103,7 @@ class UploadStore:
             shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
             entry = _read(folder)
             if entry is None:
-                _log.warning("%s is no upload; it is left as it is", folder)
+                _log.warning("%s has no valid upload record; the folder is ignored", folder)
             else:
                 self._entries[folder.name] = entry
 
@@ -129,7 +129,7 @@ class UploadStore:
             return self._entry(upload_id, caller).shown()
 
     def create(self, name: str, kind: UploadKind, caller: ApiKeyRecord) -> UploadView:
-        """Create an upload that belongs to the caller; remove open uploads that received no file for a day."""
+        """Create an upload that belongs to the caller; also remove all open uploads that received no file for a day."""
         now = self.clock()
         with self._lock:
             left = [
@@ -140,7 +140,7 @@ class UploadStore:
                 and now - entry.touched_at > _LEFT_AFTER
             ]
         for upload_id in left:
-            with suppress(NotFound, Conflict):  # another request removes it, or sends a file to it again
+            with suppress(NotFound, Conflict):  # another request removes or completes the upload
                 self._remove(upload_id, lambda _: [])
         upload_id = new_id("up")
         folder = self.folder / upload_id
@@ -162,7 +162,7 @@ class UploadStore:
     def receive(self, upload_id: str, path: str, caller: ApiKeyRecord, announced_bytes: int = 0) -> Arrival:
         """Begin to receive a file; return its `Arrival`, which the caller must close.
 
-        A completely received file replaces an earlier one with the same path.
+        When the file is complete, it replaces an earlier file with the same path.
 
         Args:
             upload_id: id of the upload.
@@ -174,7 +174,7 @@ class UploadStore:
             NotFound: there is no such upload, or it belongs to another key.
             Conflict: the upload is complete, or is being completed or removed.
             TooLarge: there is not enough space for the file, or the upload has `MOST_FILES` files.
-            UserError: the upload must not contain such a file.
+            UserError: the path is not allowed, or its suffix does not fit the kind of the upload.
         """
         checked_path(path)
         with self._lock:
@@ -204,12 +204,12 @@ class UploadStore:
             raise
 
     def complete(self, upload_id: str, caller: ApiKeyRecord) -> UploadView:
-        """Make an upload usable by jobs, if its content is valid; a second call changes nothing.
+        """Check an upload, and let jobs use it; a second call changes nothing.
 
         Raises:
             NotFound: there is no such upload, or it belongs to another key.
             Conflict: files of the upload are being received, or another request completes or removes it.
-            UserError: a file is missing or invalid.
+            UserError: the upload has no file, or its content is not valid (see `examine`).
         """
         with self._lock:
             entry = self._entry(upload_id, caller)
@@ -223,7 +223,7 @@ class UploadStore:
                 raise UserError("the upload has no file yet", hint="send its files, then complete it")
             examine(shown)
             view = shown.model_copy(update={"state": "complete", "completed_at": self.clock()})
-            # After this write the upload is complete, also for the next server if this one is killed.
+            # After this write the upload stays complete, even if the server is killed.
             write_private(self.folder / upload_id / _RECORD, view.model_dump_json())
             with self._lock:
                 entry.view = view
@@ -235,12 +235,12 @@ class UploadStore:
     def remove(
         self, upload_id: str, users: Callable[[Path], Sequence[str]], caller: ApiKeyRecord
     ) -> UploadView:
-        """Remove an upload; files that are being received into it are discarded.
+        """Remove an upload, and discard files that are being received.
 
         Args:
             upload_id: id of the upload.
-            users: returns the jobs and deployments that use a folder now.
-            caller: API key with which the removal is requested.
+            users: returns the ids of the jobs and deployments that use a folder now.
+            caller: API key of the request.
 
         Raises:
             NotFound: there is no such upload, or it belongs to another key.
@@ -255,7 +255,7 @@ class UploadStore:
             is_busy = bool(entry.readers) or entry.is_closing
             entry.is_closing = entry.is_closing or not is_busy
         if is_busy:
-            # Jobs and deployments are reported first: they use the upload for long, other requests only for a moment.
+            # The error names jobs and deployments first, since they use the upload for longer than requests do.
             _require_unused(upload_id, users(self.folder / upload_id))
             raise Conflict(
                 f"upload {upload_id} is being read to check a job or to plan it",
@@ -336,8 +336,8 @@ class UploadStore:
         ):
             if used + more_bytes > most:
                 raise TooLarge(
-                    f"{bytes_text(most)} is the most for {what}; {bytes_text(used)} are there, "
-                    f"{bytes_text(more_bytes)} more came",
+                    f"{what} may have {bytes_text(most)}: {bytes_text(used)} are used, "
+                    f"and {bytes_text(more_bytes)} more were sent",
                     hint=f"{_SPACE_HINT}, or let the operator raise "
                     "SHARE_COMPUTE_UPLOAD_LIMIT_BYTES and SHARE_COMPUTE_UPLOADS_LIMIT_BYTES",
                     details={"limit_bytes": most, "used_bytes": used},
@@ -346,8 +346,8 @@ class UploadStore:
         free_bytes = shutil.disk_usage(self.folder).free
         if free_bytes - more_bytes < _KEPT_FREE_BYTES:
             raise TooLarge(
-                f"the server's disk has {bytes_text(free_bytes)} left, of which it keeps "
-                f"{bytes_text(_KEPT_FREE_BYTES)} for its own; {bytes_text(more_bytes)} more came",
+                f"the server's disk has {bytes_text(free_bytes)} free, and uploads must leave "
+                f"{bytes_text(_KEPT_FREE_BYTES)}; {bytes_text(more_bytes)} more were sent",
                 hint=_SPACE_HINT,
                 details={"free_bytes": free_bytes},
             )

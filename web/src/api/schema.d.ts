@@ -33,7 +33,7 @@ export interface paths {
         };
         /**
          * Get Cluster
-         * @description Return a summary of all machines, and their islands, for a map.
+         * @description Return the islands, and summaries of machines: by default, of all but those gone for more than a day.
          */
         get: operations["getCluster"];
         put?: never;
@@ -55,10 +55,10 @@ export interface paths {
         put?: never;
         /**
          * Rotate Token
-         * @description Change the cluster's token, and answer when the Ray head has it.
+         * @description Replace the cluster's token, and answer when the Ray head runs with the new token.
          *
-         *     All nodes restart with the new token. Jobs write a checkpoint first and continue from it. Streams of served
-         *     models continue when their replicas run again.
+         *     All nodes restart. Running jobs write a checkpoint first and continue from it. Streams of served models continue
+         *     when their replicas run again.
          */
         post: operations["rotateToken"];
         delete?: never;
@@ -76,7 +76,7 @@ export interface paths {
         };
         /**
          * List Contributors
-         * @description List machines in the order they joined, in pages. Without ``state``, those gone for over a day are left out.
+         * @description List machines in the order they joined, in pages; without ``state``, omit machines gone for more than a day.
          */
         get: operations["listContributors"];
         put?: never;
@@ -102,7 +102,7 @@ export interface paths {
         put?: never;
         /**
          * Preflight
-         * @description Check the invite and the versions of a machine, and return the address it must reach; the invite stays unused.
+         * @description Check a machine's invite and versions, and return the address of the Ray head; the invite stays unused.
          */
         post: operations["preflight"];
         delete?: never;
@@ -129,8 +129,8 @@ export interface paths {
          * Remove Contributor
          * @description Ask a machine, with all joined devices of its host, to hand over its work and leave.
          *
-         *     The machine can come back only with a new invite. After it has left, the cluster's token is changed unless
-         *     ``keep_token`` is set; this ends the machine's access to the cluster.
+         *     The machine can come back only with a new invite. When it has left, or after 90 s, the server replaces the
+         *     cluster's token, which ends the machine's access to the cluster. With ``keep_token`` the token stays.
          */
         delete: operations["removeContributor"];
         options?: never;
@@ -147,7 +147,7 @@ export interface paths {
         };
         /**
          * Get Contributor Busy
-         * @description Return a machine's utilization by training during the last ``hours``, as at most ``points`` values.
+         * @description Return a machine's utilization by training jobs in the last ``hours``, as at most ``points`` values.
          */
         get: operations["getContributorBusy"];
         put?: never;
@@ -169,9 +169,9 @@ export interface paths {
         put?: never;
         /**
          * Dial
-         * @description Connect to the ports of a machine whose node is about to start, from the server and from some other machines.
+         * @description Test whether the server and some other machines reach the ports of a machine, before its Ray node starts.
          *
-         *     The answer reveals nothing about a port except whether it sent the machine's own handshake.
+         *     A port counts as open only if it sends the machine's handshake, so the route cannot scan ports of other programs.
          */
         post: operations["dial"];
         delete?: never;
@@ -189,7 +189,7 @@ export interface paths {
         };
         /**
          * Get Contributor Events
-         * @description Return a machine's events (its states and its work) from the beginning or from ``after`` on.
+         * @description Return a machine's events (changes of its state and its work), oldest first.
          */
         get: operations["getContributorEvents"];
         put?: never;
@@ -211,7 +211,7 @@ export interface paths {
         put?: never;
         /**
          * Heartbeat
-         * @description Record a heartbeat; return the machine's present work and whether it should leave.
+         * @description Record a heartbeat; return the machine's present work and whether the machine should leave.
          */
         post: operations["heartbeat"];
         delete?: never;
@@ -231,7 +231,7 @@ export interface paths {
         put?: never;
         /**
          * Leave
-         * @description Drain the machine, because its owner takes it back: it hands over its work, then leaves.
+         * @description Drain the machine at its owner's request: the machine hands over its work, then leaves.
          */
         post: operations["leave"];
         delete?: never;
@@ -251,7 +251,7 @@ export interface paths {
         put?: never;
         /**
          * Measure Contributor
-         * @description Measure a machine again, as soon as it and all machines that share its processors are idle.
+         * @description Schedule a new measurement of a machine. It starts when all machines of the same host are idle.
          */
         post: operations["measureContributor"];
         delete?: never;
@@ -273,7 +273,7 @@ export interface paths {
          * Online
          * @description Report that the machine's Ray node runs. The server checks the node at the Ray head, then measures the machine.
          *
-         *     A node that was measured before keeps its figures.
+         *     A machine whose node is the same as at its last measurement keeps its figures.
          */
         post: operations["online"];
         delete?: never;
@@ -313,7 +313,7 @@ export interface paths {
         put?: never;
         /**
          * Rejoin
-         * @description Let a machine rejoin after a restart of the Ray head, or, with a body, after a restart of its agent.
+         * @description Let a machine rejoin after a restart of the Ray head (without a body) or of its own agent (with a body).
          */
         post: operations["rejoin"];
         delete?: never;
@@ -351,7 +351,7 @@ export interface paths {
         };
         /**
          * Get Contributor Work
-         * @description Return a machine's contributions: the parts of models that it held, for how long, and the work done for them.
+         * @description Return a machine's work: the parts of models that it held, for how long, and the steps and tokens it computed.
          */
         get: operations["getContributorWork"];
         put?: never;
@@ -373,13 +373,13 @@ export interface paths {
          * List Deployments
          * @description List deployments, newest first, in pages. Without ``state``, only deployments that are up are listed.
          *
-         *     Only the owner of a deployment and admins see ``spec.model.path``. Other API keys see ``hidden`` in its place.
+         *     Only the owner of a deployment and admins see ``spec.model.path``. Other API keys see ``hidden`` instead.
          */
         get: operations["listDeployments"];
         put?: never;
         /**
          * Create Deployment
-         * @description Serve a model, described as JSON or YAML. Paths in it are paths on the server, below its data roots.
+         * @description Create a deployment from JSON or YAML. Paths in it are paths on the server; ``upload:ID`` names an upload.
          */
         post: operations["createDeployment"];
         delete?: never;
@@ -397,7 +397,7 @@ export interface paths {
         };
         /**
          * Get Deployment
-         * @description Return one deployment, by its id or its name; if several had the name, the one that is up, or else the last.
+         * @description Return one deployment by id or name. If several had the name, return the one that is up, or else the newest.
          */
         get: operations["getDeployment"];
         put?: never;
@@ -425,7 +425,7 @@ export interface paths {
         };
         /**
          * Get Deployment Events
-         * @description Return a deployment's events: changes of its state, its plans and its number of replicas, and interruptions.
+         * @description Return a deployment's events: interruptions, and changes of its state, plans and number of replicas.
          */
         get: operations["getDeploymentEvents"];
         put?: never;
@@ -448,7 +448,7 @@ export interface paths {
         post?: never;
         /**
          * Delete Deployment
-         * @description Delete the record of a deployment that is over, and its events.
+         * @description Delete the record and the events of a stopped or failed deployment.
          */
         delete: operations["deleteDeployment"];
         options?: never;
@@ -485,7 +485,7 @@ export interface paths {
         };
         /**
          * Stream Events
-         * @description Stream the events of the whole cluster, from now on or from ``after`` on.
+         * @description Stream the events of the whole cluster; without ``after``, only new events.
          */
         get: operations["streamEvents"];
         put?: never;
@@ -552,7 +552,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke Invite
-         * @description Revoke an invite, unless it has no use left. Machines that joined with it stay.
+         * @description Revoke an invite that has uses left. Machines that joined with the invite stay.
          */
         delete: operations["revokeInvite"];
         options?: never;
@@ -569,13 +569,13 @@ export interface paths {
         };
         /**
          * List Jobs
-         * @description List jobs, newest first, in pages. In jobs of other keys, the paths in ``spec`` are ``hidden``.
+         * @description List jobs, newest first, in pages. In jobs of other keys, ``hidden`` replaces the paths in ``spec``.
          */
         get: operations["listJobs"];
         put?: never;
         /**
          * Submit Job
-         * @description Queue a job, given as JSON or YAML. Paths in it are paths on the server, below its data roots.
+         * @description Queue a job from JSON or YAML. Paths in it are paths on the server; ``upload:ID`` names an upload.
          */
         post: operations["submitJob"];
         delete?: never;
@@ -595,7 +595,7 @@ export interface paths {
         put?: never;
         /**
          * Check Spec
-         * @description Return the errors that submitting a job, or making a deployment, would give; nothing is queued.
+         * @description Return the errors that submitting a job or deployment would give; nothing is queued.
          */
         post: operations["checkJob"];
         delete?: never;
@@ -622,8 +622,8 @@ export interface paths {
          * Delete Job
          * @description Delete a finished job with its events, metrics, checkpoints and artifacts; uploads stay.
          *
-         *     Its files are removed within seconds. With ``cancel``, an unfinished job is cancelled; if it does not end at once,
-         *     the answer is 202 and the job is deleted when it has ended.
+         *     The job's files are removed within seconds. With ``cancel``, an unfinished job is cancelled first. If the job does
+         *     not end at once, the status is 202, and the job is deleted when it has ended.
          */
         delete: operations["deleteJob"];
         options?: never;
@@ -640,7 +640,7 @@ export interface paths {
         };
         /**
          * List Artifacts
-         * @description List a job's artifacts. Only the key that submitted the job, and admins, may read them.
+         * @description List a job's artifacts, for the key that submitted the job and for admins only.
          */
         get: operations["listArtifacts"];
         put?: never;
@@ -667,7 +667,7 @@ export interface paths {
         post?: never;
         /**
          * Delete Artifact
-         * @description Delete one artifact of a job; its files are removed within seconds.
+         * @description Delete one artifact of a job; the artifact's files are removed within seconds.
          */
         delete: operations["deleteArtifact"];
         options?: never;
@@ -684,7 +684,7 @@ export interface paths {
         };
         /**
          * Get Artifact File
-         * @description Return one file of an artifact; Range and If-Range are supported, so a download can continue.
+         * @description Return one file of an artifact. Range and If-Range are supported, so that interrupted downloads can continue.
          */
         get: operations["getArtifactFile"];
         put?: never;
@@ -724,7 +724,7 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description List a job's checkpoints, oldest first. Only the key that submitted the job, and admins, may read them.
+         * @description List a job's checkpoints, oldest first, for the key that submitted the job and for admins only.
          */
         get: operations["listCheckpoints"];
         put?: never;
@@ -748,7 +748,7 @@ export interface paths {
          * Export Checkpoint
          * @description Export a checkpoint as an artifact, in the form of the job's own result: a Hugging Face folder, or adapters.
          *
-         *     The artifact's name is ``step-`` and the step in eight digits. An earlier export is returned as it is.
+         *     The artifact's name is ``step-`` and the step in eight digits. A repeated export returns the existing artifact.
          */
         post: operations["exportCheckpoint"];
         delete?: never;
@@ -766,7 +766,7 @@ export interface paths {
         };
         /**
          * Get Job Events
-         * @description Return a job's events, from its beginning or from ``after`` on.
+         * @description Return a job's events, oldest first.
          */
         get: operations["getJobEvents"];
         put?: never;
@@ -846,7 +846,7 @@ export interface paths {
         };
         /**
          * Get Timeline
-         * @description Return the predicted timeline of one step of the job's plan, using the layer times measured so far.
+         * @description Return the predicted timeline of one step of the job's plan, based on the layer times measured so far.
          */
         get: operations["getTimeline"];
         put?: never;
@@ -872,7 +872,7 @@ export interface paths {
         put?: never;
         /**
          * Create Key
-         * @description Make an API key. Only this answer contains it. The caller's key must have all scopes of the new one.
+         * @description Make an API key, which only this answer contains. The caller's key must have every scope of the new key.
          */
         post: operations["createKey"];
         delete?: never;
@@ -893,9 +893,9 @@ export interface paths {
         post?: never;
         /**
          * Revoke Key
-         * @description Revoke a key, from the next request on. The last key with the scope ``admin`` cannot be revoked.
+         * @description Revoke a key; later requests with it are refused. The last key with the scope ``admin`` cannot be revoked.
          *
-         *     A repeated request changes nothing.
+         *     Revoking a key again changes nothing.
          */
         delete: operations["revokeKey"];
         options?: never;
@@ -934,7 +934,7 @@ export interface paths {
         put?: never;
         /**
          * Prune
-         * @description Delete data past its retention time in the server's settings. The server does so itself, hourly by default.
+         * @description Delete data past the retention times in the server's settings, as the server also does every hour by default.
          */
         post: operations["prune"];
         delete?: never;
@@ -992,13 +992,13 @@ export interface paths {
         };
         /**
          * Get Session
-         * @description Return this browser's session, and renew it if it is due; all fields are null if the browser is not signed in.
+         * @description Return this browser's session, and renew an old one. All fields are null if the browser is not signed in.
          */
         get: operations["getSession"];
         put?: never;
         /**
          * Sign In
-         * @description Exchange an API key or one-time code for a cookie that scripts cannot read. Other sites' requests are refused.
+         * @description Exchange an API key or one-time code for a session cookie. Requests from pages of other sites are refused.
          */
         post: operations["signIn"];
         /**
@@ -1060,7 +1060,7 @@ export interface paths {
         };
         /**
          * Get Topology
-         * @description Return the ready machines with their measured speeds and links.
+         * @description Return the ready machines that were measured, with their speeds and links.
          */
         get: operations["getTopology"];
         put?: never;
@@ -1080,13 +1080,13 @@ export interface paths {
         };
         /**
          * List Uploads
-         * @description List the caller's own uploads (for admins: all), newest first, with the used and the allowed space.
+         * @description List the caller's uploads (for admins: all), newest first, with the space used by all uploads and its limits.
          */
         get: operations["listUploads"];
         put?: never;
         /**
          * Create Upload
-         * @description Begin an upload. Send its files, then complete it. Incomplete uploads that are idle for a day may be removed.
+         * @description Create an upload. Send its files, then complete it. Open uploads may be removed after a day without files.
          */
         post: operations["createUpload"];
         delete?: never;
@@ -1104,14 +1104,14 @@ export interface paths {
         };
         /**
          * Get Upload
-         * @description Return one upload and its complete files.
+         * @description Return one upload and the files that have arrived.
          */
         get: operations["getUpload"];
         put?: never;
         post?: never;
         /**
          * Remove Upload
-         * @description Remove an upload that no unfinished job and no deployment uses; return the removed upload.
+         * @description Remove an upload that no unfinished job and no live deployment uses; return the removed upload.
          */
         delete: operations["removeUpload"];
         options?: never;
@@ -1130,7 +1130,7 @@ export interface paths {
         put?: never;
         /**
          * Complete Upload
-         * @description Complete an upload: jobs can name it, and its files no longer change; a repeated request changes nothing.
+         * @description Complete an upload after a check: jobs can use it, and its files no longer change. Repetition changes nothing.
          */
         post: operations["completeUpload"];
         delete?: never;
@@ -1149,7 +1149,7 @@ export interface paths {
         get?: never;
         /**
          * Put Upload File
-         * @description Send one file; it replaces a file of the same name, and counts only when it has arrived completely.
+         * @description Send one file. A complete file replaces an earlier file with its path; a partial file is discarded.
          */
         put: operations["putUploadFile"];
         post?: never;
@@ -1170,7 +1170,7 @@ export interface paths {
          * Get Prometheus Metrics
          * @description Return metrics of served models for Prometheus.
          *
-         *     Prometheus must send an API key as bearer token; configure the key in its ``authorization`` section.
+         *     Prometheus must send an API key as a bearer token, from the ``authorization`` section of its configuration.
          */
         get: operations["getPrometheusMetrics"];
         put?: never;
@@ -1192,7 +1192,7 @@ export interface paths {
         put?: never;
         /**
          * Create Chat Completion
-         * @description Continue a conversation. Unsupported parameters that would change the answer are refused, never ignored.
+         * @description Generate the next message of a conversation. Unsupported parameters that would change the answer are refused.
          */
         post: operations["createChatCompletion"];
         delete?: never;
@@ -1212,7 +1212,7 @@ export interface paths {
         put?: never;
         /**
          * Create Completion
-         * @description Continue one text or several.
+         * @description Generate the continuation of each prompt.
          */
         post: operations["createCompletion"];
         delete?: never;
@@ -1232,7 +1232,7 @@ export interface paths {
         put?: never;
         /**
          * Create Embedding
-         * @description Turn texts into vectors.
+         * @description Return the embedding vector of each text.
          */
         post: operations["createEmbedding"];
         delete?: never;
@@ -1250,7 +1250,7 @@ export interface paths {
         };
         /**
          * List Models
-         * @description List the models that are up.
+         * @description List the models that are served now.
          */
         get: operations["listModels"];
         put?: never;
@@ -1287,7 +1287,7 @@ export interface components {
     schemas: {
         /**
          * Alert
-         * @description Condition that the operator should know of; the alert ends when the condition does.
+         * @description Condition that needs the operator's attention; the alert ends with the condition.
          */
         Alert: {
             /** Contributor Id */
@@ -1296,7 +1296,7 @@ export interface components {
             deployment_id?: string | null;
             /**
              * Hint
-             * @description Hint: an action that the operator can take.
+             * @description Action that the operator can take.
              */
             hint?: string | null;
             /**
@@ -1630,7 +1630,7 @@ export interface components {
         };
         /**
          * BusyHistory
-         * @description Share of time in which training kept a machine busy, oldest first; times without a step are left out.
+         * @description Measured utilization of a machine by training jobs, oldest first; times without a job have no value.
          */
         BusyHistory: {
             /** Measured */
@@ -1869,7 +1869,7 @@ export interface components {
         };
         /**
          * ClosedPorts
-         * @description Ports of a machine that another machine cannot reach.
+         * @description Ports of the requesting machine that another machine, or the server, cannot reach.
          */
         ClosedPorts: {
             /**
@@ -1879,13 +1879,13 @@ export interface components {
             ports: number[];
             /**
              * Source
-             * @description Name of the machine that tried to connect; ``the server`` for the server.
+             * @description Name of the machine that tried to connect, or ``the server``.
              */
             source: string;
         };
         /**
          * ClusterAccess
-         * @description Everything that a machine needs to start its Ray node.
+         * @description Address, token and options that a machine needs to start its Ray node.
          */
         ClusterAccess: {
             /**
@@ -1922,7 +1922,7 @@ export interface components {
             islands: components["schemas"]["Islands"];
             /**
              * Machines
-             * @description Machines in the order they joined: the requested ones, or all but those gone for more than a day.
+             * @description Requested machines, by default all but those gone for more than a day; in the order they joined.
              */
             machines: components["schemas"]["MachineSummaryRecord"][];
         };
@@ -2240,7 +2240,7 @@ export interface components {
              * @description Id of the deployment that the machine is leased to; null if there is none.
              */
             deployment_id?: string | null;
-            /** @description Job or deployment that it works for; null when it is free. */
+            /** @description Job or deployment that the machine is leased to; null when the machine is free. */
             held?: components["schemas"]["HeldRecord"] | null;
             /**
              * Host
@@ -2296,7 +2296,7 @@ export interface components {
             offences: number;
             /**
              * Owner
-             * @description Label of the invite that it joined with; null if the invite has none.
+             * @description Label of the invite that the machine joined with; null if the invite has none.
              */
             owner?: string | null;
             /**
@@ -2349,7 +2349,7 @@ export interface components {
             reason: string;
             /**
              * Shard
-             * @description Part of the model that it holds, e.g. ``layers 3-7 of 12``.
+             * @description Part of the model that the contributor holds, e.g. ``layers 3-7 of 12``; null if none.
              */
             shard: string | null;
             state: components["schemas"]["ContributorState"];
@@ -2360,7 +2360,7 @@ export interface components {
             tokens_per_s: number | null;
             /**
              * Wanted
-             * @description ``leave``: hand the shards over, then leave.
+             * @description ``leave``: the machine must hand its shards over, then leave.
              * @enum {string}
              */
             wanted: "run" | "leave";
@@ -2627,7 +2627,7 @@ export interface components {
              * @description Cause of the state, in one sentence.
              */
             reason: string;
-            /** @description Numbers of replicas; null if the deployment is not being served now. */
+            /** @description Replica counts; null if the deployment is not served now. */
             replicas: components["schemas"]["ReplicaCounts"] | null;
             spec: components["schemas"]["ServeJob"];
             state: components["schemas"]["DeploymentState"];
@@ -2791,7 +2791,7 @@ export interface components {
             /**
              * Address
              * Format: ipvanyaddress
-             * @description Address at which other machines are to reach this one.
+             * @description IP address of the requesting machine, for connections from other machines.
              */
             address: string;
             /**
@@ -3066,7 +3066,7 @@ export interface components {
         };
         /**
          * EventPage
-         * @description Page of events, in order.
+         * @description Page of events, oldest first.
          */
         EventPage: {
             /** Events */
@@ -3111,7 +3111,7 @@ export interface components {
         };
         /**
          * FailureMade
-         * @description The fault that was injected.
+         * @description Fault that was injected into a member.
          */
         FailureMade: {
             /**
@@ -3163,7 +3163,7 @@ export interface components {
         FieldProblem: {
             /**
              * Field
-             * @description Path of the field, with dots; empty if the error concerns the whole specification.
+             * @description Path of the field, with dots; empty if the error names no field.
              */
             field: string;
             /** Problem */
@@ -3379,7 +3379,7 @@ export interface components {
         };
         /**
          * Health
-         * @description Health and clock of the server; nothing else, because the route needs no key.
+         * @description Health and clock of the server. The answer has no other facts, because the route needs no key.
          */
         Health: {
             /**
@@ -3502,7 +3502,7 @@ export interface components {
         InviteCreated: {
             /**
              * Code
-             * @description Code of the invite. If clients verify the server by its key's fingerprint, a dot and the fingerprint follow.
+             * @description Code of the invite. If clients verify the server's key, the code ends with a dot and the key's fingerprint.
              */
             code: string;
             /**
@@ -3520,7 +3520,7 @@ export interface components {
             install_command: string;
             /**
              * Join Command
-             * @description Command to paste on the joining machine. The code is in the environment: other users could read arguments.
+             * @description Command for the joining machine. The code is in the environment, since other users can read arguments.
              */
             join_command: string;
             /**
@@ -3628,7 +3628,7 @@ export interface components {
         };
         /**
          * Island
-         * @description Group of machines with similar links.
+         * @description Group of machines with similar links to each other.
          */
         Island: {
             /** Bytes Per S */
@@ -3640,7 +3640,7 @@ export interface components {
             id: string;
             /**
              * Latency S
-             * @description One-way latency between two of the machines; null for a single machine, or if no link was measured.
+             * @description One-way latency between two machines of the island; null for a single machine, or if no link was measured.
              */
             latency_s: number | null;
             /**
@@ -3656,7 +3656,7 @@ export interface components {
         IslandLink: {
             /**
              * Bytes Per S
-             * @description Bandwidth; 0 means that nothing gets through.
+             * @description Bandwidth; 0 if the islands cannot reach each other.
              */
             bytes_per_s: number;
             /**
@@ -3714,7 +3714,7 @@ export interface components {
         };
         /**
          * Islands
-         * @description All islands and their links: each pair, or, with many islands, a spanning tree of the best links.
+         * @description All islands, and the links of all pairs; with many islands, only a spanning tree of the fastest links.
          */
         Islands: {
             /**
@@ -3724,7 +3724,7 @@ export interface components {
             is_assumed: boolean;
             /**
              * Is Current
-             * @description Whether the islands are up to date; if false, newer ones follow: ask again in some seconds.
+             * @description Whether the islands are up to date; if false, the server is computing newer ones: ask again in some seconds.
              */
             is_current: boolean;
             /** Islands */
@@ -4286,12 +4286,12 @@ export interface components {
             device: "cpu" | "cuda";
             /**
              * Gpu
-             * @description UUID of the GPU, as NVIDIA's driver names it; null for a CPU.
+             * @description UUID of the GPU, as reported by NVIDIA's driver; null for a CPU.
              */
             gpu?: string | null;
             /**
              * Host Id
-             * @description Label of the host's processors: machines with the same label share them; empty if unknown.
+             * @description Label of the host; machines with the same label share its processors. Empty if unknown.
              * @default
              */
             host_id: string;
@@ -4869,7 +4869,7 @@ export interface components {
         };
         /**
          * PlanRequest
-         * @description A dry run: which plan would this job get on these machines, and why?
+         * @description Request for the plan that a job would get; the job is not queued.
          */
         PlanRequest: {
             /**
@@ -4880,7 +4880,7 @@ export interface components {
             compare: boolean;
             job: components["schemas"]["JobRequest"];
             /**
-             * @description Requests for which a serving prediction is added to the report.
+             * @description Expected requests to the trained model; if given, the report contains a serving prediction.
              * @default null
              */
             serving: components["schemas"]["ServingRequestRequest"] | null;
@@ -4985,7 +4985,7 @@ export interface components {
         };
         /**
          * PreflightRequest
-         * @description Request of a machine to check its invite and its versions before it joins.
+         * @description Invite and versions of a machine, to be checked before the machine joins.
          * @example {
          *       "invite": "abcd-efgh-ijkl-mnop",
          *       "versions": {
@@ -5071,7 +5071,7 @@ export interface components {
         };
         /**
          * PruneReport
-         * @description Everything that pruning deleted, or would delete.
+         * @description Items that pruning deleted, or would delete in a dry run.
          */
         PruneReport: {
             /** Dry Run */
@@ -5086,12 +5086,12 @@ export interface components {
         };
         /**
          * Pruned
-         * @description Record or files past their retention time.
+         * @description Item past its retention time, which pruning deleted or, in a dry run, would delete.
          */
         Pruned: {
             /**
              * Job Id
-             * @description Id of the job; null for events, which are counted together.
+             * @description Id of the item's job; null for events, which are one item together.
              */
             job_id: string | null;
             /**
@@ -5101,7 +5101,7 @@ export interface components {
             kind: "job" | "artifact" | "checkpoints" | "metrics" | "events";
             /**
              * Name
-             * @description Name of the job, or of the artifact.
+             * @description Name of the job or artifact; null for events.
              */
             name: string | null;
             /**
@@ -5295,12 +5295,12 @@ export interface components {
         };
         /**
          * ReplicaCounts
-         * @description Numbers of a deployment's replicas by state, and the number that its load needs.
+         * @description Number of replicas of a deployment by state, and the number that its load needs.
          */
         ReplicaCounts: {
             /**
              * Leaving
-             * @description Number of replicas that finish their sequences and then end.
+             * @description Number of replicas that end after their present sequences.
              * @default 0
              */
             leaving: number;
@@ -5328,7 +5328,7 @@ export interface components {
         };
         /**
          * ReplicasRequest
-         * @description Change of the number of replicas of a deployment that is up.
+         * @description New number or range of replicas of a live deployment.
          * @example {
          *       "replicas": {
          *         "max": 4,
@@ -5958,22 +5958,22 @@ export interface components {
         SessionView: {
             /**
              * Expires At
-             * @description End of the session, which requests for the session may extend; null if the browser is not signed in.
+             * @description End of the session; null if the browser is not signed in. Requests for the session renew it.
              */
             expires_at: string | null;
             /** @description API key of the session; null if the browser is not signed in. */
             key: components["schemas"]["ApiKeyRecord"] | null;
             /**
              * Last Event
-             * @description Number of the newest event: a stream that begins there misses no change to data that is fetched from now on.
+             * @description Number of the newest event; null if the browser is not signed in.
              *
-             *     Null if the browser is not signed in.
+             *     A client that first fetches data and then streams the events after this number misses no change.
              */
             last_event: number | null;
         };
         /**
          * SiblingRequest
-         * @description Request to join with another device of a host, authorized by the key of a device that joined before.
+         * @description Request to join with another device of a host, sent with the key of a device that has joined.
          * @example {
          *       "clock": "2026-01-31T12:00:00Z",
          *       "host": "ada-box.example",
@@ -6056,17 +6056,17 @@ export interface components {
         };
         /**
          * SpecCheck
-         * @description Errors that submitting a job, or making a deployment, would give.
+         * @description Errors that submitting a job or deployment would give.
          */
         SpecCheck: {
             /**
              * Hint
-             * @description Hint: an action that the caller can take.
+             * @description Action that the caller can take.
              */
             hint?: string | null;
             /**
              * Kind
-             * @description Kind of the job or deployment; null if it cannot be read.
+             * @description Kind of the job or deployment; null if parsing the specification fails.
              */
             kind: ("train" | "generate" | "embed" | "serve") | null;
             /**
@@ -6394,12 +6394,12 @@ export interface components {
         TokenRotated: {
             /**
              * Jobs
-             * @description Number of jobs that were suspended; each continues from its last checkpoint.
+             * @description Number of jobs that were suspended; each job continues from its last checkpoint.
              */
             jobs: number;
             /**
              * Seconds
-             * @description Time from the first suspension until the head ran with the new token.
+             * @description Time from the first suspension of a job until the Ray head ran with the new token.
              */
             seconds: number;
         };
@@ -6897,7 +6897,7 @@ export interface components {
         };
         /**
          * UploadList
-         * @description Uploads, newest first, and the limits of their size.
+         * @description Uploads, newest first, and the limits of the size of uploads.
          */
         UploadList: {
             /**
@@ -6914,7 +6914,7 @@ export interface components {
             uploads: components["schemas"]["UploadView"][];
             /**
              * Used Bytes
-             * @description Size of all uploads, files in transfer included.
+             * @description Size of all uploads of all keys, including files that are being received.
              */
             used_bytes: number;
         };
@@ -6929,7 +6929,7 @@ export interface components {
         UploadRequest: {
             /**
              * Kind
-             * @description Kind of the upload, which decides the checks when it is completed.
+             * @description Kind of the upload; decides which checks its completion makes.
              * @enum {string}
              */
             kind: "data" | "model" | "tokenizer";
@@ -6941,7 +6941,7 @@ export interface components {
         };
         /**
          * UploadView
-         * @description Uploaded data, model or tokenizer. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``.
+         * @description Uploaded data, model or tokenizer. Jobs name an upload as ``upload:ID``, and one file as ``upload:ID/PATH``.
          */
         UploadView: {
             /** Completed At */
@@ -6973,7 +6973,7 @@ export interface components {
             name: string;
             /**
              * Owner
-             * @description Id of the API key that sent it; null for uploads of earlier versions, which belong to admins.
+             * @description Id of the API key that made the upload; null for uploads of earlier versions, which belong to admins.
              */
             owner?: string | null;
             /**
@@ -7022,7 +7022,7 @@ export interface components {
         Versions: {
             /**
              * Python
-             * @description Must be equal in all three numbers, because Ray pickles between interpreters.
+             * @description Must be equal in all three numbers, because Ray's processes exchange pickles.
              */
             python: string;
             /**
@@ -7037,7 +7037,7 @@ export interface components {
             share_compute: string;
             /**
              * Torch
-             * @description Must be equal in its first two numbers, because other versions have other kernels.
+             * @description Must be equal in its first two numbers, because kernels differ between versions.
              */
             torch: string;
         };
@@ -7585,7 +7585,7 @@ export interface operations {
     removeContributor: {
         parameters: {
             query?: {
-                /** @description Its owner stays trusted: the cluster's token, which the machine knows, stays as it is. */
+                /** @description Do not replace the cluster's token. Only for machines with a trusted owner. */
                 keep_token?: boolean;
             };
             header?: never;
@@ -8879,7 +8879,7 @@ export interface operations {
             query?: {
                 /** @description Only events with a higher number. */
                 after?: number | null;
-                /** @description Also send statistics of deployments as they change: events `figures`, without a number. */
+                /** @description Also send live statistics of deployments, as events `figures` without a number. */
                 figures?: boolean;
             };
             header?: {
@@ -9129,7 +9129,7 @@ export interface operations {
                 /** @description May be given several times. */
                 state?: components["schemas"]["JobState"][] | null;
                 kind?: string | null;
-                /** @description Part of the name, in any case. */
+                /** @description Part of the name; case is ignored. */
                 name?: string | null;
                 limit?: number;
                 cursor?: string | null;
@@ -9182,7 +9182,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Sent again with the same job, the answer is the job made first; no second one is made. */
+                /** @description Name for this submission. A repeated request with the same name and job returns the first job. */
                 "idempotency-key"?: string | null;
             };
             path?: never;
@@ -9478,7 +9478,7 @@ export interface operations {
     deleteJob: {
         parameters: {
             query?: {
-                /** @description Ask a job that is not over to stop, and delete it when it did. */
+                /** @description Cancel an unfinished job, and delete it when it has ended. */
                 cancel?: boolean;
             };
             header?: never;
@@ -9761,7 +9761,7 @@ export interface operations {
                     "application/octet-stream": string;
                 };
             };
-            /** @description The part that the Range header asks for. */
+            /** @description The requested range of the file. */
             206: {
                 headers: {
                     [name: string]: unknown;
@@ -9795,7 +9795,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The Range header asks for what is not there. */
+            /** @description The requested range is outside the file. */
             416: {
                 headers: {
                     [name: string]: unknown;
@@ -10012,7 +10012,7 @@ export interface operations {
                 /** @description Only events with a higher number. */
                 after?: number | null;
                 limit?: number;
-                /** @description Kinds that a page leaves out; may be given several times. */
+                /** @description Kinds of events that a page omits; may be given several times. */
                 without?: string[] | null;
             };
             header?: {
@@ -10026,7 +10026,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A page of events; with `Accept: text/event-stream` a stream that continues. */
+            /** @description A page of events; with `Accept: text/event-stream`, a stream of events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10665,7 +10665,7 @@ export interface operations {
     prune: {
         parameters: {
             query?: {
-                /** @description Say what would be deleted, and delete nothing. */
+                /** @description Report what would be deleted; delete nothing. */
                 dry_run?: boolean;
             };
             header?: never;
@@ -11343,7 +11343,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description SHA-256 of the body as RFC 9530 writes it, sha-256=:BASE64:; another body is refused. */
+                /** @description SHA-256 of the body, as sha-256=:BASE64: (RFC 9530). A body with another hash is refused. */
                 "content-digest"?: string | null;
             };
             path: {

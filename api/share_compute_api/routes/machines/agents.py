@@ -1,4 +1,4 @@
-"""Routes for a contributor's agent. The agent joins with an invite; all later requests carry the contributor's key."""
+"""Routes for a contributor's agent. The agent joins with an invite; its later requests carry the contributor's key."""
 
 from __future__ import annotations
 
@@ -46,14 +46,13 @@ from share_compute_api.server.problems import documented
 router = APIRouter(prefix="/contributors", tags=["agents"])
 
 _NODE_PATIENCE_S = 5.0
-"""Time to wait for a node in Ray's table of nodes, in seconds; a node that just registered may appear a moment later.
-"""
+"""Longest wait, in seconds, for a node that just registered to appear in Ray's table of nodes."""
 _NODE_POLL_S = 0.2
 
 
 @router.post("/preflight", operation_id="preflight", responses=documented(401, 403, 409, 410, 429, 503))
 def preflight(wanted: PreflightRequest, context: InContext, request: Request) -> Preflight:
-    """Check the invite and the versions of a machine, and return the address it must reach; the invite stays unused."""
+    """Check a machine's invite and versions, and return the address of the Ray head; the invite stays unused."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
@@ -95,9 +94,9 @@ def join_sibling(
 async def dial(
     wanted: DialRequest, contributor: SelfContributor, context: InContext, request: Request
 ) -> DialReport:
-    """Connect to the ports of a machine whose node is about to start, from the server and from some other machines.
+    """Test whether the server and some other machines reach the ports of a machine, before its Ray node starts.
 
-    The answer reveals nothing about a port except whether it sent the machine's own handshake.
+    A port counts as open only if it sends the machine's handshake, so the route cannot scan ports of other programs.
     """
     if context.cluster is None or context.measurements is None:
         raise _no_cluster()
@@ -125,7 +124,7 @@ async def dial(
 
 
 def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
-    """Return whether machines may dial an address; loopback only for requests from the server's own host."""
+    """Return whether `dial` may connect to an address; loopback only for requests from the server's own host."""
     if address.is_unspecified or address.is_multicast or address.is_reserved:
         return False
     return not address.is_loopback or is_from_here(request)
@@ -135,7 +134,7 @@ def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
 async def online(node: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
     """Report that the machine's Ray node runs. The server checks the node at the Ray head, then measures the machine.
 
-    A node that was measured before keeps its figures.
+    A machine whose node is the same as at its last measurement keeps its figures.
     """
     if context.measurements is None:
         raise _no_cluster()
@@ -150,8 +149,8 @@ async def online(node: OnlineRequest, contributor: SelfContributor, context: InC
 
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
 async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
-    """Record a heartbeat; return the machine's present work and whether it should leave."""
-    # Heartbeats have reserved threads, because a machine whose heartbeats are delayed counts as lost.
+    """Record a heartbeat; return the machine's present work and whether the machine should leave."""
+    # A machine whose heartbeats are delayed counts as lost, so heartbeats have reserved threads.
     return await to_thread.run_sync(_heartbeat, contributor, context, limiter=context.heartbeats)
 
 
@@ -176,7 +175,7 @@ def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorW
 def rejoin(
     contributor: SelfContributor, context: InContext, request: Request, wanted: RejoinRequest | None = None
 ) -> ClusterAccess:
-    """Let a machine rejoin after a restart of the Ray head, or, with a body, after a restart of its agent."""
+    """Let a machine rejoin after a restart of the Ray head (without a body) or of its own agent (with a body)."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     if wanted is None:
@@ -191,7 +190,7 @@ def rejoin(
 
 @router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401, 403))
 def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord:
-    """Drain the machine, because its owner takes it back: it hands over its work, then leaves."""
+    """Drain the machine at its owner's request: the machine hands over its work, then leaves."""
     return context.store.contributors.leave(contributor.id)
 
 

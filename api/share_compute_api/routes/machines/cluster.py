@@ -1,4 +1,4 @@
-"""Route that replaces the token that the cluster's nodes share."""
+"""Route that replaces the cluster's token, the secret that all Ray nodes share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ router = APIRouter(prefix="/cluster", tags=["server"])
 
 @router.post("/token", operation_id="rotateToken", dependencies=ADMIN, responses=documented(503))
 async def rotate_token(context: InContext) -> TokenRotated:
-    """Change the cluster's token, and answer when the Ray head has it.
+    """Replace the cluster's token, and answer when the Ray head runs with the new token.
 
-    All nodes restart with the new token. Jobs write a checkpoint first and continue from it. Streams of served
-    models continue when their replicas run again.
+    All nodes restart. Running jobs write a checkpoint first and continue from it. Streams of served models continue
+    when their replicas run again.
     """
     if context.rotation is None:
         raise Unavailable("this server runs without a Ray cluster", hint="start it with `share-compute up`")

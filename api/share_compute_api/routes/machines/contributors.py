@@ -30,7 +30,7 @@ def list_contributors(
     limit: Annotated[int, Query(ge=1, le=500)] = 500,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> ContributorList:
-    """List machines in the order they joined, in pages. Without ``state``, those gone for over a day are left out."""
+    """List machines in the order they joined, in pages; without ``state``, omit machines gone for more than a day."""
     found, next_cursor = context.store.contributors.page(states=state, limit=limit, cursor=cursor)
     return ContributorList(contributors=found, next_cursor=next_cursor)
 
@@ -55,7 +55,7 @@ def get_contributor_events(
     after: Annotated[int, Query(ge=0, le=MOST, description="Only events with a higher number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
 ) -> EventPage:
-    """Return a machine's events (its states and its work) from the beginning or from ``after`` on."""
+    """Return a machine's events (changes of its state and its work), oldest first."""
     context.store.contributors.get(contributor_id)
     events = context.store.events.after(after, contributor_id=contributor_id, limit=limit)
     return EventPage.of(events, after)
@@ -67,7 +67,7 @@ def get_contributor_events(
 def get_contributor_work(
     contributor_id: str, context: InContext, limit: Annotated[int, Query(ge=1, le=500)] = 200
 ) -> WorkRecord:
-    """Return a machine's contributions: the parts of models that it held, for how long, and the work done for them."""
+    """Return a machine's work: the parts of models that it held, for how long, and the steps and tokens it computed."""
     context.store.contributors.get(contributor_id)
     return context.store.work.of(contributor_id, limit=limit)
 
@@ -81,7 +81,7 @@ def get_contributor_busy(
     hours: Annotated[float, Query(gt=0, le=24 * 366)] = 24.0,
     points: Annotated[int, Query(ge=1, le=2000)] = 240,
 ) -> BusyHistory:
-    """Return a machine's utilization by training during the last ``hours``, as at most ``points`` values."""
+    """Return a machine's utilization by training jobs in the last ``hours``, as at most ``points`` values."""
     context.store.contributors.get(contributor_id)
     since = context.store.clock() - timedelta(hours=hours)
     return BusyHistory(measured=context.store.work.busy(contributor_id, since=since, points=points))
@@ -106,7 +106,7 @@ def clear_contributor(contributor_id: str, context: InContext) -> ContributorRec
     responses=documented(404, 409, 503),
 )
 def measure_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
-    """Measure a machine again, as soon as it and all machines that share its processors are idle."""
+    """Schedule a new measurement of a machine. It starts when all machines of the same host are idle."""
     record = context.store.contributors.get(contributor_id)
     if record.state in GONE:
         raise Conflict(
@@ -126,21 +126,19 @@ async def remove_contributor(
     context: InContext,
     keep_token: Annotated[
         bool,
-        Query(
-            description="Its owner stays trusted: the cluster's token, which the machine knows, stays as it is."
-        ),
+        Query(description="Do not replace the cluster's token. Only for machines with a trusted owner."),
     ] = False,
 ) -> ContributorRecord:
     """Ask a machine, with all joined devices of its host, to hand over its work and leave.
 
-    The machine can come back only with a new invite. After it has left, the cluster's token is changed unless
-    ``keep_token`` is set; this ends the machine's access to the cluster.
+    The machine can come back only with a new invite. When it has left, or after 90 s, the server replaces the
+    cluster's token, which ends the machine's access to the cluster. With ``keep_token`` the token stays.
     """
     store = context.store.contributors
     await run_in_threadpool(store.get, contributor_id)
     if context.rotation is None or keep_token:
         return await run_in_threadpool(store.send_away, contributor_id)
-    # The token is invalidated first, so that a server that is killed after this line replaces it at its next start.
+    # If the server is killed after this line, it replaces the invalid token at its next start.
     await run_in_threadpool(invalidate_token, context.settings.data_folder)
     record = await run_in_threadpool(store.send_away, contributor_id)
     context.rotation.begin()

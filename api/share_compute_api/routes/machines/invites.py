@@ -57,5 +57,5 @@ def list_invites(context: InContext) -> InviteList:
     "/{invite_id}", operation_id="revokeInvite", dependencies=ADMIN, responses=documented(404, 409)
 )
 def revoke_invite(invite_id: str, context: InContext) -> InviteView:
-    """Revoke an invite, unless it has no use left. Machines that joined with it stay."""
+    """Revoke an invite that has uses left. Machines that joined with the invite stay."""
     return _views(context, [context.store.invites.revoke(invite_id)])[0]

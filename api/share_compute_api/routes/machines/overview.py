@@ -1,4 +1,4 @@
-"""Route for a summary of all machines, from which the dashboard draws a map of the cluster."""
+"""Route for a summary of the machines, from which the dashboard draws a map of the cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def get_cluster(
     ] = None,
     accept_encoding: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """Return a summary of all machines, and their islands, for a map."""
+    """Return the islands, and summaries of machines: by default, of all but those gone for more than a day."""
     islands = await context.islands.get()
     text = await run_in_threadpool(_text, context, machine, islands)
     headers = {"Vary": "Accept-Encoding"}

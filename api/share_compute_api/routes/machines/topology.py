@@ -15,5 +15,5 @@ router = APIRouter(prefix="/topology", tags=["plans"])
 
 @router.get("", operation_id="getTopology", dependencies=READ, response_model_exclude_none=True)
 def get_topology(context: InContext) -> TopologyDocument:
-    """Return the ready machines with their measured speeds and links."""
+    """Return the ready machines that were measured, with their speeds and links."""
     return describe_topology(live_topology(context.store.contributors.list([ContributorState.ready])))

@@ -26,7 +26,7 @@ router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 @router.get("", operation_id="listArtifacts", responses=documented(404))
 def list_artifacts(job_id: str, context: InContext, caller: Reader) -> ArtifactList:
-    """List a job's artifacts. Only the key that submitted the job, and admins, may read them."""
+    """List a job's artifacts, for the key that submitted the job and for admins only."""
     require_results(context.store, job_id, caller)
     return ArtifactList(artifacts=context.store.progress.artifacts(job_id))
 
@@ -46,12 +46,12 @@ def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> 
     responses={
         **documented(404),
         200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
-        206: {"description": "The part that the Range header asks for."},
-        416: {"description": "The Range header asks for what is not there."},
+        206: {"description": "The requested range of the file."},
+        416: {"description": "The requested range is outside the file."},
     },
 )
 def get_artifact_file(job_id: str, name: str, path: str, context: InContext, caller: Reader) -> FileResponse:
-    """Return one file of an artifact; Range and If-Range are supported, so a download can continue."""
+    """Return one file of an artifact. Range and If-Range are supported, so that interrupted downloads can continue."""
     require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
     opened = _opened(context.settings, job_id, artifact.path, path)
@@ -65,7 +65,7 @@ def get_artifact_file(job_id: str, name: str, path: str, context: InContext, cal
 
 
 class _OpenedFile(FileResponse):
-    """Response that sends an open file. Opening it by name later would be unsafe: a link could replace it."""
+    """Response that sends a file that is already open: before a later opening, a link could replace the file."""
 
     def __init__(self, opened: BufferedReader, name: str) -> None:
         self._opened = opened
@@ -77,7 +77,7 @@ class _OpenedFile(FileResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file, and close it in every case."""
+        """Send the file, then close it, also after an error."""
         with self._opened:
             await super().__call__(scope, receive, send)
 
@@ -100,10 +100,9 @@ def _files(settings: Settings, artifact: ArtifactRecord) -> list[FileEntry]:
 
 
 def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
-    """Open a file of an artifact; None if it does not exist, or its path contains a link or leads outside.
+    """Open an artifact's file; return None if it is missing, is outside the job's folder, or has a link in its path.
 
-    Processes of the Ray head can write in the folders of jobs and report the paths. Neither the files nor the reported
-    paths may lead to a file elsewhere.
+    Untrusted code on the Ray head can write the files and report the artifact's path.
     """
     if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
         return None

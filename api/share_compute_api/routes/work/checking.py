@@ -1,4 +1,4 @@
-"""Validates a job or a deployment without submitting it. Errors are returned, not raised, for the dashboard's forms."""
+"""Validates a job or a deployment without submitting it, for the dashboard's forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute_api.submission.model_folders import refused
 
 
 def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: bytes) -> SpecCheck:
-    """Check a job or deployment as its submission would, and return the errors found.
+    """Check a job or deployment as its submission would; return the errors instead of raising them.
 
     Raises:
         HTTPException: the content type is neither JSON nor YAML.
@@ -42,7 +42,7 @@ def check_any_job(spec: Job, context: Context) -> None:
     """Check a job as its submission would.
 
     Raises:
-        UserError: a file, model or deployment that the job names is missing or invalid.
+        UserError: the job cannot run, for example because a file is missing; the error names the field.
     """
     if isinstance(spec, TrainJob):
         check_job(spec, context.isolated)

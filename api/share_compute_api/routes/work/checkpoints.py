@@ -32,7 +32,7 @@ Step = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 
 @router.get("", operation_id="listCheckpoints", responses=documented(404))
 def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> CheckpointList:
-    """List a job's checkpoints, oldest first. Only the key that submitted the job, and admins, may read them."""
+    """List a job's checkpoints, oldest first, for the key that submitted the job and for admins only."""
     require_results(context.store, job_id, caller)
     entries = (_entry(step, folder) for step, folder in _found(job_id, context).items())
     return CheckpointList(checkpoints=[entry for entry in entries if entry is not None])
@@ -44,7 +44,7 @@ def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> Checkpo
 async def export_checkpoint(job_id: str, step: Step, context: InContext, caller: Submitter) -> ArtifactRecord:
     """Export a checkpoint as an artifact, in the form of the job's own result: a Hugging Face folder, or adapters.
 
-    The artifact's name is ``step-`` and the step in eight digits. An earlier export is returned as it is.
+    The artifact's name is ``step-`` and the step in eight digits. A repeated export returns the existing artifact.
     """
     job = await run_in_threadpool(require_results, context.store, job_id, caller)
     name = f"{_STEP}{step:08}"
@@ -67,9 +67,9 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
 
 
 def _policy(spec: TrainJob, context: Context) -> Policy:
-    """Return the access rights of an export: untrusted code on the Ray head may have written the checkpoint.
+    """Return the access rights of the exporting process. Untrusted code may have written the checkpoint.
 
-    The export may write to the folder of all jobs, because the head could replace any deeper folder by a link.
+    Write access covers the folder of all training jobs, since the Ray head could replace a deeper folder by a link.
     """
     return Policy(
         read=tuple(map(str, named_paths(spec))),
@@ -83,19 +83,19 @@ def _folder(job_id: str, context: Context) -> Path:
 
 
 def _made(job_id: str, name: str, context: Context) -> ArtifactRecord | None:
-    """Return the artifact of an earlier export; None if there is none or its folder is gone."""
+    """Return the artifact of an earlier export; None without such an artifact, or if its folder is gone."""
     artifacts = context.store.progress.artifacts(job_id)
     return next((found for found in artifacts if found.name == name and found.path.is_dir()), None)
 
 
 def _found(job_id: str, context: Context) -> dict[int, Path]:
-    """Return the folders of a job's complete checkpoints by step, in order."""
+    """Return step -> folder of a job's complete checkpoints, in order of the steps."""
     folders = (_folder(job_id, context) / "checkpoints").glob(f"{_STEP}*")
     return {int(folder.name.removeprefix(_STEP)): folder for folder in sorted(folders) if folder.is_dir()}
 
 
 def _entry(step: int, folder: Path) -> CheckpointEntry | None:
-    """Return the description of a checkpoint; None if it was deleted meanwhile to make room for a new one."""
+    """Return the description of a checkpoint; None if the checkpoint was deleted meanwhile."""
     try:
         size_bytes = sum(file.stat().st_size for file in folder.iterdir())
         saved_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)

@@ -43,7 +43,7 @@ _BODY = spec_body(
     responses=documented(400, 409, 413, 415, 429),
 )
 async def create_deployment(request: Request, context: InContext, caller: Submitter) -> DeploymentView:
-    """Serve a model, described as JSON or YAML. Paths in it are paths on the server, below its data roots."""
+    """Create a deployment from JSON or YAML. Paths in it are paths on the server; ``upload:ID`` names an upload."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
     made = await context.checks.run(caller.id, partial(_create, context, caller, content_type, body))
     return _view(made, context, caller)
@@ -66,7 +66,7 @@ async def list_deployments(
 ) -> DeploymentPage:
     """List deployments, newest first, in pages. Without ``state``, only deployments that are up are listed.
 
-    Only the owner of a deployment and admins see ``spec.model.path``. Other API keys see ``hidden`` in its place.
+    Only the owner of a deployment and admins see ``spec.model.path``. Other API keys see ``hidden`` instead.
     """
     found, next_cursor = await run_in_threadpool(
         context.store.deployments.page, states=state or LIVE, limit=limit, cursor=cursor
@@ -76,7 +76,7 @@ async def list_deployments(
 
 @router.get("/{deployment}", operation_id="getDeployment", responses=documented(404))
 async def get_deployment(deployment: str, context: InContext, caller: Reader) -> DeploymentView:
-    """Return one deployment, by its id or its name; if several had the name, the one that is up, or else the last."""
+    """Return one deployment by id or name. If several had the name, return the one that is up, or else the newest."""
     return _view(await run_in_threadpool(context.store.deployments.get, deployment), context, caller)
 
 
@@ -100,7 +100,7 @@ async def get_deployment_events(
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
 ) -> EventPage:
-    """Return a deployment's events: changes of its state, its plans and its number of replicas, and interruptions."""
+    """Return a deployment's events: interruptions, and changes of its state, plans and number of replicas."""
     record = await run_in_threadpool(context.store.deployments.get, deployment)
     start = 0 if after is None else after
     events = await run_in_threadpool(context.store.events.after, start, deployment_id=record.id, limit=limit)

@@ -17,9 +17,7 @@ from share_compute_api.server.streams import STREAM_RESPONSE, After, LastEventId
 router = APIRouter(tags=["events"])
 WithFigures = Annotated[
     bool,
-    Query(
-        description="Also send statistics of deployments as they change: events `figures`, without a number."
-    ),
+    Query(description="Also send live statistics of deployments, as events `figures` without a number."),
 ]
 
 
@@ -30,7 +28,7 @@ WithFigures = Annotated[
     responses={
         **documented(404),
         200: {
-            "description": "A page of events; with `Accept: text/event-stream` a stream that continues.",
+            "description": "A page of events; with `Accept: text/event-stream`, a stream of events.",
             "content": STREAM_RESPONSE["content"],
         },
     },
@@ -43,12 +41,12 @@ async def get_job_events(
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
     without: Annotated[
         list[str] | None,
-        Query(max_length=20, description="Kinds that a page leaves out; may be given several times."),
+        Query(max_length=20, description="Kinds of events that a page omits; may be given several times."),
     ] = None,
     last_event_id: LastEventId = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> EventPage | Response:
-    """Return a job's events, from its beginning or from ``after`` on."""
+    """Return a job's events, oldest first."""
     await run_in_threadpool(context.store.jobs.get, job_id)
     start = starting_point(after, last_event_id, default=0)
     if MEDIA_TYPE in accept:
@@ -67,7 +65,7 @@ async def stream_events(
     last_event_id: LastEventId = None,
     figures: WithFigures = False,
 ) -> Response:
-    """Stream the events of the whole cluster, from now on or from ``after`` on."""
+    """Stream the events of the whole cluster; without ``after``, only new events."""
     newest = await run_in_threadpool(context.store.events.last_seq)
     start = starting_point(after, last_event_id, default=newest)
     return stream(context, start, caller, includes_figures=figures)

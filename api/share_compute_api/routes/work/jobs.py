@@ -44,7 +44,7 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=200,
-        description="Sent again with the same job, the answer is the job made first; no second one is made.",
+        description="Name for this submission. A repeated request with the same name and job returns the first job.",
     ),
 ]
 
@@ -59,7 +59,7 @@ IdempotencyKey = Annotated[
 async def submit_job(
     request: Request, context: InContext, caller: Submitter, idempotency_key: IdempotencyKey = None
 ) -> JobRecord:
-    """Queue a job, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
+    """Queue a job from JSON or YAML. Paths in it are paths on the server; ``upload:ID`` names an upload."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
     return await context.checks.run(
         caller.id, partial(_submit, context, caller, content_type, body, idempotency_key)
@@ -82,7 +82,7 @@ def _submit(
     responses=documented(413, 415, 429),
 )
 async def check_spec(request: Request, context: InContext, caller: Submitter) -> SpecCheck:
-    """Return the errors that submitting a job, or making a deployment, would give; nothing is queued."""
+    """Return the errors that submitting a job or deployment would give; nothing is queued."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
     return await context.checks.run(caller.id, partial(checked, context, caller, content_type, body))
 
@@ -93,11 +93,13 @@ def list_jobs(
     caller: Reader,
     state: Annotated[list[JobState] | None, Query(description="May be given several times.")] = None,
     kind: Annotated[str | None, Query(max_length=40)] = None,
-    name: Annotated[str | None, Query(max_length=80, description="Part of the name, in any case.")] = None,
+    name: Annotated[
+        str | None, Query(max_length=80, description="Part of the name; case is ignored.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> JobPage:
-    """List jobs, newest first, in pages. In jobs of other keys, the paths in ``spec`` are ``hidden``."""
+    """List jobs, newest first, in pages. In jobs of other keys, ``hidden`` replaces the paths in ``spec``."""
     jobs, next_cursor = context.store.jobs.page(
         states=state, kind=kind, name=name, limit=limit, cursor=cursor
     )
@@ -117,14 +119,14 @@ def get_job(job_id: str, context: InContext, caller: Reader) -> JobRecord:
     responses=documented(404, 409, 500, 503),
 )
 async def get_timeline(job_id: str, request: Request, context: InContext) -> PlanTimeline:
-    """Return the predicted timeline of one step of the job's plan, using the layer times measured so far."""
+    """Return the predicted timeline of one step of the job's plan, based on the layer times measured so far."""
     wanted = await run_in_threadpool(_timeline_request, job_id, context)
     problem = unpredictable(wanted.plan, wanted.topology)
     if problem is not None:
         return PlanTimeline(problem=problem)
     timeline = await context.plans.timeline(wanted, lambda: departure(request.receive, context.notifier))
     if timeline is None:
-        raise Unavailable("the server ends, or the client disconnected", hint="ask again")
+        raise Unavailable("the server is shutting down, or the client disconnected", hint="ask again")
     return timeline
 
 
@@ -133,7 +135,7 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
     spec = job.training
     if job.plan is None:
         raise Conflict(f"job {job_id} has no plan", hint="wait until it runs", job=job_id)
-    # Include machines that have left, since the plan contains them.
+    # The plan may contain machines that have left.
     machines = context.store.contributors.list(ids=job.plan.machines)
     return TimelineRequest(
         job=spec,

@@ -47,7 +47,7 @@ _STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
 
 @router.get("/models", operation_id="listModels", dependencies=CHAT)
 async def list_models(context: InContext) -> ModelList:
-    """List the models that are up."""
+    """List the models that are served now."""
     return ModelList(data=[Model.of(facts) for facts in context.engines.models()])
 
 
@@ -65,7 +65,7 @@ async def get_model(model: str, context: InContext) -> Model:
 async def create_chat_completion(
     wanted: ChatRequest, request: Request, context: InContext, caller: Chatter
 ) -> Response:
-    """Continue a conversation. Unsupported parameters that would change the answer are refused, never ignored."""
+    """Generate the next message of a conversation. Unsupported parameters that would change the answer are refused."""
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
@@ -90,7 +90,7 @@ async def create_chat_completion(
 async def create_completion(
     wanted: CompletionRequest, request: Request, context: InContext, caller: Chatter
 ) -> Response:
-    """Continue one text or several."""
+    """Generate the continuation of each prompt."""
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
@@ -112,7 +112,7 @@ async def create_completion(
 async def create_embedding(
     wanted: EmbeddingRequest, request: Request, context: InContext, caller: Chatter
 ) -> EmbeddingList:
-    """Turn texts into vectors."""
+    """Return the embedding vector of each text."""
     found = await _engine(context, wanted.model)
     if found.facts.kind != "embed":
         raise UserError(
@@ -193,7 +193,7 @@ async def _answer(
     shape: Shape,
     preparing: Coroutine[Any, Any, Completion],
 ) -> Response:
-    """Generate the sequences; respond with a stream, or with one body after all sequences have ended."""
+    """Generate the sequences; respond with a stream, or with one JSON body after all sequences have ended."""
 
     async def begin() -> Completion:
         prepared = await preparing
@@ -215,7 +215,7 @@ async def _answer(
 
 
 def _with_warning(response: Response, wanted: ApiRequest) -> Response:
-    """Add a header that names the parameters of a front end that were ignored."""
+    """Add a header with the names of the request's ignored fields, which front ends such as Open WebUI add."""
     if wanted.ignored:
         response.headers["X-Ignored-Parameters"] = ", ".join(wanted.ignored)
     return response

@@ -1,4 +1,4 @@
-"""Route for dry runs, which return the plan that a job would get, with reasons."""
+"""Route for dry runs: returns the plan that a job would get, with the reasons for it."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ async def plan(request: Request, context: InContext, caller: Submitter) -> PlanR
     )
     report = await context.plans.plan(wanted, departure(request.receive, context.notifier))
     if report is None:
-        raise Unavailable("the server ends, or the client disconnected", hint="ask again")
+        raise Unavailable("the server is shutting down, or the client disconnected", hint="ask again")
     return _with_idle(report, left_out) if left_out else report
 
 
 def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanReport:
-    """Return the report with the given idle machines added to its plans, as they appear in the plan of a job."""
+    """Return the report with ``left_out`` added to the idle machines of its plans."""
 
     def named(plan: Plan) -> Plan:
         return plan.model_copy(update={"idle": (*plan.idle, *left_out)})
@@ -83,9 +83,9 @@ def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanRep
 def _complete(
     context: Context, caller: ApiKeyRecord, content_type: str, body: bytes
 ) -> tuple[PlanRequest, tuple[IdleMachine, ...]]:
-    """Check the request as far as possible without torch; return it with its topology and the unmeasured machines.
+    """Check a request without importing torch; return the request with its topology, and the unmeasured machines.
 
-    Ready machines without measurements are returned separately, since a topology document cannot contain them.
+    A topology document cannot contain machines without a measured speed.
     """
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "send the request as application/json")
@@ -106,8 +106,8 @@ def _complete(
     if not topology.contributors and left_out:
         names = listed([machine.name for machine in left_out])
         raise PlanInfeasible(
-            f"nothing can be predicted: of the machines that are ready ({names}), the speed of none was measured",
-            hint="run share-compute doctor there and let them join again, or give a topology",
+            f"no plan can be predicted: no ready machine ({names}) has a measured speed",
+            hint="run share-compute doctor on these machines and let them join again, or give a topology",
             details={"machines_ready": len(left_out)},
         )
     if not topology.contributors:

@@ -25,13 +25,13 @@ def delete_job(
     caller: Submitter,
     response: Response,
     cancel: Annotated[
-        bool, Query(description="Ask a job that is not over to stop, and delete it when it did.")
+        bool, Query(description="Cancel an unfinished job, and delete it when it has ended.")
     ] = False,
 ) -> Deleted:
     """Delete a finished job with its events, metrics, checkpoints and artifacts; uploads stay.
 
-    Its files are removed within seconds. With ``cancel``, an unfinished job is cancelled; if it does not end at once,
-    the answer is 202 and the job is deleted when it has ended.
+    The job's files are removed within seconds. With ``cancel``, an unfinished job is cancelled first. If the job does
+    not end at once, the status is 202, and the job is deleted when it has ended.
     """
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     is_gone = context.store.deletions.job(job_id, context.settings.data_folder.resolve(), cancel=cancel)
@@ -43,7 +43,7 @@ def delete_job(
     "/jobs/{job_id}/artifacts/{name}", operation_id="deleteArtifact", responses=documented(404, 409)
 )
 def delete_artifact(job_id: str, name: str, context: InContext, caller: Submitter) -> Deleted:
-    """Delete one artifact of a job; its files are removed within seconds."""
+    """Delete one artifact of a job; the artifact's files are removed within seconds."""
     require_results(context.store, job_id, caller)
     context.store.deletions.artifact(job_id, name)
     return Deleted(id=f"{job_id}/{name}", is_deleted=True)
@@ -53,7 +53,7 @@ def delete_artifact(job_id: str, name: str, context: InContext, caller: Submitte
     "/deployments/{deployment}/history", operation_id="deleteDeployment", responses=documented(404, 409)
 )
 def delete_deployment(deployment: str, context: InContext, caller: Submitter) -> Deleted:
-    """Delete the record of a deployment that is over, and its events."""
+    """Delete the record and the events of a stopped or failed deployment."""
     record = context.store.deployments.get(deployment)
     require_owner(caller, record.owner, f"deployment {record.name}")
     context.store.deletions.deployment(record.id)
@@ -63,7 +63,7 @@ def delete_deployment(deployment: str, context: InContext, caller: Submitter) ->
 @router.post("/prune", operation_id="prune", dependencies=ADMIN)
 def prune(
     context: InContext,
-    dry_run: Annotated[bool, Query(description="Say what would be deleted, and delete nothing.")] = False,
+    dry_run: Annotated[bool, Query(description="Report what would be deleted; delete nothing.")] = False,
 ) -> PruneReport:
-    """Delete data past its retention time in the server's settings. The server does so itself, hourly by default."""
+    """Delete data past the retention times in the server's settings, as the server also does every hour by default."""
     return cleaner(context.settings, context.store).prune(dry_run=dry_run)

@@ -27,20 +27,20 @@ ContentDigest = Annotated[
     str | None,
     Header(
         max_length=500,
-        description="SHA-256 of the body as RFC 9530 writes it, sha-256=:BASE64:; another body is refused.",
+        description="SHA-256 of the body, as sha-256=:BASE64: (RFC 9530). A body with another hash is refused.",
     ),
 ]
 
 
 @router.post("", status_code=201, operation_id="createUpload")
 def create_upload(request: UploadRequest, context: InContext, caller: Submitter) -> UploadView:
-    """Begin an upload. Send its files, then complete it. Incomplete uploads that are idle for a day may be removed."""
+    """Create an upload. Send its files, then complete it. Open uploads may be removed after a day without files."""
     return context.uploads.create(request.name, request.kind, caller)
 
 
 @router.get("", operation_id="listUploads")
 def list_uploads(context: InContext, caller: Reader) -> UploadList:
-    """List the caller's own uploads (for admins: all), newest first, with the used and the allowed space."""
+    """List the caller's uploads (for admins: all), newest first, with the space used by all uploads and its limits."""
     uploads = context.uploads
     return UploadList(
         uploads=uploads.list(caller),
@@ -52,7 +52,7 @@ def list_uploads(context: InContext, caller: Reader) -> UploadList:
 
 @router.get("/{upload_id}", operation_id="getUpload", responses=documented(404))
 def get_upload(upload_id: str, context: InContext, caller: Reader) -> UploadView:
-    """Return one upload and its complete files."""
+    """Return one upload and the files that have arrived."""
     return context.uploads.get(upload_id, caller)
 
 
@@ -70,7 +70,7 @@ async def put_upload_file(
     caller: Submitter,
     content_digest: ContentDigest = None,
 ) -> UploadFile:
-    """Send one file; it replaces a file of the same name, and counts only when it has arrived completely."""
+    """Send one file. A complete file replaces an earlier file with its path; a partial file is discarded."""
     sha256 = _sha256(content_digest)
     announced = request.headers.get("content-length", "0")
     announced_bytes = int(announced) if announced.isdecimal() else 0
@@ -86,7 +86,7 @@ async def put_upload_file(
         return await run_in_threadpool(arrival.finish, sha256)
     except ClientDisconnect as failure:
         raise Unavailable(
-            "the sender went away before all of the file arrived", hint="send it again"
+            "the client disconnected before the whole file arrived", hint="send it again"
         ) from failure
     finally:
         arrival.close()
@@ -94,13 +94,13 @@ async def put_upload_file(
 
 @router.post("/{upload_id}/complete", operation_id="completeUpload", responses=documented(404, 409))
 def complete_upload(upload_id: str, context: InContext, caller: Submitter) -> UploadView:
-    """Complete an upload: jobs can name it, and its files no longer change; a repeated request changes nothing."""
+    """Complete an upload after a check: jobs can use it, and its files no longer change. Repetition changes nothing."""
     return context.uploads.complete(upload_id, caller)
 
 
 @router.delete("/{upload_id}", operation_id="removeUpload", responses=documented(404, 409))
 def remove_upload(upload_id: str, context: InContext, caller: Submitter) -> UploadView:
-    """Remove an upload that no unfinished job and no deployment uses; return the removed upload."""
+    """Remove an upload that no unfinished job and no live deployment uses; return the removed upload."""
     return context.uploads.remove(upload_id, users(context.store), caller)
 
 
