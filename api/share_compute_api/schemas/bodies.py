@@ -58,7 +58,7 @@ class FailureRequest(StrictModel):
     model_config = example(kind="stop", contributor_id="c-0a1b2c", duration_s=5.0)
 
     kind: Literal["kill", "stop"]
-    """kill: the member's process ends at once. stop: it is suspended for a while, with its sockets open."""
+    """kill: the member's process ends at once. stop: the process is suspended for a while, with its sockets open."""
     contributor_id: str = Field(max_length=100)
     """Id of the machine on which the member runs."""
     duration_s: float = Field(default=0.0, ge=0, le=3600)
@@ -197,7 +197,7 @@ class SignInCode(ResponseBody):
 
 
 class SessionView(ResponseBody):
-    """Session of this browser, if it is signed in."""
+    """Session of the requesting browser; all fields are null if the browser is not signed in."""
 
     key: ApiKeyRecord | None
     """API key of the session; null if the browser is not signed in."""
@@ -290,7 +290,7 @@ class InviteCreated(ResponseBody):
     uses: int = 1
     """Number of machines that may join with the invite."""
     join_command: str
-    """Command for the joining machine. The code is in the environment, since other users can read arguments."""
+    """Command for the joining machine. An environment variable holds the code, since other users can read arguments."""
     install_command: str = INSTALL_COMMAND
     """Command to run on the machine before ``join_command``, if share-compute is not installed there."""
 

@@ -16,7 +16,7 @@ from share_compute_api.submission.model_folders import refused
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
 """Folders of kernel files. Jobs may never name files in them, even if a data root contains them."""
 _DEVICES: Final = Path("/dev")
-"""Folder of devices. Jobs may name files in it only if a data root lies below it, for example ``/dev/shm``."""
+"""Folder of devices. Jobs may name a file in ``/dev`` only if a data root below ``/dev`` contains the file."""
 _MOST_ENTRIES: Final = 10_000
 
 
@@ -84,7 +84,8 @@ class DataRoots:
             field: field of the job, for the error.
 
         Raises:
-            UserError: the path is not absolute, or is outside the roots before or after its links are resolved.
+            UserError: the path is not absolute, contains ``..``, or is outside the roots before or after its links are
+                resolved.
         """
         if not path.is_absolute():
             raise refused(field, f"{path} is a relative path", "write paths on the server in full")

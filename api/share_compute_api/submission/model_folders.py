@@ -150,7 +150,7 @@ def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool = False) -> int | None:
-    """Return a model's longest sequence, in tokens; None if its folder does not specify it.
+    """Return a model's longest sequence, in tokens; None if the folder does not specify the length.
 
     Args:
         folder: folder of the model.
@@ -164,7 +164,7 @@ def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool 
 
 
 def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> int | None:
-    """Return the largest token id of a folder's tokenizer; None if the folder has no tokenizer.json.
+    """Return the largest token id of a folder's tokenizer; None without a tokenizer.json, or without tokens.
 
     Args:
         folder: folder of the tokenizer.

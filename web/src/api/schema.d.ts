@@ -251,7 +251,7 @@ export interface paths {
         put?: never;
         /**
          * Measure Contributor
-         * @description Schedule a new measurement of a machine. It starts when all machines of the same host are idle.
+         * @description Schedule a new measurement of a machine. The measurement starts when all machines of the same host are idle.
          */
         post: operations["measureContributor"];
         delete?: never;
@@ -1022,7 +1022,7 @@ export interface paths {
         put?: never;
         /**
          * Create Code
-         * @description Make a one-time code that signs a browser in with the caller's key; it expires within minutes.
+         * @description Make a one-time code that signs a browser in with the caller's key. The code expires within minutes.
          */
         post: operations["createSignInCode"];
         delete?: never;
@@ -1130,7 +1130,9 @@ export interface paths {
         put?: never;
         /**
          * Complete Upload
-         * @description Complete an upload after a check: jobs can use it, and its files no longer change. Repetition changes nothing.
+         * @description Check and complete an upload. Jobs can then use the upload, and its files no longer change.
+         *
+         *     A repeated request changes nothing.
          */
         post: operations["completeUpload"];
         delete?: never;
@@ -3151,7 +3153,7 @@ export interface components {
             duration_s: number;
             /**
              * Kind
-             * @description kill: the member's process ends at once. stop: it is suspended for a while, with its sockets open.
+             * @description kill: the member's process ends at once. stop: the process is suspended for a while, with its sockets open.
              * @enum {string}
              */
             kind: "kill" | "stop";
@@ -3520,7 +3522,7 @@ export interface components {
             install_command: string;
             /**
              * Join Command
-             * @description Command for the joining machine. The code is in the environment, since other users can read arguments.
+             * @description Command for the joining machine. An environment variable holds the code, since other users can read arguments.
              */
             join_command: string;
             /**
@@ -5953,7 +5955,7 @@ export interface components {
         };
         /**
          * SessionView
-         * @description Session of this browser, if it is signed in.
+         * @description Session of the requesting browser; all fields are null if the browser is not signed in.
          */
         SessionView: {
             /**

@@ -195,7 +195,7 @@ def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord
 
 
 async def _check_node(node: OnlineRequest, contributor: ContributorRecord, context: Context) -> None:
-    """Wait until Ray lists the node, and check it.
+    """Wait until Ray lists the node, then check the node.
 
     Raises:
         Conflict: the node is the head's or another machine's, has another address, or has fewer resources than the

@@ -1,4 +1,4 @@
-"""Routes with which operators and users list, measure and remove contributors."""
+"""Routes that list, measure and remove contributors."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def clear_contributor(contributor_id: str, context: InContext) -> ContributorRec
     responses=documented(404, 409, 503),
 )
 def measure_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
-    """Schedule a new measurement of a machine. It starts when all machines of the same host are idle."""
+    """Schedule a new measurement of a machine. The measurement starts when all machines of the same host are idle."""
     record = context.store.contributors.get(contributor_id)
     if record.state in GONE:
         raise Conflict(

@@ -1,4 +1,4 @@
-"""Route for fault injection, for tests and demonstrations, on servers that allow it."""
+"""Route for fault injection in tests and demonstrations; servers refuse such requests by default."""
 
 from __future__ import annotations
 

@@ -94,7 +94,10 @@ async def put_upload_file(
 
 @router.post("/{upload_id}/complete", operation_id="completeUpload", responses=documented(404, 409))
 def complete_upload(upload_id: str, context: InContext, caller: Submitter) -> UploadView:
-    """Complete an upload after a check: jobs can use it, and its files no longer change. Repetition changes nothing."""
+    """Check and complete an upload. Jobs can then use the upload, and its files no longer change.
+
+    A repeated request changes nothing.
+    """
     return context.uploads.complete(upload_id, caller)
 
 
