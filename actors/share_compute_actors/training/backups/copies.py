@@ -1,4 +1,4 @@
-"""All backup copies that one member keeps."""
+"""Manages the backup copies that one member keeps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RemotePrimary:
     Args:
         actor: the primary.
         backup: the backup member that keeps the copy.
-        stopping: once it is set, calls to the primary that are not answered yet raise `StaleEpoch`.
+        stopping: event that ends waits for the primary. Once set, waiting calls raise `StaleEpoch`.
     """
 
     def __init__(self, actor: Any, backup: Worker, stopping: threading.Event | _Deadline) -> None:
@@ -70,7 +70,7 @@ class RemotePrimary:
         ref = getattr(self._actor, method).remote(*arguments)
         while not ray.wait([ref], timeout=_POLL_S)[0]:
             if self._stopping.is_set():
-                raise StaleEpoch("the copy was cancelled", hint="no action needed: its owner trains on")
+                raise StaleEpoch("the copy was cancelled", hint="no action needed: training continues")
         try:
             return ray.get(ref)
         except RayTaskError as failure:
@@ -85,7 +85,7 @@ class RemotePrimary:
 
 
 class _Deadline:
-    """An event that counts as set once some seconds have passed."""
+    """An event that is set after some seconds; replaces `threading.Event` in `RemotePrimary`."""
 
     def __init__(self, seconds: float) -> None:
         self._until_s = time.monotonic() + seconds
@@ -105,8 +105,8 @@ class Copies:
         device: device that computes updates.
         notify: receives errors, from any thread.
         quota: space for all copies.
-        reach: returns the interface to a primary. Its arguments are the primary's actor, the id of this member, and an
-            event that ends waits for the primary.
+        reach: returns the interface to a primary, given the primary's actor, the id of this member, and an event that
+            ends waits for the primary.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class Copies:
         self._quota = quota
         self._reach = reach
         self.former: Legacy | None = None
-        """Data of the runner of this member's previous shard, until `keep` is called; None otherwise.
+        """Data of this member's previous shard, from `TrainingEngine.equip` until `keep`; None otherwise.
 
-        None also if that runner lacked updates that the present shard includes."""
+        None also if that data lacks updates that the present shard includes."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
@@ -135,17 +135,17 @@ class Copies:
         self._came: dict[tuple[int, int], set[int]] = {}
         """Indices of the gradient messages (see `gradient_messages`) that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}
-        """Total number of messages of a gradient, by stage and step; known once the gradient's header has arrived."""
+        """Number of messages of a gradient, by stage and step; only for gradients whose header has arrived."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, ShardOutline]:
-        """Ask primaries for outlines of shards whose copies can start from local data; return them by shard.
+        """Ask primaries for outlines of shards whose copies can start from local data; return the outlines by shard.
 
-        The call waits for the primaries, so it must not run on the compute thread. An outline is left out if its
+        Do not call this on the compute thread, because it waits for the primaries. An outline is left out if its
         primary is lost, does not hold the shard or does not answer within 5 s.
 
         Args:
             committed: last committed step.
-            followed: primaries of the copies that will be kept, by stage.
+            followed: primaries whose shards this member will copy, by stage.
         """
         legacies = self._legacies(committed, self._followers.values())
         found: dict[ShardRange, ShardOutline] = {}
@@ -155,7 +155,7 @@ class Copies:
                 each.shard[0] < stop and start < each.shard[1] for each in legacies
             ):
                 continue
-            # Without an outline, `Follower.follow` asks for it later and fetches all data.
+            # If this fails, `Follower.follow` later asks for the outline, and fetches all data.
             with suppress(StaleEpoch, ContributorLost):
                 owner = self._reach(one.actor, self._backup, _Deadline(_OUTLINE_S))
                 found[one.shard] = owner.outline(one.shard)
@@ -176,8 +176,8 @@ class Copies:
 
         Args:
             epoch: number of the epoch that is about to begin.
-            committed: last committed step. A copy that cannot be brought to this step is replaced by a new
-                one. So is a copy that is not at this step yet and whose shard now has another primary.
+            committed: last committed step. A new copy replaces a copy that cannot be brought to this step. If the
+                primary of a shard has changed, a new copy also replaces a copy that is behind this step.
             followed: primaries of the copies, by stage.
             outlines: outlines of shards whose new copies start from local data. They are used only if there
                 is space for all these copies.
@@ -189,8 +189,8 @@ class Copies:
             for shard, follower in self._followers.items()
             if shard in wanted
             and follower.reaches(committed)
-            # The update factor of a step arrives only with the next gradient of the same primary. So a copy
-            # that still needs the factor cannot continue with another primary.
+            # A primary sends the update factor of a step with its next gradient. Another primary may not know the
+            # factor, so a copy that still lacks the factor cannot continue.
             and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
@@ -208,7 +208,7 @@ class Copies:
         kept |= fresh
         self.former = None
         for follower in kept.values():
-            follower.forget_after(committed)  # if a step is restarted, its gradient is sent again
+            follower.forget_after(committed)  # primaries send the gradient of the open step again
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
         self._came.clear()
         self._wanted.clear()
@@ -216,7 +216,7 @@ class Copies:
             kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._backup))
 
     def _has_space(self, outlines: Iterable[ShardOutline]) -> bool:
-        """Return whether there is space for copies with these outlines, beside the existing copies."""
+        """Return whether there is space for new copies with these outlines."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
             self._quota.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
@@ -231,7 +231,7 @@ class Copies:
     def catch_up(self) -> bool:
         """Have each complete copy apply its pending gradients once, in the background.
 
-        Return whether each usable copy is complete and has done so.
+        Return whether all usable copies are complete and have finished this work.
         """
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
@@ -241,7 +241,7 @@ class Copies:
         return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
-        """Return the defect of one message of a primary's gradient, for display; None if it has none."""
+        """Return the defect of one message of a primary's gradient, for display; None if the message is valid."""
         followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"
@@ -249,16 +249,16 @@ class Copies:
         return None if what is None else f"the gradient that it sent to its backup: {what}"
 
     def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
-        """Store one message of a primary's gradient; if it cannot be stored, mark the copy as unusable.
+        """Store one message of a primary's gradient. If the message cannot be stored, mark the copy as unusable.
 
-        Return the primary if all messages of the gradient have arrived in this epoch, so that the caller
-        acknowledges the gradient; otherwise None.
+        Return the primary once all messages of the gradient have arrived in this epoch; until then, None. The caller
+        then acknowledges the gradient.
         """
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]
         try:
             follower.take(label.step, label.microbatch, tensor)
-        except Unavailable as failure:  # training does not wait for a copy that cannot be stored
+        except Unavailable as failure:  # the gradient is acknowledged anyway, so that training does not wait
             follower.spoil()
             self._fail(followed.shard, failure)
         came = self._came.setdefault(key, set())

@@ -1,7 +1,6 @@
-"""Disk space for backup copies: the folder that contains them, and the limit of their size.
+"""Disk space for backup copies: their folder, and the limit of their size.
 
-The folder may be in memory, as ``/tmp`` is on many systems. Then the copies count towards the memory that the
-machine's owner lends.
+The folder may be in memory, as ``/tmp`` is on many systems. If so, copies use memory that the machine's owner lends.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from share_compute_actors.machine.temporary import is_memory, temporary_folder
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
-"""Space that copies must leave free on the file system: the smaller one of `_RESERVE_BYTES` and this fraction
-of the file system's size."""
+"""Copies must leave some space on the file system free: this fraction of its size, but at most `_RESERVE_BYTES`."""
 
 
 class CopyQuota:
-    """Counts the space that all copies of one member take, and enforces its limit. All methods are thread-safe.
+    """Counts the bytes of all copies of one member, and enforces their limit. All methods are thread-safe.
 
     Args:
         lent_bytes: main memory that the machine's owner lends, in bytes; 0 if unknown.
@@ -38,10 +36,10 @@ class CopyQuota:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Reserve this many bytes, which are about to be written; 0 bytes always succeed.
+        """Reserve this many bytes before they are written; reserving 0 bytes always succeeds.
 
         Raises:
-            Unavailable: there is no space for them, or the folder does not exist.
+            Unavailable: there is not enough space, or the folder does not exist.
         """
         with self._lock:
             if size:
@@ -49,7 +47,7 @@ class CopyQuota:
             self._taken += size
 
     def give_back(self, size: int) -> None:
-        """Release this many bytes, because their data was deleted."""
+        """Release this many bytes after their data was deleted."""
         with self._lock:
             self._taken -= size
 
@@ -75,21 +73,21 @@ class CopyQuota:
             disk = psutil.disk_usage(str(self.folder))
         except OSError as failure:
             raise Unavailable(
-                f"{self.folder} is not there: {failure.strerror}",
-                hint="make that folder again, or set parallelism.backups to false",
+                f"{self.folder} cannot be used: {failure.strerror}",
+                hint="create that folder again, or set parallelism.backups to false",
             ) from failure
         left = disk.free - reserve_bytes(disk.total)
         if not self._is_memory:
             return left
         memory = psutil.virtual_memory().available
         if self._lent_bytes:
-            # The next step may need as much memory as this process has needed at most so far.
+            # Reserve this process's peak memory, because the next step may need as much again.
             memory = min(memory, self._lent_bytes - peak_resident_bytes() - self._taken)
         return min(left, memory) if disk.total else memory  # some file systems report no size
 
 
 def is_out_of_space(failure: Exception) -> bool:
-    """Return whether a failure means that a copy does not fit on the disk or into memory, or cannot be written."""
+    """Return whether a failure means that a copy lacks memory or disk space, or cannot be written."""
     return isinstance(failure, Unavailable) or is_out_of_memory(failure)
 
 

@@ -25,9 +25,8 @@ from share_compute_actors.transport.pieces import Piece
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
 _MOST_STAGED_BYTES = 256 * 2**20
-"""Limit for the size of all clones together while several backup members fetch clones, in bytes.
-
-If only one backup member fetches clones, they may be larger."""
+"""Maximum total size of the clones for several backup members, in bytes. Clones for a single backup member have no
+limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class ShardOutline:
     sizes: Mapping[str, int]
     """Size of each parameter and persistent buffer, in bytes."""
     buckets: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
-    """Name and shape of each trained parameter, by gradient bucket, in the order of their gradients in the bucket."""
+    """Name and shape of each trained parameter, by gradient bucket, in the order in which the bucket stores them."""
     undecayed: frozenset[str]
     """Names of biases and normalization parameters, which get no weight decay unless the job decays all parameters."""
 
@@ -84,7 +83,7 @@ class ShardState(Protocol):
 
 
 class Legacy(NamedTuple):
-    """Data of a shard after step `step`, from a runner or copy on this machine that is no longer used."""
+    """State of a shard after step `step`, in a runner or backup copy on this machine. New copies can start from it."""
 
     shard: ShardRange
     step: int
@@ -93,13 +92,11 @@ class Legacy(NamedTuple):
     names: Collection[str]
     """Names of parameters and buffers."""
     state: Callable[[str], Mapping[str, Tensor]]
-    """Returns a parameter or buffer and its optimizer state, by tensor name.
-
-    The argument is the name of the parameter or buffer."""
+    """Maps the name of a parameter or buffer to this tensor and its optimizer state, by tensor name."""
 
     @classmethod
     def of_runner(cls, runner: ShardState, step: int) -> Legacy:
-        """Return the state of a runner that computes no more steps.
+        """Return the state of a runner. The runner must not compute any more steps.
 
         Args:
             runner: the runner.
@@ -124,7 +121,7 @@ class Primary(Protocol):
     """The interface of a primary whose shard is copied."""
 
     def outline(self, shard: ShardRange) -> ShardOutline:
-        """Return the outline of the shard."""
+        """Return the outline of a shard."""
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
         """Clone some parameters or buffers, with their optimizer state; return a description of the clones."""
@@ -134,12 +131,12 @@ class Primary(Protocol):
 
 
 class Copier:
-    """Copies a runner's shard for backup members; implements `Primary`.
+    """Clones parts of a runner's shard for backup members; implements `Primary`.
 
     Args:
-        run: runs a function on the compute thread, between two pieces of that thread's work, and returns its result.
-        here: returns the runner (None before weights are loaded), and the last step whose update its weights include;
-            called on the compute thread.
+        run: runs a function on the compute thread, and returns its result.
+        here: returns the runner (None before weights are loaded), and the last step whose update its weights include.
+            It is called on the compute thread.
     """
 
     def __init__(
@@ -157,17 +154,17 @@ class Copier:
         """torch's version counter of each buffer when it was first cloned."""
 
     def forget(self) -> None:
-        """Drop all clones, because the runner was replaced. Backup members that still fetch them get `StaleEpoch`."""
+        """Drop all clones after the runner was replaced. Backup members that still fetch clones get `StaleEpoch`."""
         self._staged.clear()
         self._versions.clear()
 
     def forget_all_but(self, backups: Collection[Worker]) -> None:
-        """Drop the clones for members that are not in `backups`, because they fetch no more clones."""
+        """Drop all clones except those for members in `backups`."""
         for backup in self._staged.keys() - set(backups):
             self._staged.pop(backup, None)
 
     def outline(self, shard: ShardRange) -> ShardOutline:
-        """Return the outline of the shard.
+        """Return the outline of a shard.
 
         Raises:
             StaleEpoch: this member does not compute with the shard.
@@ -191,11 +188,11 @@ class Copier:
 
         Args:
             shard: layers [start, stop).
-            names: names of parameters or buffers; if empty, the backup member's clones are only dropped.
-            backup: the backup member that fetches them; its previous clones are dropped.
+            names: names of parameters or buffers; if empty, nothing is cloned.
+            backup: the backup member that will fetch the clones. Its previous clones are dropped.
 
         Raises:
-            StaleEpoch: this member does not compute with the shard, or other backup members use the space for clones.
+            StaleEpoch: this member does not compute with the shard, or clones for other members use the space.
         """
         copied: Copied = self._run(partial(self._copy, shard, names, backup))
         return copied
@@ -242,7 +239,7 @@ class Copier:
         return Piece.sealed(name, content)
 
     def require_still(self) -> None:
-        """Check that no buffer has changed since it was first cloned. Later values are not sent to backups.
+        """Check that no buffer has changed since it was first cloned, because backup members get no later values.
 
         Raises:
             ShareComputeError: a buffer has changed.

@@ -1,9 +1,9 @@
-"""Backup copies of other members' shards, which can be brought to the last committed step when their primary is lost.
+"""Backup copies of other members' shards, which can be brought to the last committed step when a primary is lost.
 
-A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
-primary, parameter by parameter, while the primary continues to train. Parameters in the snapshot may
-therefore include the updates of different numbers of steps, and each is updated separately. Updates use the
-job's optimizer, so on a device of the same kind the result is bit-identical to the primary's.
+A copy consists of a snapshot on disk, and the reduced gradients of later steps. The snapshot is fetched from the
+primary, parameter by parameter, while the primary continues to train. Parameters in the snapshot may therefore be from
+different steps, so each parameter is updated separately. Updates use the job's optimizer. On a device of the same kind,
+the result is bit-identical to the primary's parameters.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
 _BATCH_BYTES = 64 * 2**20
-"""Maximum size of the weights that the primary clones in one call, in bytes, without their optimizer state. A
+"""Maximum size in bytes of the parameters and buffers that the primary clones in one call, without optimizer state. A
 larger tensor is cloned alone."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
 """Limits for pending gradients: number of steps, and size as a multiple of the snapshot's size. Beyond either limit,
-the gradients of committed steps are applied to the snapshot."""
+pending gradients are applied to the snapshot."""
 _TRAINED = frozenset({torch.float32})
 """Allowed dtypes of the buckets of a gradient."""
 _AGAIN_S = 0.5
-"""Wait in seconds before a fetch that the primary refused is repeated."""
+"""Wait before a refused fetch is repeated, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Follower:
     Args:
         shard: layers [start, stop).
         training: settings of the training.
-        device: device that computes updates; results equal the primary's bit by bit if both devices are of one kind.
-        fail: receives an error on the copy's own thread; the copy is unusable then.
+        device: device that computes updates. Results are bit-identical to the primary's on devices of the same kind.
+        fail: called with an error, on the copy's own thread, when the copy has become unusable.
         quota: limits the space that all copies of this member take.
     """
 
@@ -104,16 +104,16 @@ class Follower:
         self._have: dict[str, int] = {}
         """Last step whose update the snapshot contains, by name of the parameter or buffer.
 
-        A tensor that is not trained never changes, but its step advances with the steps of trained tensors."""
+        The step of a tensor that is not trained also advances, although the tensor never changes."""
         self._logs: dict[int, GradientLog] = {}
         self._scales: dict[int, float] = {}
-        """Update factors of committed steps, by step, as far as the primary has reported them."""
+        """Update factors of committed steps, by step; only factors that the primary has sent."""
         self._loss_scales: dict[int, LossScale] = {}
-        """Loss scale after a step, by step; only for steps whose data was fetched or inherited, and for steps
-        to which the copy was brought."""
+        """Loss scale after a step, by step; only for steps at which data was fetched or inherited, and for steps
+        to which the snapshot was brought."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        """Set to end the running fetch."""
+        """Event that ends the running fetch."""
         self._owner: object = None
         self._fetching: Future[None] | None = None
         self._compacting: Future[None] | None = None
@@ -130,10 +130,10 @@ class Follower:
         return self._is_fetched and not self.is_spoilt
 
     def catch_up(self) -> bool:
-        """Apply the pending gradients once, in the background; return whether this is done.
+        """Apply the pending gradients once, in the background; return whether this work is done.
 
-        The first call with a complete snapshot starts this work. Later calls only ask whether it is done.
-        When training pauses, few gradients then remain to be applied.
+        The first call with a complete snapshot starts the work. Few gradients then remain to be applied when
+        training pauses.
         """
         if not self.is_whole:
             return False
@@ -144,12 +144,12 @@ class Follower:
     # -- updating ----------------------------------------------------------------------------------------------------
 
     def follow(self, owner: object, reach: Callable[[threading.Event], Primary]) -> None:
-        """Fetch the missing data from this primary from now on, if any is missing; return at once.
+        """Start to fetch missing data from a primary, in the background; stop a fetch from an earlier primary.
 
         Args:
-            owner: identifies the primary; a running fetch from the same primary continues.
-            reach: returns the primary's interface. Its argument is an event. Once the event is set, waiting
-                calls of the interface raise `StaleEpoch`.
+            owner: identifies the primary. A running fetch from the same primary continues.
+            reach: returns the primary's interface, given an event. Once the event is set, waiting calls of the
+                interface raise `StaleEpoch`.
         """
         is_under_way = self._fetching is not None and not self._fetching.done()
         if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
@@ -160,17 +160,17 @@ class Follower:
         self._fetching = self._submit(lambda: self._fetch(primary, stopping))
 
     def inherit(self, outline: ShardOutline, legacies: Sequence[Legacy]) -> Future[None]:
-        """Start from data that is already on this machine; return a future that is done when the data is copied.
+        """Start this copy from data on this machine, in the background; return a future of this work.
 
         Args:
             outline: outline of the shard.
-            legacies: the local data.
+            legacies: the data.
         """
         self._trained, self._outline = dict(_places(outline)), outline
         return self._submit(partial(self._inherit, outline, legacies))
 
     def legacy(self, step: int) -> Legacy | None:
-        """Return the snapshot's data if it has exactly the updates up to a step; otherwise None.
+        """Return the snapshot's data if it is complete and includes exactly the updates up to a step; otherwise None.
 
         Return None also if the loss scale after this step is unknown.
         """
@@ -185,7 +185,7 @@ class Follower:
         """Store one message of a step's gradient (see `gradient_messages`); a repeated message changes nothing.
 
         If many gradients are pending, start to apply them. If the copy is unusable, drop the message and
-        release the space of the copy.
+        release the copy's space.
 
         Args:
             step: number of the step.
@@ -215,7 +215,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return the defect of a gradient message (see `gradient_messages`), for display; None if there is none."""
+        """Return the defect of a message (see `gradient_messages`), for display; None if the message is valid."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets
@@ -227,21 +227,21 @@ class Follower:
         return Expected((size,), _TRAINED).misfit(tensor)
 
     def forget_after(self, step: int) -> None:
-        """Drop the gradients of steps after this one."""
+        """Drop the gradients of steps after this step."""
         with self._lock:
             later = [self._logs.pop(each) for each in sorted(self._logs) if each > step]
         for log in later:
             log.close()
 
     def has(self, step: int) -> bool:
-        """Return whether the complete gradient of a step is here, or is no longer needed."""
+        """Return whether the gradient of a step is complete, or no longer needed."""
         log = self._logs.get(step)
         return step <= self._floor or (log is not None and log.is_complete)
 
     def reaches(self, step: int) -> bool:
-        """Return whether the tensors of the snapshot so far can be brought to exactly this step.
+        """Return whether all tensors fetched so far can be brought to exactly this step.
 
-        This needs the complete gradients up to the step, and a usable copy without any later update.
+        The copy must be usable and contain no later update. All gradients up to the step must be complete.
         """
         is_early = all(have <= step for have in list(self._have.values()))
         return (
@@ -257,7 +257,7 @@ class Follower:
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
         """Stop fetching, and apply gradients up to a committed step; return whether this succeeded.
 
-        If so, `rows` returns the tensors with the updates up to this step.
+        After success, `rows` returns tensors as they are after this step.
 
         Args:
             step: number of a committed step.
@@ -267,20 +267,17 @@ class Follower:
         return self._own.submit(self._bring_to, step, scales).result()
 
     def spoil(self) -> None:
-        """Mark the copy as unusable. The next call of `take` or `close` releases its space.
-
-        If the next epoch needs a copy of this shard here, that epoch begins another one.
-        """
+        """Mark the copy as unusable. The next call of `take` or `close` releases its space."""
         self.is_spoilt = True
         self._stopping.set()
 
     def close(self, after: Collection[Future[None]] = ()) -> None:
-        """Delete the copy and release its space, once the futures in ``after`` have read its data."""
+        """Delete the copy and release its space, once the futures in ``after`` are done: their work reads the copy."""
         self._release_space(after)
         self._own.shutdown(wait=False)
 
     def _release_space(self, after: Collection[Future[None]] = ()) -> None:
-        """Delete all data; called on the thread of `take`, so that no data arrives meanwhile."""
+        """Delete all data, once the futures in ``after`` are done. Call this on the thread of `take`."""
         if not self._is_forgotten:
             self._is_forgotten = True
             self._stopping.set()
@@ -332,12 +329,12 @@ class Follower:
         self._is_fetched = self._have.keys() == outline.sizes.keys() and bool(self._loss_scales)
 
     def _fetch(self, owner: Primary, stopping: threading.Event) -> None:
-        # `_inherit` may have found all data on this machine. The primary is not asked then: it may be dead already.
+        # If `_inherit` found all data on this machine, do not call the primary, which may be dead.
         while not (self._is_fetched or stopping.is_set()):
             try:
                 self._fetch_missing(owner, stopping)
             except StaleEpoch:
-                # The primary lacks the shard, the clones or space for clones, or the fetch was cancelled.
+                # The primary has no such shard, no such clones or no space for clones; or the fetch was cancelled.
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):
@@ -364,14 +361,14 @@ class Follower:
             copied = owner.copy(self.shard, ())  # makes the primary drop its clones for this copy
         except ContributorLost:
             if not self._outline.sizes:
-                raise  # a shard without parameters needs the loss scale that the primary returns
+                raise  # without parameters, the loss scale is the only state to fetch
         else:
             if not self._outline.sizes:
                 self._loss_scales[copied.step] = copied.loss_scale
         self._is_fetched = True
 
     def _received(self, owner: Primary, stopping: threading.Event, ticket: int, part: ClonedTensor) -> Tensor:
-        """Fetch one tensor. After each piece, pause as long as its fetch took: training uses the same link.
+        """Fetch one tensor. After each piece, pause for as long as its fetch took, because training uses the same link.
 
         Raises:
             ContributorLost: a piece arrived damaged in every attempt, or the primary died.
@@ -393,7 +390,7 @@ class Follower:
         return tensor
 
     def _is_long(self) -> bool:
-        """Return whether so many gradients are pending that they should be applied to the snapshot."""
+        """Return whether pending gradients exceed `_MOST_STEPS` or `_MOST_SNAPSHOTS`."""
         with self._lock:
             logs = list(self._logs.values())
         return len(logs) > _MOST_STEPS or sum(log.nbytes for log in logs) > _MOST_SNAPSHOTS * max(
@@ -401,7 +398,7 @@ class Follower:
         )
 
     def _compact(self) -> None:
-        """Bring the snapshot to the last step whose update factor and complete gradient are here."""
+        """Apply pending gradients in order, until a step lacks its update factor or its complete gradient."""
         step = self._floor
         while self.has(step + 1) and step + 1 in self._scales:
             step += 1
@@ -427,16 +424,16 @@ class Follower:
 
     @property
     def _floor(self) -> int:
-        """Last step whose update every tensor of the snapshot includes; -1 while the snapshot is empty.
+        """Last step whose update all fetched tensors include; -1 while the snapshot is empty.
 
-        In a shard without parameters and buffers only the loss scale changes from step to step.
+        In a shard without parameters and buffers, the last step whose loss scale is known.
         """
         have = dict(self._have)
         if self._is_fetched and not have:
             return max(self._loss_scales)
         trained = [step for name, step in have.items() if name in self._trained]
         if self._trained and not trained:
-            # Trained tensors are fetched later. They will include the updates up to at least this step.
+            # Trained tensors are still to be fetched. They will include all updates up to this step.
             return max(have.values(), default=-1)
         return min(trained or have.values(), default=-1)
 
@@ -445,11 +442,11 @@ class Follower:
 
         Raises:
             Unavailable: there is no space for the updated tensors.
-            VerificationFailed: the disk lost some data; the copy is unusable.
+            VerificationFailed: data on the disk is damaged; the copy is unusable.
         """
         replayed = {name for name, have in self._have.items() if name in self._trained and have < step}
         for name in self._snapshot.names:
-            if parameter_of(name) not in replayed:  # `_replay` verifies the replayed ones when it reads them
+            if parameter_of(name) not in replayed:  # `_replay` verifies the others when it reads them
                 self._snapshot.get(name)
         for each in range(self._floor + 1, step + 1):
             self._logs[each].verify()
@@ -468,7 +465,7 @@ class Follower:
             log.close()
 
     def _replay(self, name: str, steps: Collection[int], scales: Mapping[int, float]) -> None:
-        """Update one parameter as its primary did.
+        """Apply the gradients of some steps to one parameter, as the primary did.
 
         The whole parameter is updated at once, because kernels treat the last elements of a tensor differently.
         """
@@ -513,10 +510,9 @@ def _places(outline: ShardOutline) -> Iterator[tuple[str, _Trained]]:
 
 
 def _be_modest() -> None:
-    """Let this thread compute on one core, and on Linux at a low priority, to slow down training less."""
+    """Limit this thread to one core and, on Linux, to a low priority, so that training slows down less."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        # The value is added to the current one: Ray's workers have a niceness of 15, and only privileged processes may
-        # lower it.
+        # Increase the current niceness (15 in Ray's workers). Only privileged processes may decrease it.
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10))

@@ -1,4 +1,4 @@
-"""Encodes a step's reduced gradient as messages to a backup member, which stores them on its disk."""
+"""Encodes a step's reduced gradient as messages to a backup member, and stores the received messages on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GradientLogHeader(NamedTuple):
     buckets: int
     """Number of buckets of the gradient."""
     loss_scale: LossScale
-    """Loss scale of the step, by which the gradient is still multiplied."""
+    """Loss scale of the step. The gradient is still multiplied by it."""
     scale_before: float | None
     """Update factor (see `update_factor`) with which the previous step was applied; None if unknown."""
 
@@ -74,7 +74,7 @@ class GradientLog:
 
     @property
     def head(self) -> GradientLogHeader:
-        """Header of the gradient, which must have arrived."""
+        """Header of the gradient. It must have arrived."""
         assert self._head is not None
         return self._head
 
@@ -99,10 +99,10 @@ class GradientLog:
         return self._file.part(str(bucket), start, stop)
 
     def verify(self) -> None:
-        """Check that the disk has the data that was written.
+        """Check that the data on the disk is the data that was written.
 
         Raises:
-            VerificationFailed: some content differs or cannot be read.
+            VerificationFailed: some data differs or cannot be read.
         """
         self._file.verify()
 

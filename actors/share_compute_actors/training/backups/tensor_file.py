@@ -29,9 +29,9 @@ class _Place(NamedTuple):
 
 
 class TensorFile:
-    """Stores tensors in an unnamed file, which disappears when it is closed, and when its process ends or crashes.
+    """Stores tensors in an unnamed temporary file. The system deletes the file when it is closed or its process ends.
 
-    Methods may be called from any thread. A caller that replaces a tensor must ensure that no other thread reads it.
+    Methods may be called from any thread. While a tensor is replaced, no other thread may read it.
 
     Args:
         quota: folder of the file, and the size limit that it shares with the member's other copies.
@@ -58,7 +58,7 @@ class TensorFile:
         """Add a tensor, or replace the tensor of the same name.
 
         Raises:
-            Unavailable: the space is too small, or the disk cannot be written.
+            Unavailable: there is not enough space, or the file cannot be written.
         """
         ready = tensor.detach().to("cpu").contiguous()
         content = ready.reshape(-1).view(torch.uint8).numpy().data
@@ -89,10 +89,10 @@ class TensorFile:
             return self._opened
 
     def get(self, name: str) -> Tensor:
-        """Return a tensor, after a check of its digest.
+        """Return a tensor after verifying its digest.
 
         Raises:
-            VerificationFailed: the content differs from the content that was written, or cannot be read.
+            VerificationFailed: the data differs from the written data, or cannot be read.
         """
         place = self._places[name]
         content = self._read(place.begin, place.size)
@@ -104,20 +104,20 @@ class TensorFile:
         return _tensor(content, place.dtype).reshape(place.shape)
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) of a flattened tensor, without a check of its digest.
+        """Return elements [start, stop) of a flattened tensor without verifying its digest.
 
         Raises:
-            VerificationFailed: the content cannot be read.
+            VerificationFailed: the data cannot be read.
         """
         place = self._places[name]
         size = place.dtype.itemsize
         return _tensor(self._read(place.begin + start * size, (stop - start) * size), place.dtype)
 
     def rows(self, name: str, start: int, stop: int | None) -> Tensor:
-        """Return rows [start, stop) of a tensor, without a check of its digest; a scalar is returned whole.
+        """Return rows [start, stop) of a tensor without verifying its digest; return a scalar whole.
 
         Raises:
-            VerificationFailed: the content cannot be read.
+            VerificationFailed: the data cannot be read.
         """
         shape = self._places[name].shape
         if not shape:
@@ -127,10 +127,10 @@ class TensorFile:
         return self.part(name, first * row, last * row).reshape(last - first, *shape[1:])
 
     def verify(self) -> None:
-        """Read all tensors, and check their digests.
+        """Read all tensors, and verify their digests.
 
         Raises:
-            VerificationFailed: some content differs from the content that was written, or cannot be read.
+            VerificationFailed: some data differs from the written data, or cannot be read.
         """
         for name in self.names:
             self.get(name)

@@ -15,21 +15,21 @@ def backups_of(
     cramped: Container[Worker] = (),
     present: Mapping[Worker, Worker] | None = None,
 ) -> dict[Worker, Worker]:
-    """Return the backup member of each member that is alone in its stage.
+    """Choose a backup member for each member that is alone in its stage; return the backup members by primary.
 
     A member that no other member can reach gets no backup. Candidates are compared by these criteria, in order:
 
-    1. The candidate is not known to lack memory for a copy.
-    2. Its device is of the same kind as the primary's, because only such devices compute updates with the same bits.
+    1. The candidate is not known to lack space for a copy.
+    2. Its device is of the same kind as the primary's. Only then are both members' updates bit-identical.
     3. It already keeps a copy of the shard.
-    4. The primary's gradient reaches it soonest, if the copies that it keeps share its link equally.
+    4. The primary's gradient reaches it soonest, assuming that all copies that it keeps share the link equally.
     5. Its machine has the most memory.
 
     Args:
         stages: members of each stage.
-        topology: machines of the members; links that were not measured count as slow as the slowest measured one.
-        cramped: members that lacked the space for a copy; they are used only if there is no other member.
-        present: backup members of the epoch before, by primary; only for primaries that keep their shards.
+        topology: machines of the members. A link that was not measured counts as slow as the slowest measured link.
+        cramped: members that lacked the space for a copy. They become backup members only if no other member can.
+        present: backup members of the previous epoch, by primary; only for primaries that keep their shards.
     """
     present = present or {}
     dead = {frozenset(pair) for pair in topology.cut_off}

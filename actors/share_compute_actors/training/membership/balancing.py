@@ -12,11 +12,11 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.epochs import Shares
 
 _STEPS = 3
-"""Number of steps in the first median of compute times, so that a single slow step does not count."""
+"""Number of steps in the first median of compute times. A median ignores a single slow step."""
 _MOST_STEPS = 48
 """Maximum number of steps in a median. Each proposal doubles the number, so that changes become rare."""
 _LEAST_GAIN = 0.15
-"""Minimum gain that justifies new shares, as a fraction of the slowest stage's time; less may be noise."""
+"""Minimum gain that justifies new shares, as a fraction of the slowest stage's time. A smaller gain may be noise."""
 _EPOCH_S = 1.0
 """Cost of a new epoch, in seconds: links and process groups are set up again."""
 
@@ -38,7 +38,7 @@ class Balancer:
         self._cell_s = defaultdict(lambda: deque(maxlen=steps))
 
     def observe(self, step: int, figures: Mapping[Worker, StepFigures], steps_left: int) -> Shares | None:
-        """Record the figures of a step; return new shares of some stages if they are worth a new epoch, otherwise None.
+        """Record the figures of a step; return new shares for some stages, or None if they are not worth a new epoch.
 
         Args:
             step: number of the step.
@@ -47,7 +47,7 @@ class Balancer:
         """
         membership = self._membership
         if membership is None or step == membership.step:
-            return None  # the first step of an epoch may have begun in an earlier epoch, and includes warm-up
+            return None  # the first step of an epoch includes warm-up, and may have begun in an earlier epoch
         shares = self._shares(membership)
         for stage, own in zip(membership.stages, shares, strict=True):
             for worker, share in zip(stage, own, strict=True):
@@ -57,7 +57,7 @@ class Balancer:
         now_s, better_s, found = 0.0, 0.0, {}
         for place, (stage, own) in enumerate(zip(membership.stages, shares, strict=True)):
             if not all(own):
-                continue  # a member has no microbatches, hence no measured time: leave its stage as it is
+                continue  # a member without microbatches has no measured time
             seen = [self._cell_s[worker] for worker in stage]
             if any(len(times) < self._steps for times in seen):
                 return None

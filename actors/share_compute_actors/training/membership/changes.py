@@ -22,17 +22,16 @@ from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
 
 _PAUSE_S = 5.0
-"""First backoff in seconds: before a member is started again on a machine where a member was lost, and before
-a lost backup copy is made again."""
+"""First backoff in seconds, for a machine on which a member was lost, and for lost backup copies."""
 _SOON_S = 30.0
 """If a member is lost within this many seconds after it joined, the backoff of its machine doubles."""
 _LONGEST_PAUSE_S = 600.0
 _LASTING = 4
-"""A copy that exists for this many times the last backoff counts as lasting: its loss resets the backoff."""
+"""If copies last this many times as long as the last backoff, their loss resets the backoff to `_PAUSE_S`."""
 
 
 class Recopying:
-    """Backoff before lost backup copies are made again; it doubles each time copies do not last.
+    """Backoff before lost backup copies are made again. The backoff doubles if the new copies are soon lost, too.
 
     Args:
         clock: returns the time in seconds.
@@ -46,12 +45,12 @@ class Recopying:
         self._due_s: float | None = None
 
     def lost(self, worker: Worker, *, lacks_space: bool, is_restarted: bool = False) -> None:
-        """Record that a member lost a backup copy that it kept, and begin the backoff unless it has begun.
+        """Record that a member lost a backup copy, and begin the backoff unless the backoff has begun.
 
         Args:
             worker: the member.
             lacks_space: whether the member lacks the space for a copy.
-            is_restarted: whether the member has begun another copy since then, so that no backoff is needed.
+            is_restarted: whether the member has begun another copy since the loss. If so, no backoff begins.
         """
         if lacks_space:
             self._cramped.add(worker)
@@ -65,11 +64,11 @@ class Recopying:
 
     @property
     def is_due(self) -> bool:
-        """Whether copies were lost and their backoff is over, so that they can be made again."""
+        """Whether lost copies can be made again now, because their backoff is over."""
         return self._due_s is not None and self._clock() >= self._due_s
 
     def begun(self) -> None:
-        """Record that the epoch being formed makes lost copies again; do nothing if none were lost."""
+        """End the backoff, because the next epoch makes the lost copies again; do nothing if none were lost."""
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
 
@@ -112,28 +111,29 @@ class Changes:
         """Guards the pending plan; also held while plans are reported, so that the reports arrive in order."""
         self._joining: Joining | None = None
         self._given_up = ""
-        """Reason why the last proposed plan was given up; empty if it was not given up, or if this was reported."""
+        """Reason why the last proposed plan was given up; empty if the plan was not given up, or after the report."""
         self._was_given_up = False
         """Whether `ReplanAbandoned` was reported since the last call of `take_given_up`."""
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
-        """Members that get no stage, because it is not decided yet whether they or the model cause numbers
-        that are not finite."""
+        """Members that computed numbers that are not finite, while it is undecided whether the model is the cause.
+
+        They get no stage, but `end_others` does not remove them."""
         self.backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _SOON_S)
         self._memory_limits: dict[Worker, int] = {}
-        """Usable memory in bytes, by machine; only of machines that turned out to have less memory than they lend."""
+        """Usable memory in bytes, by machine; only for machines that have less memory than they lend."""
         self.recopying = Recopying()
         self.protection = ProtectionWatch(group, report)
         self.parting: frozenset[Worker] = frozenset()
         """Living members that the next epoch must leave out."""
         self.why = ""
-        """Reason for the epoch that begins, for the user."""
+        """Reason for the next epoch, for the user; empty if there is none."""
         self.is_broken = False
-        """Whether a member reported a lost tensor or a failed reduction in the epoch before the one that begins."""
+        """Whether a member reported a lost tensor or a failed reduction since the last epoch began."""
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
-        """Report a better plan, and make it the pending plan in place of any other. Thread-safe."""
+        """Report a better plan, and make it the pending plan. Thread-safe."""
         with self._lock:
             self._report(proposed)
             self._given_up = ""
@@ -143,13 +143,16 @@ class Changes:
                 )
 
     def under_way(self) -> Solution | None:
-        """Return the pending plan (proposed, and not carried out yet); None if there is none. Thread-safe."""
+        """Return the pending plan: proposed, but not carried out yet. None if there is none. Thread-safe."""
         joining = self._live_joining
         return None if joining is None else joining.solution
 
     @property
     def _live_joining(self) -> Joining | None:
-        """The pending plan; None if there is none. If one of its machines must leave, the plan is given up here."""
+        """The pending plan; None if there is none.
+
+        Reading this property gives up the plan if the attempt must stop using one of the plan's machines.
+        """
         with self._lock:
             joining, leaving = self._joining, self.requests.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
@@ -164,24 +167,24 @@ class Changes:
             self._drop(joining, f"{joining.names([worker])} was lost")
 
     def share(self, shares: Shares) -> None:
-        """Request other shares of microbatches in some stages at the next pause."""
+        """Request a pause after which some stages have these shares of microbatches."""
         self._shares = shares
 
     @property
     def leaving(self) -> frozenset[Worker]:
-        """Members that are asked to leave."""
+        """Members on machines that the attempt must stop using."""
         return self.requests.leaving & self._group.workers
 
     @property
     def known(self) -> Topology:
-        """All machines that were ever offered to the attempt, including machines that members must leave."""
+        """All machines that were ever offered to the attempt, including machines that the attempt must stop using."""
         return self._group.topology
 
     @property
     def usable(self) -> Topology:
         """The machines of the job's members, and the offered machines on which a member may be started.
 
-        Machines that are asked to leave are left out.
+        Machines that the attempt must stop using are left out.
         """
         group, leaving, offer = self._group, self.requests.leaving, self.requests.offered
         offered = group.topology if offer is None else offer.topology
@@ -200,9 +203,9 @@ class Changes:
         return is_welcome and not self._group.has_refused(machine)
 
     def suspect(self, worker: Worker) -> None:
-        """Begin the backoff of a machine that may have computed wrong numbers.
+        """Begin the backoff of a machine that may have computed wrong numbers, but keep its member for now.
 
-        Its member gets no stage, but stays until `blame` removes it: other members may load its shard.
+        Other members may load the member's shard until `blame` removes the member.
         """
         self.backoff.lost(worker)
         self._suspected.add(worker)
@@ -214,7 +217,7 @@ class Changes:
             self._group.remove([worker])
 
     def quarantine(self, worker: Worker) -> None:
-        """Let the job start no member on a machine from now on."""
+        """Start no member on a machine from now on."""
         self._quarantined.add(worker)
 
     def shrink(self, worker: Worker, taken_bytes: int) -> None:
@@ -222,7 +225,7 @@ class Changes:
 
         Args:
             worker: id of the machine.
-            taken_bytes: memory that the member had taken, in bytes.
+            taken_bytes: memory of the member when it ran out of memory, in bytes.
         """
         self._memory_limits[worker] = min(taken_bytes, self._memory_limits.get(worker, taken_bytes))
 
@@ -237,7 +240,7 @@ class Changes:
         return replace(machine, devices=tuple(devices))
 
     def are_due(self, membership: Membership) -> bool:
-        """Advance the preparation of a pending plan; return whether changes are due that need a pause.
+        """Return whether training must pause for changes; also advance the preparation of the pending plan.
 
         Args:
             membership: membership of the current epoch.
@@ -251,7 +254,7 @@ class Changes:
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, membership, None if offer is None else offer.answers)
-        # Some machines of the plan have left again, did not join, or belong to another job now.
+        # Some of the plan's machines left, did not join, or belong to another job now.
         self._drop(joining, f"the job cannot have {joining.names(lacking)}")
         return self._release_abandoned(membership)
 
@@ -261,9 +264,10 @@ class Changes:
                 self._joining, self._given_up = None, why
 
     def _release_abandoned(self, membership: Membership) -> bool:
-        """Release the machines of a plan that was given up, if there is one, and report this; return False.
+        """Release the machines of a plan that was given up, and report `ReplanAbandoned`.
 
-        If the epoch still has catch-up replicas, only return True: another epoch must first end their work.
+        Return whether another epoch is needed first, because the current one has catch-up replicas. If so, release
+        and report nothing.
         """
         if not self._given_up:
             return False
@@ -278,23 +282,23 @@ class Changes:
         return False
 
     def take_given_up(self) -> bool:
-        """Return whether `ReplanAbandoned` was reported since the last call."""
+        """Return whether `ReplanAbandoned` was reported since the last call of this method."""
         was_given_up, self._was_given_up = self._was_given_up, False
         return was_given_up
 
     def end_others(self, membership: Membership) -> None:
-        """Remove members that an epoch does not use: they left, or had joined for a plan that was given up.
+        """Remove all members that neither the epoch nor the pending plan needs, except suspected members.
 
-        Members that the pending plan needs, and suspected members, stay.
+        Also kill invited members that the pending plan does not need.
         """
         self._group.remove(self._group.workers - set(membership.everybody) - self.expected - self._suspected)
         self._group.withdraw(self.expected)
 
     def report_reformed(self, event: Reformed, membership: Membership) -> None:
-        """Report an epoch, with the machines that are expected to join; then watch the epoch's backup copies.
+        """Report an epoch and the machines that are expected to join; then watch the epoch's backup copies.
 
         Args:
-            event: the event to report.
+            event: the event, without the expected machines.
             membership: membership of the epoch.
         """
         with self._lock:
@@ -315,8 +319,7 @@ class Changes:
     def take_solution(self, able: Collection[Worker]) -> Solution | None:
         """Return and clear the pending plan, if it is ready and all its machines are in `able`; otherwise None."""
         joining = self._live_joining
-        # `able` may lack a member that joined after this epoch began. Then a later epoch carries out the
-        # plan.
+        # If a member joined too late to be in `able`, a later epoch carries out the plan.
         if joining is None or not joining.is_ready or not joining.machines <= set(able):
             return None
         self._drop(joining)
@@ -324,13 +327,13 @@ class Changes:
         return joining.solution
 
     def backups(self, membership: Membership, before: Membership | None) -> dict[Worker, Worker]:
-        """Choose the backup members for an epoch that is being formed; return them by primary.
+        """Choose the backup members for a new epoch; return them by primary.
 
-        This also ends the backoff of lost copies, because the epoch makes them again.
+        Also end the backoff of lost copies, because the epoch makes these copies again.
 
         Args:
-            membership: membership of that epoch.
-            before: membership of the epoch before.
+            membership: membership of the new epoch.
+            before: membership of the previous epoch; None if there is none.
         """
         if self.recopying.is_due and not self.why:
             self.why = "backups of state that only one machine holds were lost: they are copied again"
@@ -338,11 +341,11 @@ class Changes:
         return self._backups(membership.shards, membership.stages, before)
 
     def heirs(self, solution: Solution, before: Membership) -> dict[Worker, tuple[tuple[int, int], ...]]:
-        """Return, by member, the shards of which it will keep a backup copy once a plan is carried out.
+        """Return the shards that each member will back up under a plan, by member; empty if `can_shadow` is False.
 
         Args:
             solution: the plan.
-            before: membership of the epoch before the plan.
+            before: membership of the current epoch.
         """
         if not self._can_shadow:
             return {}
@@ -368,9 +371,9 @@ class Changes:
         return self.recopying.backups(stages, self.known, present)
 
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
-        """Choose the catch-up replicas for an epoch that is being formed; return them by the shadowed member.
+        """Choose the catch-up replicas for a new epoch; return them by the member that they shadow.
 
-        This also records the epoch's members as joined, for their machines' backoff.
+        Also record the epoch's members as joined, for the backoff of their machines.
         """
         self.backoff.joined(membership.workers)
         joining = self._live_joining
@@ -382,12 +385,12 @@ class Changes:
             new = comers - set(membership.workers)
             names = listed(sorted(map(self._group.name, new or comers)))
             what = f"to join: {names}" if new else f"to hold other layers: {names}"
-            self.why = f"{what}, as soon as what they are to hold has come"
+            self.why = f"{what}; training continues while they fetch their layers"
         return replicas
 
     def take_shares(self) -> Shares | None:
         """Return and clear the requested shares of microbatches; None if none were requested."""
         shares, self._shares = self._shares, None
         if shares is not None:
-            self.why = "microbatches are shared as fast as machines show themselves to be"
+            self.why = "slower machines get fewer microbatches, by their measured speeds"
         return shares

@@ -1,4 +1,4 @@
-"""Holds the requests of the control plane to a running attempt until the attempt reads them."""
+"""Holds the control plane's requests to a running attempt until the attempt reads them."""
 
 from __future__ import annotations
 

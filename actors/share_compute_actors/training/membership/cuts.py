@@ -21,7 +21,7 @@ class LinksCut(ContributorLost):
 
     Args:
         pairs: the pairs of members.
-        names: names of each pair's machines, for the user.
+        names: one text for each pair, with the names of both machines, for the user.
     """
 
     def __init__(self, pairs: Collection[Pair], names: Collection[str]) -> None:
@@ -50,8 +50,8 @@ def require_links(group: TrainingGroup, membership: Membership) -> None:
         membership: membership of the epoch.
 
     Raises:
-        LinksCut: a member gets no answer from the host of another member. Not raised if this host was cut off
-            less than 10 s ago.
+        LinksCut: a member gets no answer from the host of another member. Not raised if a network cut of the
+            coordinator's host ended less than 10 s ago.
         MembersLost: members died meanwhile.
     """
     nodes = group.nodes()
@@ -70,7 +70,7 @@ def require_links(group: TrainingGroup, membership: Membership) -> None:
         for other in others
         if other in places[worker]
     }
-    # After a cut of the coordinator's own network, answers may be older than the end of the cut. A later test
-    # decides whether these members reach each other.
+    # After a cut of the coordinator's own network, some answers may be older than the end of the cut. A later check
+    # decides whether the members reach each other.
     if pairs and not group.was_cut:
         raise LinksCut(pairs, {" - ".join(sorted(map(group.name, pair))) for pair in pairs})

@@ -23,7 +23,7 @@ Shares = Mapping[int, Sequence[int]]
 
 
 def first_form(plan: Plan, request: PlanMembership, *, is_tied: bool) -> Form:
-    """Return the first epoch of a plan, in which the open step starts from the beginning."""
+    """Return the first epoch of a plan, which starts the open step from the beginning."""
     owners = owners_of(plan)
     membership = Membership(
         epoch=request.epoch,
@@ -44,12 +44,12 @@ def next_form(
     leaving: Container[Worker] = (),
     shares: Shares | None = None,
 ) -> Form:
-    """Return the next epoch with the same shards, the remaining members and new microbatch shares, if given.
+    """Return the next epoch: the same shards, the remaining members and, if given, new shares of microbatches.
 
     Args:
-        membership: membership of the epoch before.
+        membership: membership of the previous epoch.
         request: the request for the epoch, with the members' reports.
-        cost: cost model, which knows the members' speeds.
+        cost: cost model with the members' speeds.
         leaving: members to leave out.
         shares: new shares of microbatches, by stage; applied only to stages whose members all stay.
 
@@ -84,13 +84,13 @@ def moved_form(
 ) -> Form:
     """Return the first epoch of another plan, whose members have loaded their shards.
 
-    If the layer ranges stay the same, finished work on the open step is kept, except that of ``moved``.
+    If no layer range changes, results of the open step are kept, except those of the members in ``moved``.
 
     Args:
-        before: membership of the epoch before; None if there is none.
+        before: membership of the previous epoch; None if there is none.
         plan: the plan that is carried out from now on.
         request: the request for the epoch, with the members' reports.
-        moved: members that have loaded a shard for this epoch, so that their work on the open step is gone.
+        moved: members that have loaded a shard for this epoch, and thereby lost their results of the open step.
         is_tied: whether the first and the last stage share a parameter.
     """
     if before is None or before.shards != shards_of(plan):
@@ -108,7 +108,7 @@ def recovered(
     *,
     is_tied: bool,
 ) -> Form:
-    """Return an epoch that continues the open step, and keeps the work on it that members have reported."""
+    """Return an epoch that continues the open step from the results that members have reported."""
     step = request.committed + 1
     recovery = recover(stages, owners, reports, step)
     return Form(
@@ -139,7 +139,7 @@ def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorL
     return ContributorLost(
         f"machines were lost: {names}",
         machine=names,
-        hint="resume the job: it continues from its last checkpoint on the machines that are there",
+        hint="resume the job to continue from its last checkpoint on the available machines",
     )
 
 
@@ -179,9 +179,9 @@ def dealt(stage: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
 def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
     """Return, for each microbatch id in order, the member of a stage that computes it.
 
-    The numbers of microbatches minimize the predicted time at which the last member finishes. The numbers are
-    even if the cost model lacks a member or its speed, or if a member would get none. If there are fewer
-    microbatches than members, the last members get none.
+    The shares minimize the predicted time until the last member finishes. Even shares are used instead if the
+    cost model lacks a member or its speed, or if a member would get no microbatch. Even shares leave the last
+    members without a microbatch only if there are fewer microbatches than members.
     """
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     count = cost.workload.microbatches
@@ -197,7 +197,7 @@ def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) 
 
 
 def plan_of(membership: Membership, plan: Plan) -> Plan:
-    """Return a plan as an epoch carries it out, for the user: with the remaining members and their microbatches.
+    """Return a plan with the members and microbatches of an epoch, for the user.
 
     The prediction is left out if members or microbatches differ from the plan.
     """
@@ -227,7 +227,7 @@ def standing(membership: Membership, solution: Solution) -> Solution:
 
     Args:
         membership: membership of the epoch.
-        solution: the solution that the epoch was formed from: the same stages, possibly with more members.
+        solution: the solution that the epoch is based on. It has the same stages, possibly with more members.
     """
     cost = solution.cost
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
@@ -245,12 +245,12 @@ def standing(membership: Membership, solution: Solution) -> Solution:
 
 
 def computed_again(before: Membership, after: Membership, reports: Collection[Report]) -> int:
-    """Return how many microbatches of the open step are computed again; 0 if no member began the step.
+    """Return the number of microbatches of the open step that are computed again; 0 if no member has results.
 
     Args:
-        before: membership of the epoch before.
+        before: membership of the previous epoch.
         after: membership of the new epoch.
-        reports: reports of the members that are left.
+        reports: reports of the remaining members.
     """
     if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
         return 0

@@ -1,16 +1,13 @@
-"""Prepares a better plan: members are started on its machines and brought up to date while other members train.
+"""Prepares a better plan while training continues: starts members on added machines, and copies layers in advance.
 
-First the job reports the plan, and thereby asks for the machines that the plan adds. Members are started there once the
-control plane answers that the job may have the machines.
+1. The job reports the plan. The report also asks for the machines that the plan adds.
+2. The control plane grants these machines, and the job starts members there.
+3. If the plan gives a member layers that it does not hold, to train or to back up, the member becomes a catch-up
+   replica. In each stage that has some of these layers, it shadows one member. It receives this member's shard
+   piece by piece, and the gradients of the steps that are computed meanwhile.
+4. When all replicas have caught up, training pauses for the new plan. Little is left to transfer then.
 
-Then some members become catch-up replicas: members to which the plan gives layers that they do not hold, or a
-backup copy of such layers. A replica shadows one member of each stage that has some of these layers, as a
-backup member does. The replica receives this member's shard piece by piece, and the gradients of the steps
-that are computed meanwhile.
-
-Training pauses for the new plan only when all replicas have caught up, so little is left to transfer. New
-backup copies start from data that is already on their machines, so they are complete soon after the plan is
-carried out.
+New backup copies start from data that is already on their machines, so they are complete soon after the pause.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from share_compute_actors.training.membership.epochs import shards_of, stages_of
 from share_compute_actors.training.membership.training_group import Poll, TrainingGroup
 
 Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
-"""Shards of which each member will keep a backup copy, by member."""
+"""Shards that each member will back up, by member."""
 
 
 class Joining:
@@ -37,9 +34,9 @@ class Joining:
         group: the members.
         solution: the plan.
         proposed: the event that reported the plan.
-        heirs: returns the backup copies that members will keep, for a plan and the membership before it.
-        can_shadow: whether catch-up replicas can copy the shards of members that train; if not, shards are loaded while
-            training pauses.
+        heirs: returns the shards that members will back up, for a plan and the current membership.
+        can_shadow: whether catch-up replicas can copy shards during training. If not, shards are loaded while training
+            pauses.
     """
 
     def __init__(
@@ -57,7 +54,7 @@ class Joining:
         self.solution = solution
         self._proposed = proposed
         self._is_linked = False
-        """Whether the last epoch was formed with members on all machines of the plan, so that replicas can catch up."""
+        """Whether all machines of the plan had a member when the current epoch was formed."""
         self._replicas: dict[Worker, tuple[Worker, ...]] = {}
         self._poll = Poll(group)
         self.is_ready = False
@@ -79,24 +76,24 @@ class Joining:
         return listed(sorted(member.name for member in members if member.contributor_id in workers))
 
     def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
-        """Replace the plan if the new one differs at most in shares of microbatches; return whether it was replaced."""
+        """Replace the plan if the new plan has the same shards and members; return whether it was replaced."""
         is_like = have_same_shards(self.solution.plan, solution.plan)
         if is_like:
             self.solution, self._proposed = solution, proposed
         return is_like
 
     def lacking(self, usable: Topology) -> frozenset[Worker]:
-        """Return the plan's machines that have no member and may not be used."""
+        """Return the plan's machines that have no member and are not usable."""
         return self.machines - self._group.workers - {machine.id for machine in usable.contributors}
 
     def needs_epoch(self, usable: Topology, membership: Membership, granted: int | None) -> bool:
-        """Advance the preparation of the plan; return whether it needs another epoch to continue.
+        """Advance the preparation of the plan; return whether the preparation must continue in a new epoch.
 
         Args:
             usable: machines on which members may be started.
             membership: membership of the current epoch.
-            granted: step of the last proposal whose machines were granted to the job; None if there is none. No member
-                is started before the machines of this plan's proposal are granted.
+            granted: step of the last proposal whose machines were granted to the job; None if there is none. Members
+                are started only if this is the step of the plan's own proposal.
         """
         missing = self.machines - self._group.workers
         if missing and granted != self._proposed.step:
@@ -126,10 +123,9 @@ class Joining:
         return replicas_of(membership, self.solution, lambda one: topology[one].device.kind, heirs, cut_off)
 
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
-        """Choose the catch-up replicas for an epoch that is being formed, and update `is_ready`.
+        """Choose the catch-up replicas for a new epoch, and update `is_ready`.
 
-        Return the replicas by the member that they shadow. There are none if a machine of the plan has no
-        member yet.
+        Return the replicas by the member that they shadow; empty while a machine of the plan has no member.
         """
         self._is_linked, self._poll = self.machines <= self._group.workers, Poll(self._group)
         if not self._is_linked:
@@ -147,20 +143,22 @@ def replicas_of(
     heirs: Heirs | None = None,
     cut_off: Collection[frozenset[Worker]] = (),
 ) -> dict[Worker, tuple[Worker, ...]]:
-    """Return the catch-up replicas of each member, for the time before a plan is carried out.
+    """Return the catch-up replicas that prepare a plan, by the member that they shadow.
 
-    A member becomes a replica if the plan gives it layers of another stage, or a backup copy of such layers
-    that it does not keep yet.
+    A member becomes a replica of another stage in two cases:
 
-    In each stage, a replica shadows a member that it can reach and whose device is of the same kind as its
-    own, because only such devices compute updates with the same bits. The replicas are spread over all such
-    members. If a stage has no such member, the layers are loaded while training pauses.
+    - The plan gives the member layers of this stage.
+    - The plan gives the member a shard to back up that it does not back up yet, and the shard has layers of this stage.
+
+    In each stage, a replica shadows one member that it can reach. The devices of both must be of the same kind.
+    Only then are their updates bit-identical. Replicas are spread evenly over the suitable members. If a stage has no
+    suitable member, its layers are loaded while training pauses.
 
     Args:
         membership: membership of the current epoch.
         solution: the plan.
         kind: returns the kind of a member's device.
-        heirs: the backup copies that members will keep.
+        heirs: the shards that members will back up.
         cut_off: the pairs of machines that do not reach each other.
     """
     found: dict[Worker, tuple[Worker, ...]] = {}

@@ -15,7 +15,7 @@ from share_compute_actors.wire import NOTHING
 
 
 class MemberLinks:
-    """Sets up the links between the members of one job, anew for each epoch.
+    """Links the members of one job before each epoch.
 
     Args:
         group: the members.
@@ -62,7 +62,7 @@ class MemberLinks:
         group.gather(NOTHING, calls)
 
     def _keep_copies(self, membership: Membership) -> None:
-        """Have each member keep copies of the shards of its primaries, and drop its other copies."""
+        """Have each member keep copies of the shards that the membership assigns to it, and drop its other copies."""
         group = self._group
         followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in membership.everybody}
         for place, stage in enumerate(membership.stages):

@@ -36,8 +36,8 @@ class MembershipPlanner:
 
     Args:
         assignment: the attempt, with a fixed number of microbatches.
-        start: the first plan; also the last epoch of an earlier attempt, if its members are taken over.
-        changes: requested changes.
+        start: the first plan; also the last epoch of the earlier attempt, if members are taken over.
+        changes: requested changes to members and plan.
         resharder: moves shards between members.
         step_log: the step log, in which each epoch is written before members switch to its shards.
         monitor: provides the layer timings measured so far.
@@ -122,16 +122,16 @@ class MembershipPlanner:
             raise
 
     def _with_copies(self, form: Form, before: Membership | None) -> Form:
-        """Return the epoch with its backup members and its catch-up replicas."""
+        """Return the epoch with backup members and catch-up replicas added."""
         membership = form.membership
         backups = self._changes.backups(membership, before) if self._spec.parallelism.backups else {}
         replicas = self._changes.replicas(membership)
         return replace(form, membership=replace(membership, backups=backups, followers=replicas))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
-        """Return whether the job could continue without the leaving members.
+        """Return whether the job can continue without the leaving members.
 
-        It could if each stage keeps a member, or if the other members can hold the model with another plan.
+        The job can continue if each stage keeps a member, or if the other members can hold the model.
         """
         assert self._membership is not None
         if all(not leaving.issuperset(stage) for stage in self._membership.stages):
@@ -143,10 +143,10 @@ class MembershipPlanner:
         return True
 
     def dispensable(self, pairs: Collection[tuple[Worker, Worker]]) -> Worker | None:
-        """Return the member that all these pairs share, if the job can do without it; otherwise None.
+        """Return the member that all these pairs share, if the job can continue without this member; otherwise None.
 
-        If there are two such members, prefer one that is not alone in its stage. If both are alone in their
-        stages, return the one without which the predicted step time is shorter.
+        If the pairs share two members, prefer a member that is not alone in its stage. If both are alone, return
+        the member whose removal gives the shorter predicted step time.
         """
         assert self._membership is not None
         workers = frozenset(self._membership.workers)
@@ -154,7 +154,7 @@ class MembershipPlanner:
         ends = sorted(frozenset.intersection(*map(frozenset, pairs)))
         for worker in ends:
             if all(stage != (worker,) for stage in self._membership.stages):
-                return worker  # no layer moves: other members of its stage continue, or it is in no stage
+                return worker  # no layer moves: the member is in no stage, or its stage has other members
             with suppress(PlanInfeasible):
                 solution = self._plan(workers - {worker}, self._membership.epoch + 1)
                 timeline = solution.timeline
@@ -171,8 +171,8 @@ class MembershipPlanner:
     ) -> Form:
         """Return an epoch of the members in `able`.
 
-        Members keep their shards if each stage has a member left, unless `Resharder.is_torn`. Otherwise the job is
-        planned again, and members load the shards that they lack.
+        Members keep their shards if each stage has a member left and `Resharder.is_torn` is False. Otherwise the job
+        is planned again, and members load the shards that they lack.
         """
         is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
         if is_whole and not self._resharder.is_torn:
@@ -182,7 +182,7 @@ class MembershipPlanner:
         return self._moved(before, self._plan(able, request.epoch), request)
 
     def _improved(self, before: Membership, wanted: Solution | None, request: PlanMembership) -> Form | None:
-        """Return the first epoch of a better plan; None if there is none or it cannot be carried out."""
+        """Return the first epoch of a better plan; None without such a plan, or if the plan cannot be carried out."""
         if wanted is None:
             return None
         try:
@@ -190,7 +190,7 @@ class MembershipPlanner:
         except (PlanInfeasible, ContributorLost) as failure:
             self._changes.why = ""
             self._report(
-                Note(message=f"the job keeps its plan, because with the better one {failure.message}")
+                Note(message=f"the job keeps its plan, because the better plan failed: {failure.message}")
             )
             return None
 

@@ -1,7 +1,7 @@
-"""Performance monitor: compares measured with predicted step times, and proposes plans that pay off.
+"""Compares measured with predicted step times, and proposes better plans.
 
-The monitor searches for a plan if step times drift from the prediction, if the usable machines change, after
-members were lost, and after a proposed plan was given up.
+A search for a plan begins if step times drift from the prediction, or if the usable machines change. It also begins
+after members were lost, and after a proposed plan was given up.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.changes import Changes
 
 _STEPS = 10
-"""Number of steps in a median of step times, so that a single slow step does not count as drift."""
+"""Number of steps in a median of step times. A median ignores a single slow step."""
 _PAUSE_S = 10.0
-"""Minimum time between two reports of measured times, in seconds, except before the report of the last step."""
+"""Minimum time between two reports of measured times, in seconds. The last step is always reported."""
 _NOISE_STEPS = 50
 """Number of recent steps from which the natural variation of step times is estimated."""
 _SIGMA = 1.4826
@@ -77,7 +77,7 @@ class PerformanceMonitor:
         self._reported_s: float | None = None
         self._planner: threading.Thread | None = None
         self._planned_after = 0
-        """Step after which a better plan was last searched for; 0 if there was no search."""
+        """Step after which the last search for a plan began; 0 if there was no search."""
         self._lock = threading.Lock()
         self._over = False
         self._proposed: object = None
@@ -85,7 +85,7 @@ class PerformanceMonitor:
         self._is_disturbed = False
         """Whether members were lost since the last search for a plan."""
         self._is_given_up = False
-        """Whether the proposed plan was given up since the last search, so that it may be proposed again."""
+        """Whether the proposed plan was given up since the last search for a plan. It may be proposed again then."""
         self._stages = _stages(solution)
 
     def __enter__(self) -> PerformanceMonitor:
@@ -105,8 +105,8 @@ class PerformanceMonitor:
 
         Args:
             solution: the solution that the members carry out.
-            are_lost: whether members may have been lost. If so, a plan is searched for after the second step
-                from now. A plan that was proposed before may then be proposed again.
+            are_lost: whether members may have been lost. If so, a search for a plan begins after the second step
+                from now, and may propose the last proposed plan again.
         """
         if are_lost:
             self._forget_proposal()
@@ -134,7 +134,7 @@ class PerformanceMonitor:
         """
         self._learn(step, results)
         if not self._is_warm:
-            self._is_warm = True  # the first step is not counted: it loads libraries and fills caches
+            self._is_warm = True  # ignore the first step, which loads libraries and fills caches
             return
         self._is_given_up |= self._changes.take_given_up()
         if self._is_disturbed or self._is_given_up or self._known != self._changes.usable:
@@ -157,14 +157,14 @@ class PerformanceMonitor:
             self._plan_again(step)
 
     def _learn(self, step: int, results: Mapping[Worker, StepFigures]) -> None:
-        """Keep and report members' layer timings, which replace estimates when the job is planned again."""
+        """Store and report members' layer timings. The planner uses them instead of estimates."""
         timed: dict[str, MachineTimings] = {}
         timings = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
         machines = {machine.id: machine for machine in self._changes.usable.contributors} if timings else {}
         slowdowns = _slowdowns(self._solution)
         for worker in sorted(timings.keys() & machines.keys()):
             machine = machines[worker]
-            # The planner applies slowdowns by shared cores itself, so it needs times without them.
+            # The planner needs times without slowdowns by shared cores, because it applies the slowdowns itself.
             slowdown = slowdowns.get(worker, 1.0)
             layers = {
                 layer: LayerTiming(timing.forward_s / slowdown, timing.backward_s / slowdown)
@@ -204,7 +204,7 @@ class PerformanceMonitor:
     def _plan_again(self, step: int) -> None:
         """Search for a better plan in a thread, so that training does not wait.
 
-        Do nothing if a search still runs, if one began after this step already, or if no step is left.
+        Do nothing if a search is running, if a search already began after this step, or if no step is left.
         """
         left = self._assignment.spec.training.steps - step
         is_planning = self._planner is not None and self._planner.is_alive()
@@ -225,9 +225,9 @@ class PerformanceMonitor:
             self._proposed = None
 
     def _noise(self) -> float:
-        """Return the spread of step times as a fraction of their median; robust against single slow steps.
+        """Return the estimated standard deviation of step times, as a fraction of their median.
 
-        The spread is the median absolute deviation, scaled to the standard deviation of a normal distribution.
+        The estimate is the scaled median absolute deviation, which is robust against single slow steps.
         """
         if not self._recent_s:
             return 0.0

@@ -10,7 +10,7 @@ from share_compute_actors.training.membership.training_group import Poll, Traini
 
 
 class ProtectionWatch:
-    """Polls backup members until all copies of an epoch are complete; reports this, and a later loss.
+    """Polls backup members until all copies of an epoch are complete; reports the completion, and a later loss.
 
     Args:
         group: the members.
@@ -21,9 +21,10 @@ class ProtectionWatch:
         self._group = group
         self._report = report
         self._membership: Membership | None = None
-        """Membership of the epoch whose copies are not complete yet.
+        """Membership of the epoch whose copies are being watched.
 
-        None once they are complete, after one is lost, or if a member that is alone in its stage has no backup."""
+        None once all copies are complete, and after a copy is lost. None also before the first epoch, and if a member
+        that is alone in its stage has no backup."""
         self._poll = Poll(group)
         self.is_protected = False
         """Whether each layer is on two machines."""
@@ -31,14 +32,14 @@ class ProtectionWatch:
     def reform(self, membership: Membership) -> None:
         """Start to watch the copies of an epoch, unless a member that is alone in its stage has no backup.
 
-        The event that reports the epoch, `Reformed`, implies that the job is not protected for now.
+        Report nothing: the `Reformed` event of the epoch implies that the job is not protected yet.
         """
         is_alone = (stage[0] not in membership.backups for stage in membership.stages if len(stage) == 1)
         self._membership, self.is_protected = None if any(is_alone) else membership, False
         self._poll = Poll(self._group)
 
     def lose_copy(self, step: int) -> None:
-        """Record that a copy is lost, and report that the job is not protected; the next epoch begins another copy.
+        """Record that a copy is lost. If the job was protected, report the loss of protection.
 
         Args:
             step: number of the last committed step.
@@ -55,7 +56,7 @@ class ProtectionWatch:
             step: number of the last committed step.
         """
         if self._membership is None or not self._group.workers.issuperset(self._membership.workers):
-            return  # a member is lost: the next epoch begins soon, and its copies are watched instead
+            return  # a member is lost, so another epoch begins soon
         holders = set(self._membership.backups.values())
         if self._poll.is_unanimous(lambda: self._group.query_whole_copies(holders)):
             self._membership, self.is_protected = None, True

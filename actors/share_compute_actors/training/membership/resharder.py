@@ -1,4 +1,4 @@
-"""Resharding: loads the shards of the next epoch into members, from the members or copies that have the data."""
+"""Resharding: has members load their shards of the next epoch from members, backup copies or the shard store."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Resharder:
 
     Args:
         group: the members.
-        first_step: first step after the checkpoint, or 1 without one (`ShardStoreFacts.first_step`). Before
-            its commit, all shards can be loaded from the shard store or initialized from the seed.
+        first_step: first step after the checkpoint, or 1 without one (`ShardStoreFacts.first_step`). Until
+            this step is committed, all shards can be loaded from the shard store or initialized from the seed.
     """
 
     def __init__(self, group: TrainingGroup, first_step: int) -> None:
         self._group = group
         self._first_step = first_step
         self.is_torn = False
-        """Whether `adopt` failed midway, so that members may hold other shards than the last membership says."""
+        """Whether `adopt` failed. If so, members may hold other shards than the last membership says."""
         self._loaded: tuple[frozenset[Worker], PlanMembership] | None = None
-        """The members that loaded shards, and the request for the epoch, until they switch to these shards.
+        """The members that loaded shards, and the request for the epoch.
 
         None before `load`, and after `forget` or `adopt`."""
 
@@ -43,7 +43,7 @@ class Resharder:
         scales: Mapping[int, float],
         heirs: Heirs | None = None,
     ) -> frozenset[Worker]:
-        """Have each member that lacks its shard of a plan load it; return the members that loaded one.
+        """Have members load the shards that they lack for a plan; return the members that loaded a shard.
 
         A member lacks its shard if it holds other layers, or if its weights are not those after the last
         committed step.
@@ -57,8 +57,8 @@ class Resharder:
             plan: the plan that is carried out from now on.
             request: the request for the epoch, with the members' reports.
             scales: update factor of each committed step, by step.
-            heirs: backup copies that members will keep. If a member already has a copy of some of these
-                layers, the copy is brought to the committed step, too.
+            heirs: shards that members will back up. If a member already has a copy of some of these layers,
+                this copy is brought to the committed step, so that the new copy can start from its data.
 
         Raises:
             ContributorLost: some part of the model is on no remaining member.
@@ -89,7 +89,7 @@ class Resharder:
     def _bring_to(
         self, before: Membership, heirs: Heirs, committed: int, scales: Mapping[int, float]
     ) -> None:
-        """Bring a copy to the committed step if its member will make another backup copy from its data."""
+        """Bring existing copies to the committed step if new backup copies will start from their data."""
         for shard, stage in zip(before.shards, before.stages, strict=True):
             holders = {
                 holder for owner in stage for holder in before.copy_holders(owner)
@@ -102,11 +102,11 @@ class Resharder:
             self._group.gather(FLAG, calls)
 
     def forget(self) -> None:
-        """Forget the shards that were loaded and not adopted."""
+        """Forget which members loaded shards, so that `adopt` does nothing."""
         self._loaded = None
 
     def adopt(self) -> None:
-        """Have members switch to the shards that they loaded, if there are any.
+        """Have members switch to the shards that they loaded; do nothing if no member loaded a shard.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -127,9 +127,9 @@ class Resharder:
         committed: int,
         scales: Mapping[int, float],
     ) -> dict[Worker, Sources]:
-        """Return the sources of members whose own shard and backup copies have all layers of their new shard.
+        """Return the sources of members that can load their new shard from their own shard and backup copies.
 
-        Each source is the member itself, so no data is transferred.
+        These members are their own sources, so no data is sent over the network.
         """
         found: dict[Worker, list[Source]] = {}
         lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
@@ -154,7 +154,7 @@ class Resharder:
         }
 
     def _held(self, request: PlanMembership) -> dict[Worker, tuple[int, int]]:
-        """Return the layers [start, stop) of each member that has applied the last committed step."""
+        """Return the layers [start, stop) that members hold; only of members that applied the last committed step."""
         current = [
             worker for worker, report in request.reports.items() if report.applied == request.committed
         ]
@@ -168,14 +168,14 @@ class Resharder:
         committed: int,
         scales: Mapping[int, float],
     ) -> Sources | None:
-        """Return the source of each parameter, with its value after the last committed step.
+        """Return the sources of all parameters, with their values after the last committed step.
 
-        The source of a layer is a living member that holds it, otherwise a member that keeps a copy of it. If a layer
-        has neither, and the first step is not committed, all layers come from the shard store. If the shard
-        store has no weights, the result is None, and all layers are initialized from the seed.
+        The source of a layer is a member that holds the layer, otherwise a member that keeps a backup copy. If a layer
+        has neither, and step `first_step` is not committed, all layers come from the shard store. If the shard
+        store has no weights, return None: all layers are initialized from the seed.
 
         Raises:
-            ContributorLost: a layer has no source, and the first step is committed.
+            ContributorLost: a layer has no source, and step `first_step` is committed.
         """
         found: list[Source] = []
         covered: set[int] = set()
@@ -199,7 +199,10 @@ class Resharder:
         raise machines_lost(self._group.topology, lost)
 
     def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
-        """Bring a backup copy of a shard to the last committed step; return it as a source, or None."""
+        """Bring a backup copy of a shard to the last committed step; return the copy as a source.
+
+        Return None if no member has such a copy.
+        """
         for worker in sorted(self._group.workers):
             if self._group.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
                 return self._group.source(worker, shard)

@@ -1,4 +1,4 @@
-"""Finds the members that an attempt left when its coordinator died, and the data to continue with them."""
+"""Finds the surviving members of an attempt whose coordinator died, and the state from which they continue."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from share_compute_actors.training.step_log import GroupFacts, StepLog
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
-"""Time limit in seconds for a member to report its status, and to switch to its loaded shard. A member that exceeds
-the limit is killed."""
+"""Time limit in seconds for a member to report its status, and to switch to its loaded shard. A slower member is
+killed."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Living members of an earlier attempt, which continue the open step, and facts from the step log."""
+    """Surviving members of an earlier attempt, and the facts about them from the step log."""
 
     facts: GroupFacts
     actors: Mapping[Worker, Any]
@@ -60,15 +60,15 @@ class Start:
 
 
 def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeover | None:
-    """Return a job's usable surviving members, if the job can continue with them.
+    """Return the surviving members with which the job can continue, and kill all other members.
 
-    Members that are not usable are killed. If a stage has neither a usable member nor a usable backup member,
-    all members are killed, and None is returned.
+    Return None and kill all members if the step log has no membership, or if a stage has neither a usable member nor
+    a usable backup member.
 
     Args:
         job_id: id of the job.
         topology: machines that the job may use.
-        step_log: step log of the job. It must be claimed, so that no other coordinator commits a step meanwhile.
+        step_log: step log of the job, claimed by the caller so that no other coordinator commits a step meanwhile.
     """
     left = workers_of(job_id)
     group, committed = step_log.group, step_log.read().committed
@@ -92,9 +92,9 @@ def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeove
 
 
 def fits(membership: Membership, committed: int, status: MemberStatus) -> bool:
-    """Return whether a member computes with its shard, with the weights after the last committed step.
+    """Return whether a member computes with its shard, and has applied the last committed step.
 
-    A member counts, too, if it can apply the last committed step without other members.
+    A member that can apply this step without data from other members counts as well.
     """
     shard = _shard_of(membership, status.worker)
     return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
@@ -112,7 +112,7 @@ def _shard_of(membership: Membership, worker: Worker) -> tuple[int, int] | None:
 
 
 def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
-    """Return whether each stage has a usable member, or a usable backup member of one of its members."""
+    """Return whether each stage has a usable member, or a member with a usable backup member."""
     return all(
         any(worker in usable or membership.backups.get(worker) in usable for worker in stage)
         for stage in membership.stages
@@ -122,7 +122,7 @@ def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
 def solution_of(
     takeover: Takeover, spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings
 ) -> Solution:
-    """Return the solution that the remaining members carry out, with costs of the present machines and links.
+    """Return the solution that the surviving members carry out, with costs for the present machines and links.
 
     The solution has a simulated step if each stage has a member left and some machine's speed was measured.
     """
@@ -158,7 +158,7 @@ def state_of(step_log: StepLog, beginning: TrainingState) -> TrainingState:
     if step <= beginning.step:
         return beginning
     (last,) = step_log.steps(after=step - 1)
-    # The work that follows the last step, such as its validation, may be unfinished, so it is done again.
+    # The earlier coordinator may have died during the validation after this step, so the validation is repeated.
     validations = {**dict(beginning.validations), **dict(step_log.validations())}
     validations.pop(step, None)
     return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))

@@ -1,4 +1,4 @@
-"""The worker group of a training job: the coordinator's handle on the job's members."""
+"""The worker group of a training job, through which the coordinator calls the job's members."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ The failure detector notices a dead or unresponsive machine much sooner."""
 
 
 class TrainingGroup(WorkerGroup):
-    """All living members of one job.
+    """All members of one training job that are not known to be lost.
 
     Args:
         assignment: the attempt, with a fixed number of microbatches.
@@ -99,8 +99,8 @@ class TrainingGroup(WorkerGroup):
         """
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
-            f"the server was cut off from its machines, and connections to {names} did not come back",
-            hint="no action needed: another coordinator continues with what they hold",
+            f"the server was cut off from its machines, and connections to {names} were not restored",
+            hint="no action needed: another coordinator continues with the same members",
         )
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class TrainingGroup(WorkerGroup):
 
         Args:
             worker: the contributor's id.
-            applied: last step whose update is in the weights that the member will load first; -1 if unknown.
+            applied: last step whose update is in the first weights that the member will load; -1 if unknown.
         """
         machine = self.topology[worker]
         setup = MemberSetup(
@@ -210,13 +210,13 @@ class TrainingGroup(WorkerGroup):
         return Source(self._actors[worker], self.name(worker), worker, copy)
 
     def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
-        """Start invited members that do not run yet, and admit invited members that are ready, without waiting.
+        """Start members that do not run yet, and admit started members that are ready. Never wait.
 
-        Before a member is admitted, it does its slowest work: it imports torch and builds its shard. A member
-        that fails to do so is killed. From then on, `has_refused` returns True for its machine and Ray node.
+        Before a member is admitted, it imports torch and builds its shard, which is slow. A member that fails to do
+        so is killed. From then on, `has_refused` returns True for its machine and Ray node.
 
         Args:
-            shards: the shard of each invited member.
+            shards: the shard of each member.
             topology: the machines that members may run on from now on.
         """
         self.offer(topology)
@@ -234,7 +234,7 @@ class TrainingGroup(WorkerGroup):
                 ray.kill(actor)
 
     def withdraw(self, but: Collection[Worker]) -> None:
-        """Kill the members that were invited and are not admitted yet, except those in `but`."""
+        """Kill the members that `invite` started but has not admitted, except those in `but`."""
         for worker in self._invited.keys() - set(but):
             actor, _ = self._invited.pop(worker)
             ray.kill(actor)
@@ -252,7 +252,7 @@ class TrainingGroup(WorkerGroup):
         return {self._actors[worker].has_whole_copies.remote(): worker for worker in holders}
 
     def have_whole_copies(self, holders: Collection[Worker]) -> bool:
-        """Ask members whether their backup copies are complete, and wait; return whether all are.
+        """Ask members whether their backup copies are complete; wait for all answers, and return whether all are yes.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -260,16 +260,16 @@ class TrainingGroup(WorkerGroup):
         return all(self.ask(FLAG, set(holders), "has_whole_copies").values())
 
     def is_affirmed(self, worker: Worker, ref: Any) -> bool:
-        """Return whether a member answered yes to `query_caught_up` or `query_whole_copies`."""
+        """Return whether a member answered True to a call of `query_caught_up` or `query_whole_copies`."""
         try:
             return answered(FLAG, ref, self.name(worker))
         except (Undeclared, RayError) as failure:
             if isinstance(failure, Undeclared) or is_refusal(failure):
                 self.detector.accuse(worker, failure)
-            return False  # a dead member is noticed by the failure detector
+            return False  # the failure detector reports a dead member
 
     def inventory(self, holders: Sequence[Source]) -> Sources:
-        """Return the holders as sources, in which the source of each tensor is the first holder that has it.
+        """Return sources in which each tensor comes from the first of the holders that has the tensor.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -339,7 +339,7 @@ class TrainingGroup(WorkerGroup):
         self.ask(NOTHING, workers, "adopt", epoch, applied)
 
     def dismiss(self) -> None:
-        """Kill all members, including invited ones, because the job does not need them any more."""
+        """Kill all members, including members that are not admitted yet."""
         for actor, _ in self._invited.values():
             ray.kill(actor)
         self._invited.clear()
@@ -362,7 +362,7 @@ class TrainingGroup(WorkerGroup):
 
 
 class Poll:
-    """A yes-or-no question to members, asked again until all of them answer yes; never waits.
+    """Repeats a yes-or-no question to members until all answer yes. Never waits for the answers.
 
     Args:
         group: the members.
@@ -374,7 +374,7 @@ class Poll:
         """Calls without an answer yet, with the member of each."""
 
     def is_unanimous(self, ask: Callable[[], dict[Any, Worker]]) -> bool:
-        """Return whether all members have answered yes; start the calls if none is pending.
+        """Return whether all members have answered yes; start new calls if none is pending.
 
         Args:
             ask: starts the calls; see `TrainingGroup.query_caught_up`.
