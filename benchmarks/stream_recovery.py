@@ -5,7 +5,8 @@ turn. Its machine stays, so it is used again before the next round. The peer is 
 the deployment anew and generates the same tokens again.
 
 Then clients stream from a server with three machines that joined it. SIGKILL ends the server of the replica, and
-SIGSTOP suspends a member for 5 s.
+SIGSTOP suspends a member for 5 s. Last, clients ask a deployment that is scaled to zero, with and without reserved
+machines.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from share_compute.topology import Topology
 STREAMS, PROMPT, NEW, KILLED_AT = 8, 32, 128, 64
 STAGES, MACHINES = 2, 3
 MEDIAN_GOAL_MS = 2500.0
+COLD_START_GOAL_MS = 3000.0
 API_GOAL_MS = 5000.0
 API_WINDOW, API_NEW, STRUCK_AT = 512, 300, 40
 """Longest sequence, new tokens of each stream, and pieces of text after which a process fails."""
@@ -211,6 +213,61 @@ def measure_api(rounds: int) -> None:
             )
 
 
+def measure_cold_starts(rounds: int) -> None:
+    """Measure the time to the first token of requests to a deployment at zero, and print it."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = make_llama(
+            Path(name) / "files" / "model", window=API_WINDOW, hidden_size=64, num_hidden_layers=4
+        )
+        server = stack.enter_context(run_server(Path(name) / "data", data_root=folder.parent))
+        for _ in range(MACHINES):
+            stack.enter_context(run_contributor(server))
+        client = stack.enter_context(server.client())
+        openai = stack.enter_context(
+            OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=120)
+        )
+        replicas = {"min": 0, "max": 1, "downscale_to_zero_delay_s": 1}
+        client.deploy(
+            {
+                "name": "llama",
+                "model": {"path": str(folder)},
+                "parallelism": {"stages": STAGES},
+                "replicas": replicas,
+            }
+        )
+
+        reserve = True
+
+        def is_at_zero() -> bool:
+            counts = client.deployment("llama").replicas
+            return counts is not None and (counts.wanted, counts.leaving, counts.standby) == (0, 0, reserve)
+
+        for figure, reserve in (("cold_start_reserved_ms", True), ("cold_start_ms", False)):
+            client.scale("llama", {**replicas, "reserve": reserve})
+            waits_ms, texts = [], set()
+            for _ in range(rounds):
+                wait_for(is_at_zero, "a deployment at zero")
+                begun_s = time.perf_counter()
+                answer = openai.completions.create(
+                    model="llama", prompt="the quick brown fox", max_tokens=1, temperature=0
+                )
+                waits_ms.append(1000 * (time.perf_counter() - begun_s))
+                texts.add(answer.choices[0].text)
+            median_ms = statistics.median(waits_ms)
+            print_figure(
+                figure,
+                ours=median_ms,
+                peer=COLD_START_GOAL_MS,
+                peer_name="goal with warm processes",
+                ratio=COLD_START_GOAL_MS / median_ms,
+                unit="ms",
+                worst=round(max(waits_ms)),
+                waits=[round(wait) for wait in waits_ms],
+                token_exact=len(texts) == 1,
+                rounds=rounds,
+            )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -222,6 +279,7 @@ def main() -> None:
     deaths = 2 if options.quick else options.deaths
     if options.api_only:
         measure_api(deaths)
+        measure_cold_starts(deaths)
         return
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
@@ -266,6 +324,7 @@ def main() -> None:
         deaths=deaths,
     )
     measure_api(deaths)
+    measure_cold_starts(deaths)
 
 
 if __name__ == "__main__":

@@ -35,16 +35,12 @@ class ReplicasSpec(SpecModel):
     cold_start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """Longest time that a request waits for a replica to become ready."""
     reserve: bool = False
-    """With a minimum of 0: keep the machines and the processes of one replica, without weights, while none is up."""
+    """Keep the machines and processes of one replica, without weights, after scaling to zero."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
         if self.max < self.min:
             raise ValueError(f"max ({self.max}) must not be less than min ({self.min})")
-        if self.reserve and self.min:
-            raise ValueError(
-                "reserve is for deployments that scale to zero: set min to 0, or leave reserve out"
-            )
         return self
 
     @property

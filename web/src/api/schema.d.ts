@@ -2560,6 +2560,7 @@ export interface components {
              *       "downscale_to_zero_delay_s": 300,
              *       "max": 1,
              *       "min": 1,
+             *       "reserve": false,
              *       "target_ongoing_requests": null,
              *       "upscale_delay_s": 2
              *     }
@@ -5317,6 +5318,12 @@ export interface components {
              */
             reason: string;
             /**
+             * Standby
+             * @description Number of replicas that keep their machines and processes, without weights, until the next request.
+             * @default 0
+             */
+            standby: number;
+            /**
              * Waiting
              * @description Number of sequences that wait for a replica.
              * @default 0
@@ -5372,10 +5379,16 @@ export interface components {
             max: number;
             /**
              * Min
-             * @description Fewest replicas; 0 releases the machines while there are no requests.
+             * @description Fewest replicas; 0 releases the machines while there are no requests, unless ``reserve`` is true.
              * @default 1
              */
             min: number;
+            /**
+             * Reserve
+             * @description Keep the machines and processes of one replica, without weights, after scaling to zero.
+             * @default false
+             */
+            reserve: boolean;
             /**
              * Target Ongoing Requests
              * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``.
@@ -5418,10 +5431,16 @@ export interface components {
             max: number;
             /**
              * Min
-             * @description Fewest replicas; 0 releases the machines while there are no requests.
+             * @description Fewest replicas; 0 releases the machines while there are no requests, unless ``reserve`` is true.
              * @default 1
              */
             min: number;
+            /**
+             * Reserve
+             * @description Keep the machines and processes of one replica, without weights, after scaling to zero.
+             * @default false
+             */
+            reserve: boolean;
             /**
              * Target Ongoing Requests
              * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``.
@@ -5664,6 +5683,7 @@ export interface components {
              *       "downscale_to_zero_delay_s": 300,
              *       "max": 1,
              *       "min": 1,
+             *       "reserve": false,
              *       "upscale_delay_s": 2
              *     }
              */

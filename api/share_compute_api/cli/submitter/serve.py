@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.specification import Objective, ServedPrecision
+from share_compute.specification.replicas import read_replicas
 from share_compute_api.terminal.completion import complete_deployment
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
@@ -38,6 +39,13 @@ Name = Annotated[
     str,
     typer.Argument(metavar="NAME", help="Name of the deployment.", autocompletion=complete_deployment),
 ]
+Reserve = Annotated[
+    bool | None,
+    typer.Option(
+        "--reserve/--no-reserve",
+        help="Keep machines and processes for the next request after scaling to zero.",
+    ),
+]
 
 
 def serve(
@@ -52,6 +60,7 @@ def serve(
         str,
         typer.Option(metavar="N|MIN..MAX", help="Copies of the whole model; 0..4 scales with the load."),
     ] = "1",
+    reserve: Reserve = None,
     max_seq: Annotated[
         int | None, typer.Option(min=16, help="Maximum number of tokens of a prompt and its answer together.")
     ] = None,
@@ -75,7 +84,7 @@ def serve(
         wanted = {
             "name": name or default,
             "model": source,
-            "replicas": replicas,
+            "replicas": _replicas(replicas, reserve),
             "max_seq": max_seq,
             "max_concurrent": max_concurrent,
             "dtype": dtype,
@@ -83,6 +92,16 @@ def serve(
             "parallelism": {"stages": stages},
         }
         report_deployment(client.deploy(wanted), client.url, as_json=as_json)
+
+
+def _replicas(text: str, reserve: bool | None) -> str | dict[str, int | bool]:
+    """Return the replicas of a request; ``reserve`` is left out if the user did not set it."""
+    if reserve is None:
+        return text
+    try:
+        return {**read_replicas(text), "reserve": reserve}
+    except ValueError as failure:
+        raise typer.BadParameter(str(failure)) from None
 
 
 def _source(client: Client, model: str) -> tuple[dict[str, str], str]:
@@ -164,13 +183,14 @@ def deployments(
 def scale(
     name: Name,
     replicas: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="E.g. 3, or 0..4.")],
+    reserve: Reserve = None,
     as_json: Json = False,
 ) -> None:
     """Set a deployment's number of replicas, or the range for autoscaling."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
-        view = client.scale(name, replicas)
+        view = client.scale(name, _replicas(replicas, reserve))
     if as_json:
         print_json(view)
     else:
