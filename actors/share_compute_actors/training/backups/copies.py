@@ -251,8 +251,8 @@ class Copies:
     def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
         """Store one message of a primary's gradient. If the message cannot be stored, mark the copy as unusable.
 
-        Return the primary once all messages of the gradient have arrived in this epoch; until then, None. The caller
-        then acknowledges the gradient.
+        Return None until all messages of the gradient have arrived in this epoch. Then return the primary, so that the
+        caller can acknowledge the gradient.
         """
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]

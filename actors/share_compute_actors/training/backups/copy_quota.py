@@ -17,7 +17,7 @@ from share_compute_actors.machine.temporary import is_memory, temporary_folder
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
-"""Copies must leave some space on the file system free: this fraction of its size, but at most `_RESERVE_BYTES`."""
+"""Space that copies must leave free: this fraction of the file system's size, but at most `_RESERVE_BYTES`."""
 
 
 class CopyQuota:

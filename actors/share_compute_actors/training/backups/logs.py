@@ -21,7 +21,7 @@ HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
 
 
 class GradientLogHeader(NamedTuple):
-    """The data that accompanies the gradient of a step."""
+    """Metadata of the gradient of one step."""
 
     buckets: int
     """Number of buckets of the gradient."""

@@ -31,7 +31,7 @@ class MemberLinks:
 
         Raises:
             MembersLost: members died meanwhile.
-            ContributorLost: the job asks for direct links, and one does not work; or a process group was not
+            ContributorLost: the job asks for direct links, and a direct link does not work; or a process group was not
                 formed in time.
             LinksCut: members that must communicate do not reach each other.
             StaleEpoch: a later epoch has begun, or a message between members was lost.

@@ -80,8 +80,8 @@ class MembershipPlanner:
             ContributorLost: some part of the model is on no remaining member.
             MembersLost: members died meanwhile.
             PlanInfeasible: the remaining members cannot hold the model.
-            StaleEpoch: a member that others load from died, or another coordinator has claimed the step log.
-            WrongTensor: a member that other members load from sent data that does not fit.
+            StaleEpoch: a member died while others loaded from it, or another coordinator has claimed the step log.
+            WrongTensor: a member sent tensors that do not fit the shard of their receiver.
         """
         form = self._next(request)
         self._step_log.lay(GroupFacts(form.membership, self.solution.plan, self._runs, self._attempt))

@@ -85,7 +85,7 @@ class PerformanceMonitor:
         self._is_disturbed = False
         """Whether members were lost since the last search for a plan."""
         self._is_given_up = False
-        """Whether the proposed plan was given up since the last search for a plan. It may be proposed again then."""
+        """Whether the proposed plan was given up since the last search. If so, the plan may be proposed again."""
         self._stages = _stages(solution)
 
     def __enter__(self) -> PerformanceMonitor:

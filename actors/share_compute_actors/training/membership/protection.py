@@ -23,8 +23,8 @@ class ProtectionWatch:
         self._membership: Membership | None = None
         """Membership of the epoch whose copies are being watched.
 
-        None once all copies are complete, and after a copy is lost. None also before the first epoch, and if a member
-        that is alone in its stage has no backup."""
+        None before the first epoch, once all copies are complete, after a copy is lost, and if a member that is alone
+        in its stage has no backup."""
         self._poll = Poll(group)
         self.is_protected = False
         """Whether each layer is on two machines."""

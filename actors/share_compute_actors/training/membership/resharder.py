@@ -62,10 +62,10 @@ class Resharder:
 
         Raises:
             ContributorLost: some part of the model is on no remaining member.
-            StaleEpoch: a member that others load from died meanwhile.
+            StaleEpoch: a member died while others loaded from it.
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
-            WrongTensor: a member that others load from sent data that does not fit.
+            WrongTensor: a member sent tensors that do not fit the shard of their receiver.
         """
         held = self._held(request)
         wanted = {

@@ -72,7 +72,7 @@ class TrainingGroup(WorkerGroup):
         self._runs = runs
         self._tied_name = tied_name
         self._invited: dict[Worker, tuple[Any, Any]] = {}
-        """Members that start while others train: actor, and pending call of `Member.build`, by member."""
+        """Actor and pending call of `Member.build`, by member; only of started members that are not admitted yet."""
         self._refused: set[tuple[Worker, str]] = set()
         """Machines on which a member failed to start, each with the id of its Ray node."""
 
@@ -240,7 +240,7 @@ class TrainingGroup(WorkerGroup):
             ray.kill(actor)
 
     def has_refused(self, machine: Contributor) -> bool:
-        """Return whether an invited member failed to start on this machine with its present Ray node."""
+        """Return whether `invite` failed to start a member on this machine with its present Ray node."""
         return (machine.id, machine.node_id) in self._refused
 
     def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
