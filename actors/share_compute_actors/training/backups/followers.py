@@ -338,7 +338,7 @@ class Follower:
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):
-                    owner.copy(self.shard, ())  # without names, the call only drops the primary's clones
+                    owner.copy(self.shard, ())  # without names, the call drops the primary's clones
                 raise
             else:
                 return
@@ -358,7 +358,7 @@ class Follower:
             if self._is_long():
                 self._compact()
         try:
-            copied = owner.copy(self.shard, ())  # without names, the call only drops the primary's clones
+            copied = owner.copy(self.shard, ())  # without names, the call drops the primary's clones
         except ContributorLost:
             if not self._outline.sizes:
                 raise  # without parameters, the loss scale is the only state to fetch

@@ -171,7 +171,7 @@ def _adopts(member: Any, epoch: int, committed: int) -> bool:
         ray.wait([call], timeout=_ANSWER_S)
         unpack_answer(NOTHING, ray.get(call, timeout=0), "a member")
     except (RayError, ShareComputeError, TimeoutError) as failure:
-        _log.info("a member of an earlier attempt does not answer: %s", failure)
+        _log.info("a member of an earlier attempt is not taken over: %s", failure)
         return False
     return True
 
@@ -185,7 +185,7 @@ def _statuses(members: Mapping[Any, Worker]) -> list[tuple[Any, MemberStatus]]:
         try:
             status = answered(STATUS, ref, worker)
         except (RayError, ShareComputeError) as failure:  # the member is dead, or its answer is invalid
-            _log.info("a member of an earlier attempt does not answer: %s", failure)
+            _log.info("a member of an earlier attempt is not taken over: %s", failure)
             continue
         if status.worker == worker:
             answers.append((calls[ref], status))
