@@ -184,8 +184,6 @@ class Channel:
         self._inside_socket: zmq.Socket[bytes] | None = None
         self._is_closed = False
         self._is_interrupted = False
-        self.waited_s = 0.0
-        """Time spent waiting in `take` and in successful calls of `receive`, in seconds."""
 
     def connect(self, peer: Peer) -> None:
         """Open a direct link to ``peer``, without waiting for an answer."""
@@ -294,9 +292,7 @@ class Channel:
         """
         label = next((label for label in self._arrived if label.is_of_step), None)
         if label is None:
-            start = time.perf_counter()
             label = self._take_in(timeout_s)
-            self.waited_s += time.perf_counter() - start
             if label is None or not label.is_of_step:
                 return None
         self._taken.add(label)
@@ -340,7 +336,6 @@ class Channel:
                     hint="check that machine and its network, then resume the job",
                 )
             self._take_in(min(left_s, _POLL_S))
-        self.waited_s += time.perf_counter() - start
         self._taken.add(label)
         del self._sources[label]
         return self._arrived.pop(label)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
-from share_compute.errors import ShareComputeError
+from share_compute.errors import Conflict, ShareComputeError
 from share_compute.files.plain_files import remove_unlinked
 from share_compute.lifecycle.folders import BATCHES, TRAINING
 from share_compute.settings import Settings
@@ -55,7 +57,10 @@ class Cleaner:
     def delete_due(self) -> None:
         """Delete jobs whose deletion was postponed until their end, and delete the folders of deleted records."""
         for job_id in self._store.deletions.due():
-            self._store.deletions.job(job_id, self._data_folder)
+            try:
+                self._store.deletions.job(job_id, self._data_folder)
+            except Conflict as used:
+                _log.info("%s is not deleted yet: %s", job_id, used.message)
         for folder in self._store.deletions.folders():
             self._remove(folder)
 
@@ -122,10 +127,10 @@ def _size(folder: Path | None) -> int:
     """Return the size of all files below a folder, in bytes; files that disappear meanwhile are not counted."""
     if folder is None:
         return 0
+    # os.walk skips folders that disappear meanwhile; Path.rglob raises an error for them in Python 3.11.
     total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.lstat().st_size if not file.is_dir() else 0
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += (Path(parent) / name).lstat().st_size
     return total

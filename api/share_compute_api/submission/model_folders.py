@@ -144,7 +144,7 @@ def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
     parts = [config, text] if isinstance(text, dict) else [config]
     for part in parts:
         for key in keys:
-            if isinstance(part.get(key), int):
+            if type(part.get(key)) is int:  # JSON's true and false are integers, too, for isinstance
                 return int(part[key])
     return None
 

@@ -303,8 +303,8 @@ class Changes:
         """
         with self._lock:
             expected = frozenset(membership.everybody) - frozenset(membership.workers)
-            if not expected:
-                self._given_up = ""
+            if self._given_up and not expected:  # the event has the reason, so no `ReplanAbandoned` follows
+                self._given_up, self._was_given_up = "", True
             if self._joining is not None:
                 expected |= self._joining.machines - set(membership.workers)
             self._report(event.model_copy(update={"expected": tuple(sorted(expected))}))

@@ -125,6 +125,8 @@ def start_sharded(
     tags = links.tags(2 * len(pieces))
 
     def run() -> None:
+        if not pieces:
+            return
         width = -(-min(length, out.numel()) // links.size)
         scratch = links.scratch(out, PIECES_UNDER_WAY * sum(counts) * width).view(PIECES_UNDER_WAY, -1, width)
         begun: deque[_Piece] = deque()

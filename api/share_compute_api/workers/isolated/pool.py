@@ -201,7 +201,7 @@ class _Runner:
         self._finished = finished
         self._inbox: SimpleQueue[_PendingQuestion | None] = SimpleQueue()
         self._process: IsolatedProcess | None = None
-        self._loaded: Kept[None] = Kept()
+        self._loaded: Kept[object] = Kept()
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="isolated-process", daemon=True)
         self._thread.start()
@@ -267,8 +267,9 @@ class _Runner:
             raise _ending()
         if self._process is None:
             self._process = _started(self._limits)
-        if isinstance(question, OfTokenizer) and not self.knows(question):
-            self._loaded.put(question.folder, question.version, None)
+        # The process counts each question as a use, so this list must count it, too: both evict the same tokenizer.
+        if isinstance(question, OfTokenizer) and not self._loaded.get(question.folder, question.version):
+            self._loaded.put(question.folder, question.version, object())
             self._process.ask(Load(folder=question.folder, version=question.version), self._limits.load_s)
         return self._process.ask(question, self._limits.time_s)
 

@@ -128,6 +128,11 @@ class Strip(_Declared):
         return decoders.Strip(self.content, self.start, self.stop)
 
 
+def _check_growth(growth: float) -> None:
+    if growth > _MOST_GROWTH:
+        raise ValueError(f"its replacements make text {growth:g} times as long; at most {_MOST_GROWTH} times")
+
+
 class _Literal(_Declared):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -145,6 +150,11 @@ class Replace(_Declared):
     def growth(self) -> float:
         """Largest factor by which the replacement may lengthen a text; at least 1."""
         return max(1.0, len(self.content) / len(self.pattern.String))
+
+    @model_validator(mode="after")
+    def _keeps_text_short(self) -> Replace:
+        _check_growth(self.growth)
+        return self
 
     def build(self) -> Any:
         """Return the equivalent decoder of the ``tokenizers`` library."""
@@ -167,11 +177,7 @@ class Several(_Declared):
 
     @model_validator(mode="after")
     def _keeps_text_short(self) -> Several:
-        growth = math.prod(step.growth for step in self.decoders if isinstance(step, Replace))
-        if growth > _MOST_GROWTH:
-            raise ValueError(
-                f"its replacements make text {growth:g} times as long; at most {_MOST_GROWTH} times"
-            )
+        _check_growth(math.prod(step.growth for step in self.decoders if isinstance(step, Replace)))
         return self
 
     def build(self) -> Any:
