@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tests.api.speaking import make_tokenizer
 from tokenizers import Tokenizer, decoders, models
 
@@ -102,6 +103,22 @@ def test_all_decoders_write_as_the_library_does(decoder: Any) -> None:
     )
     for ids in ([2, 3, 4], [5, 6 + 0xC3, 6 + 0xA9], [2, 6 + 0xF0, 4], [4] * 3, []):
         assert vocabulary.decode(ids) == llama.fast.decode(ids)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_decoder_that_makes_text_much_longer_is_refused(is_alone: bool) -> None:
+    replace = decoders.Replace("a", "b" * 17)
+    decoder = replace if is_alone else decoders.Sequence([replace])
+    with pytest.raises(ValidationError, match="17 times as long; at most 16 times"):
+        Vocabulary.model_validate(
+            {
+                "tokens": ["a"],
+                "added": [],
+                "special": [],
+                "end_ids": [],
+                "decoder": json.loads(decoder.__getstate__()),
+            }
+        )
 
 
 class Llama:
