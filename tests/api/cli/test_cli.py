@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api.playing import Cluster
 from typer.testing import CliRunner
 
 from share_compute.lifecycle.attempt_events import (
@@ -22,8 +23,9 @@ from share_compute.lifecycle.attempt_events import (
 )
 from share_compute.planning.plan import Plan
 from share_compute.scopes import GRANTABLE, Scope
-from share_compute.specification import job_schema
+from share_compute.specification import ServeJob, job_schema
 from share_compute_api.cli import make_app
+from share_compute_api.control.patience import Patience
 from share_compute_api.schemas.agents import MachineLimits
 from share_compute_api.schemas.bodies import UploadRequest
 
@@ -158,6 +160,16 @@ def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     assert {one["state"] for one in json.loads(run("invite", "list", "--json").stdout)} == {"open"}
     assert json.loads(run("invite", "revoke", made["id"], "--json").stdout)["state"] == "revoked"
     assert "No machine joined yet" in run("contributors").stdout
+
+
+def test_machines_are_listed_with_their_work(plane: Any, run: Run, tmp_path: Path) -> None:
+    cluster = Cluster(plane.store, tmp_path, Patience())
+    serving = cluster.join("ada")
+    cluster.arrive(serving)
+    spec = ServeJob.model_validate({"name": "llama", "model": {"path": str(tmp_path)}})
+    deployment = plane.store.deployments.create(spec, reason="new")
+    assert plane.store.leases.take(deployment.id, [serving])
+    assert "serves llama" in run("contributors", COLUMNS="200").stdout
 
 
 def test_an_invite_of_several_uses_is_made_by_command(run: Run) -> None:

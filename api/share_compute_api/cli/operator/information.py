@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic_settings import BaseSettings
@@ -17,6 +18,9 @@ from share_compute.topology import HEAD
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import print_json, print_table, print_text, since, state_text
 
+if TYPE_CHECKING:
+    from share_compute.store import ContributorRecord
+
 
 def contributors(
     links: Annotated[bool, typer.Option("--links", help="List the measured links between machines.")] = False,
@@ -27,6 +31,8 @@ def contributors(
 
     with Client() as client:
         found = client.contributors()
+        serves = any(one.deployment_id for one in found)
+        served = {one.id: one.name for one in client.deployments(limit=500).deployments} if serves else {}
     places: dict[str, int] = {}
     for place, one in enumerate(found):
         places.setdefault(one.invited_as, place)
@@ -62,14 +68,25 @@ def contributors(
             state_text(one.state),
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
             bytes_text(one.machine().memory_bytes) if one.capacity else None,
-            one.job_id,
+            _work(one, served),
             since(one.last_seen_at),
             escape(one.reason),
         )
         for one in found
     )
-    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", "job", "seen", "reason")
+    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", "work", "seen", "reason")
     print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
+
+
+def _work(machine: ContributorRecord, served: Mapping[str, str]) -> str | None:
+    """Return the job that a machine trains, or the deployment that it serves; None if it is free.
+
+    Args:
+        machine: the machine.
+        served: id -> name of the deployments.
+    """
+    serves = machine.deployment_id
+    return machine.job_id or (f"serves {escape(served.get(serves, serves))}" if serves else None)
 
 
 def config(as_json: Json = False) -> None:
