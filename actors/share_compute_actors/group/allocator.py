@@ -1,4 +1,4 @@
-"""Controls whether the C library keeps freed memory, and reports a lack of memory."""
+"""Controls whether the C library keeps freed memory, and recognizes errors that mean a lack of memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def peak_resident_bytes() -> int:
 
 
 def is_out_of_memory(failure: Exception) -> bool:
-    """Return whether a failure means lack of memory. Torch's CPU allocator raises a plain RuntimeError."""
+    """Return whether an exception means a lack of memory, including the RuntimeError of torch's CPU allocator."""
     is_of_cpu = isinstance(failure, RuntimeError) and "DefaultCPUAllocator" in str(failure)
     return is_of_cpu or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 

@@ -25,7 +25,7 @@ def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Pa
 
 def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
-        # The dead actor may also be another member. The failure detector reports that loss, so this error need not.
+        # If the dead actor is another member, this error is wrong, but the failure detector reports the loss.
         return shard_store_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):

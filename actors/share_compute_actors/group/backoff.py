@@ -10,14 +10,14 @@ from share_compute.protocol.membership import Worker
 
 
 class Backoff:
-    """Records a pause for each machine on which a member was lost. No member should be started there meanwhile.
+    """Records a pause for each machine on which a member was lost. No member should be started there during the pause.
 
     The pause doubles with each further loss, unless the lost member had joined at least ``lasting_s`` before.
 
     Args:
         first_s: the first pause, in seconds.
         longest_s: the longest pause, in seconds.
-        lasting_s: time in seconds from a member's joining to its loss that resets the pause to ``first_s``.
+        lasting_s: time in seconds. If a member is lost this long after it joined, or later, the pause is ``first_s``.
         clock: returns the time in seconds.
     """
 

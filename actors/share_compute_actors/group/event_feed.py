@@ -25,9 +25,9 @@ class EventFeed(Generic[Event]):
                 self._news.notify_all()
 
     def pull(self, after: int, timeout_s: float) -> list[Event]:
-        """Return all events except the first ``after`` ones that were ever added.
+        """Return all events that were added after the first ``after`` events.
 
-        If there are none, wait up to ``timeout_s`` seconds for the next; the list is empty if none is added.
+        If there are none, wait up to ``timeout_s`` seconds for the next event; return an empty list if none is added.
         ``after`` must never decrease, because each call discards the first ``after`` events.
         """
         with self._news:

@@ -28,8 +28,8 @@ _LOADING_LIMIT_S = 30.0
 _RETURN_LIMIT_S = 8.0
 """Time limit for a heartbeat after a network cut, in seconds: TCP retransmits lost data with exponential backoff."""
 _LATE_S = 0.5
-"""Time in seconds. A longer time between two calls of `poll` does not count towards the members' time limits, because
-this process was delayed itself."""
+"""Longest normal time between two calls of `poll`, in seconds. A longer time does not count towards the members' time
+limits, because this process itself was delayed."""
 
 
 class FailureDetector:
@@ -47,7 +47,7 @@ class FailureDetector:
         self._faults: dict[Worker, str] = {}
         self._are_loading = True
         self.unresponsive: frozenset[Worker] = frozenset()
-        """Members that the last call of `poll` counts as lost only because they are unresponsive."""
+        """Members that the last call of `poll` counted as lost only because they are unresponsive."""
         self.heartbeats: dict[Worker, Any] = {}
         """Last heartbeat of each member."""
         self._new: dict[Worker, Any] = {}
@@ -122,8 +122,8 @@ class FailureDetector:
     def poll(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
         """Request heartbeats when due, and return the members that count as lost.
 
-        These are members whose heartbeat failed, is overdue or is invalid. If `accuse` was called since the last call
-        of this method, they are the accused members only.
+        These are members whose heartbeat failed, is overdue or is invalid. If `accuse` was called since the last
+        call of this method, only the accused members are returned.
         """
         self.unresponsive = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()

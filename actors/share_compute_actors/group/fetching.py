@@ -27,7 +27,7 @@ from share_compute_actors.transport.pieces import Piece, whole
 _CALLS_AHEAD = 2
 """Number of calls in flight, so that one answer can be transferred while the previous one is copied."""
 _CALL_BYTES = 3 * CHUNK_BYTES
-"""Most bytes of tensors that one call requests, unless a single row is larger. The number is below
+"""Maximum size in bytes of the tensors that one call requests, unless a single row is larger. It is below
 `launch.INLINE_LIMIT_BYTES`, so that Ray sends the answer inside the reply."""
 
 
@@ -82,7 +82,7 @@ def fill(
         ContributorLost: data arrived damaged in every attempt.
         ShardStoreLost: a source was an actor on the server, and its answer was lost.
         StaleEpoch: a source was a member, and its answer was lost.
-        UserError: the weights do not belong to the configuration.
+        UserError: the weights do not fit the model's configuration.
         WrongTensor: a source returned data that does not fit the request.
     """
     calls = list(_calls(tensors, client.sources, dtype.itemsize))
@@ -176,7 +176,7 @@ def fits(shard: Shard, machine: str) -> Iterator[None]:
     """Convert a lack of memory inside the context into an error that names the machine.
 
     Raises:
-        PlanInfeasible: memory was lacking.
+        PlanInfeasible: there was too little memory.
     """
     try:
         yield

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 _LIMIT_S = 600.0
-"""Default time limit, in seconds. Nodes wait as long for a restarted head (`_RECONNECT_S` in `machine.head`)."""
+"""Default time limit, in seconds. Nodes wait equally long for a restarted head (`_RECONNECT_S` in `machine.head`)."""
 _log = logging.getLogger(__name__)
 
 

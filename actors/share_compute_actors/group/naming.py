@@ -1,7 +1,7 @@
 """Names the actors of a job's members, so that a later attempt at the job finds the members of an earlier one.
 
-Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace. So has
-each replica of a deployment, whose members outlive its server.
+Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace.
+Each replica of a deployment has one, too, and its members outlive its server.
 """
 
 from __future__ import annotations

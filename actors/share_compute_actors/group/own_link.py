@@ -15,7 +15,7 @@ from share_compute_actors.machine.reach import Place, answers
 
 _POLL_S = 0.25
 _LONGEST_CUT_S = 600.0
-"""Longest wait for the network, in seconds. Members of a training job wait as long for this host (`Lifeline`)."""
+"""Longest wait for the network, in seconds. Members of a training job wait equally long for this host (`Lifeline`)."""
 _TABLE_S = 1.0
 """Longest wait for Ray's table of nodes, in seconds; the head's GCS may not answer."""
 _RECENT_S = 10.0
@@ -66,7 +66,7 @@ class OwnLink:
         return frozenset(place for place in self._nodes.values() if place[0] != self._here)
 
     def nodes(self) -> Mapping[str, Place]:
-        """Return the address and port of each living Ray node, by node id; the last known ones if Ray is too slow."""
+        """Return the address and port of each living Ray node, by node id; the last known nodes if Ray is too slow."""
         self._look_up()
         return self._nodes
 
@@ -91,7 +91,7 @@ class OwnLink:
         self._note(f"{state} after {self._restored_s - begun_s:.0f} s")
 
     def _look_up(self) -> None:
-        """Update the table of nodes; keep the old one if Ray does not answer in time."""
+        """Update the table of nodes; keep the old table if Ray does not answer in time."""
         if self._pending is None:
             self._pending = self._threads.submit(self._table)
         try:

@@ -1,4 +1,4 @@
-"""Actor group: calls members in parallel, watches their heartbeats, and translates Ray's errors into this project's."""
+"""Actor group: calls members in parallel, watches their heartbeats, and translates the errors that Ray raises."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WorkerGroup(ABC):
         return frozenset(self._actors)
 
     def offer(self, topology: Topology) -> None:
-        """Replace the machines on which members may run; earlier ones stay known, as members may still run there."""
+        """Replace the machines on which members may run; earlier machines stay known, as members may run there."""
         known = {machine.id for machine in topology.contributors}
         former = (machine for machine in self.topology.contributors if machine.id not in known)
         self.topology = Topology((*topology.contributors, *former), topology.links)
@@ -128,7 +128,8 @@ class WorkerGroup(ABC):
 
         Raises:
             Cancelled: the job was cancelled, or the replica was stopped.
-            MembersLost: members died, became unresponsive or sent invalid data; with ``skips_lost``, none answered.
+            MembersLost: members died, became unresponsive or sent invalid data; with ``skips_lost``, only if no member
+                answered.
             ShareComputeError: a member's method raised this error.
             ContributorLost: Ray reports another failure of a call.
         """

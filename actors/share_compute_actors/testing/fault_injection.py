@@ -110,7 +110,7 @@ def freeze(duration_s: float) -> None:
         [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
         start_new_session=True,
     )
-    # Another thread may handle a signal to the process, and this thread would continue for a moment.
+    # If another thread handled a signal to the process, this thread would continue for a moment.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 

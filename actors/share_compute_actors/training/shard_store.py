@@ -70,7 +70,7 @@ class ShardStoreFacts:
     microbatches: int | None
     """Number of microbatches in a batch, from the specification or the checkpoint; None lets the planner choose it."""
     runs: tuple[int, ...] | None
-    """Runs of the job's `SummationTree`, from the checkpoint; None if there are none that sum up to `microbatches`."""
+    """`SummationTree.runs` from the checkpoint; None if it has none, or if their sum is not `microbatches`."""
     notes: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
     """Token ids of the prompts for sample texts, ``[prompts][tokens]``; empty without sample texts or tokenizer."""
@@ -88,7 +88,7 @@ class Saved:
     """The outcome of saving a folder."""
 
     size_bytes: int | None
-    """Size of the folder in bytes; None if none was saved, because data of a member was missing or malformed."""
+    """Size of the folder in bytes; None if it was not saved, because data of a member was missing or malformed."""
     culprit: int | None = None
     """Index in ``members`` of `ShardStore.save` of the member with malformed data; None if there is none."""
     fault: str = ""
@@ -286,7 +286,7 @@ class ShardStore:
 
     @ray.method(concurrency_group="weights")
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the optimizer's tensors in the checkpoint, by name; empty if it has none."""
+        """Return the shapes of the optimizer's tensors in the checkpoint, by name; empty if there are none."""
         return self._optimizer.shapes() if self._optimizer is not None else {}
 
     @ray.method(concurrency_group="weights")
@@ -313,7 +313,7 @@ class ShardStore:
     @ray.method(concurrency_group="serve")
     @answers(TEXT)
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids."""
+        """Decode token ids, and return the text."""
         text: str = self._tokenizer.decode(ids)
         return text
 

@@ -62,7 +62,7 @@ class GroupFacts:
     plan: Plan
     """Plan that the members of this epoch carry out."""
     runs: tuple[int, ...]
-    """The runs of the job's `SummationTree`."""
+    """`SummationTree.runs` of the job: number of consecutive microbatch ids in each run."""
     attempt: int
     """Number of the attempt that planned the epoch."""
 
@@ -121,7 +121,7 @@ class StepLog:
             self._base.execute(f"PRAGMA user_version = {_SHAPE}")
 
     def claim(self) -> Standing:
-        """Let this attempt write, and no earlier attempt; begin a new epoch, and return the job's position.
+        """Block writes of earlier attempts, begin a new epoch, and return the job's position.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -183,7 +183,7 @@ class StepLog:
             epoch: epoch in which the step is committed.
             step: number of the step.
             scale: update factor of the step.
-            facts: facts about the step, if there are any.
+            facts: facts about the step; None if there are none.
             generation: number of times that the step was restarted because its numbers were in doubt.
         """
         with self._transaction():
@@ -241,7 +241,7 @@ class StepLog:
         return frozenset(worker for (worker,) in rows)
 
     def rewind(self, step: int) -> None:
-        """Go back to the step of a checkpoint, or to 0 without one, for an attempt that takes over no members.
+        """Go back to the step of a checkpoint, or to step 0, for an attempt that takes over no members.
 
         This begins a new epoch, and deletes the membership and the later steps and validations.
 
@@ -275,7 +275,7 @@ class StepLog:
         return None if written is None else _groups.validate_json(written)
 
     def steps(self, after: int) -> list[StepFacts]:
-        """Return the facts about the committed steps after ``after``, in order, as far as they are kept."""
+        """Return the facts about committed steps after ``after``, in order; omit steps whose facts the log lacks."""
         query = "SELECT facts FROM steps WHERE step > ? AND facts IS NOT NULL ORDER BY step"
         return [_steps.validate_json(facts) for (facts,) in self._rows(query, after)]
 

@@ -38,12 +38,12 @@ _OUTLINE_S = 5.0
 
 
 class RemotePrimary:
-    """Calls a primary on another machine to copy its shard.
+    """A primary on another machine, called through Ray; implements `Primary`.
 
     Args:
-        actor: the primary.
+        actor: the primary's actor.
         backup: the backup member that keeps the copy.
-        stopping: event that ends waits for the primary. Once set, waiting calls raise `StaleEpoch`.
+        stopping: event that cancels pending calls, which then raise `StaleEpoch`.
     """
 
     def __init__(self, actor: Any, backup: Worker, stopping: threading.Event | _Deadline) -> None:
@@ -85,7 +85,7 @@ class RemotePrimary:
 
 
 class _Deadline:
-    """An event that is set after some seconds; replaces `threading.Event` in `RemotePrimary`."""
+    """Time limit that replaces the event of a `RemotePrimary`; `is_set` returns True after ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         self._until_s = time.monotonic() + seconds
@@ -106,7 +106,7 @@ class Copies:
         notify: receives errors, from any thread.
         quota: space for all copies.
         reach: returns the interface to a primary, given the primary's actor, the id of this member, and an event that
-            ends waits for the primary.
+            cancels pending calls.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class Copies:
         self._quota = quota
         self._reach = reach
         self.former: Legacy | None = None
-        """Data of this member's previous shard, from `TrainingEngine.equip` until `keep`; None otherwise.
+        """State of this member's previous shard, between `TrainingEngine.equip` and `keep`; otherwise None.
 
-        None also if that data lacks updates that the present shard includes."""
+        None also if this state lacks updates that the current shard includes."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
@@ -155,7 +155,7 @@ class Copies:
                 each.shard[0] < stop and start < each.shard[1] for each in legacies
             ):
                 continue
-            # If this fails, `Follower.follow` later asks for the outline, and fetches all data.
+            # On an error, `Follower.follow` requests the outline later, and fetches all data.
             with suppress(StaleEpoch, ContributorLost):
                 owner = self._reach(one.actor, self._backup, _Deadline(_OUTLINE_S))
                 found[one.shard] = owner.outline(one.shard)
@@ -241,7 +241,7 @@ class Copies:
         return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
-        """Return the defect of one message of a primary's gradient, for display; None if the message is valid."""
+        """Return what is wrong with one message of a primary's gradient, for display; None if the message is valid."""
         followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"

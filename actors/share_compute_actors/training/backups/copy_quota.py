@@ -17,7 +17,7 @@ from share_compute_actors.machine.temporary import is_memory, temporary_folder
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
-"""Space that copies must leave free: this fraction of the file system's size, but at most `_RESERVE_BYTES`."""
+"""Fraction of the file system's size that copies must leave free, up to `_RESERVE_BYTES`."""
 
 
 class CopyQuota:

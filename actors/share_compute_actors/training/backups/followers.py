@@ -51,9 +51,10 @@ _BATCH_BYTES = 64 * 2**20
 larger tensor is cloned alone."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
+"""Maximum number of pending gradients. Beyond this limit, they are applied to the snapshot."""
 _MOST_SNAPSHOTS = 2
-"""Limits for pending gradients: number of steps, and size as a multiple of the snapshot's size. Beyond either limit,
-pending gradients are applied to the snapshot."""
+"""Maximum size of pending gradients, as a multiple of the snapshot's size. Beyond this limit, they are applied to the
+snapshot."""
 _TRAINED = frozenset({torch.float32})
 """Allowed dtypes of the buckets of a gradient."""
 _AGAIN_S = 0.5
@@ -109,11 +110,11 @@ class Follower:
         self._scales: dict[int, float] = {}
         """Update factors of committed steps, by step; only factors that the primary has sent."""
         self._loss_scales: dict[int, LossScale] = {}
-        """Loss scale after a step, by step; only for steps at which data was fetched or inherited, and for steps
-        to which the snapshot was brought."""
+        """Loss scale after a step, by step. It is known for steps at which data was fetched or inherited, and for
+        steps to which the snapshot was brought."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        """Event that ends the running fetch."""
+        """Event that cancels the running fetch."""
         self._owner: object = None
         self._fetching: Future[None] | None = None
         self._compacting: Future[None] | None = None
@@ -132,7 +133,7 @@ class Follower:
     def catch_up(self) -> bool:
         """Apply the pending gradients once, in the background; return whether this work is done.
 
-        The first call with a complete snapshot starts the work. Few gradients then remain to be applied when
+        The first call with a complete snapshot starts the work, so that few gradients are left to apply when
         training pauses.
         """
         if not self.is_whole:
@@ -148,8 +149,8 @@ class Follower:
 
         Args:
             owner: identifies the primary. A running fetch from the same primary continues.
-            reach: returns the primary's interface, given an event. Once the event is set, waiting calls of the
-                interface raise `StaleEpoch`.
+            reach: returns the primary's interface, given an event. Once the event is set, pending calls raise
+                `StaleEpoch`.
         """
         is_under_way = self._fetching is not None and not self._fetching.done()
         if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
@@ -164,7 +165,7 @@ class Follower:
 
         Args:
             outline: outline of the shard.
-            legacies: the data.
+            legacies: states of shards on this machine, after the same step.
         """
         self._trained, self._outline = dict(_places(outline)), outline
         return self._submit(partial(self._inherit, outline, legacies))
@@ -215,7 +216,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return the defect of a message (see `gradient_messages`), for display; None if the message is valid."""
+        """Return what is wrong with a message (see `gradient_messages`), for display; None if the message is valid."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets
@@ -277,7 +278,7 @@ class Follower:
         self._own.shutdown(wait=False)
 
     def _release_space(self, after: Collection[Future[None]] = ()) -> None:
-        """Delete all data, once the futures in ``after`` are done. Call this on the thread of `take`."""
+        """Delete all data, once the futures in ``after`` are done. Call this on the thread that calls `take`."""
         if not self._is_forgotten:
             self._is_forgotten = True
             self._stopping.set()
@@ -338,7 +339,7 @@ class Follower:
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):
-                    owner.copy(self.shard, ())  # without names, the call drops the primary's clones
+                    owner.copy(self.shard, ())  # a call without names drops the primary's clones
                 raise
             else:
                 return
@@ -358,10 +359,10 @@ class Follower:
             if self._is_long():
                 self._compact()
         try:
-            copied = owner.copy(self.shard, ())  # without names, the call drops the primary's clones
+            copied = owner.copy(self.shard, ())  # a call without names drops the primary's clones
         except ContributorLost:
             if not self._outline.sizes:
-                raise  # without parameters, the loss scale is the only state to fetch
+                raise  # the call had to return the loss scale, the only state of a shard without parameters
         else:
             if not self._outline.sizes:
                 self._loss_scales[copied.step] = copied.loss_scale
@@ -433,7 +434,7 @@ class Follower:
             return max(self._loss_scales)
         trained = [step for name, step in have.items() if name in self._trained]
         if self._trained and not trained:
-            # Trained tensors are still to be fetched. They will include all updates up to this step.
+            # No trained tensor has been fetched yet. Later fetches include all updates up to this step.
             return max(have.values(), default=-1)
         return min(trained or have.values(), default=-1)
 
@@ -446,7 +447,7 @@ class Follower:
         """
         replayed = {name for name, have in self._have.items() if name in self._trained and have < step}
         for name in self._snapshot.names:
-            if parameter_of(name) not in replayed:  # `_replay` verifies the others when it reads them
+            if parameter_of(name) not in replayed:  # `_replay` verifies replayed tensors when it reads them
                 self._snapshot.get(name)
         for each in range(self._floor + 1, step + 1):
             self._logs[each].verify()

@@ -1,4 +1,4 @@
-"""A file in this machine's folder for temporary files that stores tensors by name."""
+"""A temporary file that stores tensors by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TensorFile:
     Methods may be called from any thread. While a tensor is replaced, no other thread may read it.
 
     Args:
-        quota: folder of the file, and the size limit that it shares with the member's other copies.
+        quota: provides the folder of the file, and limits the total size of the member's copies.
     """
 
     def __init__(self, quota: CopyQuota) -> None:

@@ -41,7 +41,7 @@ class TrainingAttempt:
         assignment: the job, and the machines that it may use.
         report: receives events.
         requests: control requests of the control plane.
-        inbox: messages of members.
+        inbox: messages from members.
     """
 
     def __init__(
@@ -143,7 +143,10 @@ class TrainingAttempt:
         return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
-        """Return earlier attempts' layer timings that are still valid; empty without a number of microbatches."""
+        """Return the layer timings of earlier attempts that are still valid.
+
+        Return an empty dictionary if ``spec`` fixes no number of microbatches.
+        """
         if spec.training.microbatches is None:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size

@@ -113,10 +113,10 @@ class CheckpointManager:
             self._pace = self._pace.paused(time.monotonic() - began_s)
 
     def checkpoint_if_due(self, state: TrainingState) -> None:
-        """Save a checkpoint if a timed one is due or the attempt is to be suspended; call this only at a pause.
+        """Save a checkpoint if a timed checkpoint is due or a suspension was requested; call this only at a pause.
 
         Raises:
-            ContributorLost: the attempt is to be suspended, and its checkpoint is complete.
+            ContributorLost: a suspension was requested, and the checkpoint for it is complete.
             ShareComputeError: as `checkpoint` does.
         """
         if self._requests.suspended.is_set():
@@ -126,11 +126,11 @@ class CheckpointManager:
             self.checkpoint(state, waits=False)
 
     def result(self, state: TrainingState) -> None:
-        """Save the trained model, and wait until it is complete; raises the same errors as `checkpoint`."""
+        """Save the trained model, and wait until it is saved; raise the same errors as `checkpoint`."""
         self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
 
     def poll(self) -> None:
-        """Report a folder whose saving has ended; request a pause for a due checkpoint or a requested suspension.
+        """Report a save that has ended; request a pause for a due checkpoint or a requested suspension.
 
         Call it regularly while training continues.
         """
@@ -147,7 +147,7 @@ class CheckpointManager:
 
     @contextmanager
     def salvaging(self) -> Iterator[None]:
-        """If an error leaves the context, wait for a save in progress: the next attempt may begin from its folder.
+        """On an error in the context, wait for a save in progress, because the next attempt may begin from its folder.
 
         Wait after `MembersLost`, and after each `ShareComputeError` except `StaleEpoch` and `Unavailable`.
         """
@@ -180,7 +180,7 @@ class CheckpointManager:
                 return
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
-        """Have snapshots taken, and start to save them; return whether all of them are copies."""
+        """Have members take snapshots, and start to save them; return whether all snapshots are copies of shards."""
         first = {stage[0]: place for place, stage in enumerate(self._conductor.membership.stages)}
         are_copies = self._group.gather(
             FLAG,

@@ -70,7 +70,7 @@ _POLL_S = 0.2
 _TICK_S = 0.5
 """Minimum time between two ticks of the state machine, in seconds."""
 _CUT_TICKS = 3
-"""Members first test their links after this many ticks in a row without a new answer from any member."""
+"""Number of consecutive ticks without a new answer from any member before members first test their links."""
 _QUIET_S = 120.0
 """Initial limit for the time in which no member sends a new answer, in seconds. After it, a new epoch begins."""
 _QUIET_STEPS = 5
@@ -89,9 +89,9 @@ class Conductor:
         step_log: the step log.
         planner: plans each epoch.
         listener: receives the progress.
-        inbox: messages of members.
+        inbox: messages from members.
         training: training section of the job's specification.
-        changes: changes of members and plan, which wait for the next pause.
+        changes: changes to members and plan, which take effect at the next pause.
         report: receives events.
     """
 
@@ -125,7 +125,7 @@ class Conductor:
         """Membership of the last epoch in which all members were ready to compute."""
         self._lost: set[Worker] = set()
         self._stopped_s: float | None = None
-        """Time when the current interruption of the steps began; None if there is none."""
+        """Time when the steps were interrupted; None while they are not interrupted."""
         self._figures: dict[Worker, StepFigures] = {}
         self._verdict: verdict.Verdict | None = None
         """The last result of `verdict.judge`."""
@@ -157,8 +157,8 @@ class Conductor:
         Raises:
             Cancelled: the submitter cancelled the job.
             ContributorLost: all holders of some part of the model are lost.
-            LinksCut: members that must communicate do not reach each other.
-            NotFinite: numbers of a step are not finite; the step is not committed.
+            LinksCut: members that must communicate cannot reach each other.
+            NotFinite: numbers computed in a step are not finite; the step is not committed.
             ShareComputeError: a member reported this error, or the job cannot continue for another reason.
         """
         self._is_paused = False
@@ -261,7 +261,7 @@ class Conductor:
                 self._lose(loss.workers)
 
     def _leave_out_an_end(self, cut: LinksCut, membership: Membership) -> None:
-        """Continue without a member that all cut links share; if that is impossible, let `_form` raise the error."""
+        """Continue without a member that is an end of every cut link; if impossible, let `_form` raise ``cut``."""
         can_lose_one = (
             self._machine.phase == "stepping"
             and self._changes.protection.is_protected
@@ -334,7 +334,7 @@ class Conductor:
     def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
         if figures is not None:
             known = self._figures.setdefault(worker, figures)
-            if figures.targets > known.targets:  # reported again, after a move to the last stage
+            if figures.targets > known.targets:  # reported again, because the member moved to the last stage
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(RECEIVED[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
@@ -342,7 +342,7 @@ class Conductor:
         self._handle(message)
 
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
-        """Continue without a machine that has less memory than it lends; it may join again with a smaller limit."""
+        """Continue without a machine that has less memory than it lends; it may join again with a lower limit."""
         name = self._group.name(worker)
         self._note(f"{name} ran out of memory at {bytes_text(failure.taken_bytes)}: it is given less")
         self._changes.shrink(worker, failure.taken_bytes)
@@ -462,7 +462,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _blame(self, blame: Blame) -> None:
-        """Write a machine's wrong numbers to the step log, report them, and remove the member if it is a suspect."""
+        """Write a machine's offence to the step log, and report it; remove the machine's member if it is a suspect."""
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
         self._changes.blame(worker)
@@ -477,7 +477,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
-        """Remove the sender of a wrong tensor or the accuser; raise the error if either is already gone."""
+        """Remove the sender of a wrong tensor, or its accuser; raise ``failure`` if either member is already gone."""
         worker, accuser = failure.worker, failure.accuser
         if not {worker, accuser} <= self._group.workers:
             raise failure
@@ -544,10 +544,12 @@ class Conductor:
         return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:
-        """Count a new epoch; from the second one in vain on, double the limit for the time without an answer.
+        """Count the epochs that began since the last progress (see `_epochs_in_vain`).
+
+        Each such epoch after the first doubles the limit for the time without a new answer.
 
         Raises:
-            Unavailable: too many epochs began in vain in a row (see `_epochs_in_vain`).
+            Unavailable: too many epochs began without progress.
         """
         self._epochs_in_vain += 1
         if self._epochs_in_vain > 1:
@@ -560,7 +562,7 @@ class Conductor:
             )
 
     def _expect_the_next(self) -> None:
-        """Undo doublings of the limit for the time without an answer; raise the limit after a long step."""
+        """Reset the limit for the time without a new answer after a commit; a long step raises the limit."""
         now = time.monotonic()
         self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
@@ -579,7 +581,7 @@ class Conductor:
 
 
 def _recorded(standing: Standing | None) -> Recorded:
-    """Return the event for a write to the step log.
+    """Return the event that reports a write to the step log.
 
     Raises:
         StaleEpoch: the step log refused the write.

@@ -69,7 +69,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def events(self, after: int, timeout_s: float) -> str:
-        """Return the events after the first ``after`` ones, as JSON; if there is none, wait for the next.
+        """Return all events except the first ``after`` events, as JSON; if there are none, wait for the next event.
 
         Return an empty list if no event is reported in time.
 
@@ -82,7 +82,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="mail")
     def receive(self, worker: str, key: bytes, message: bytes) -> None:
-        """Queue a message of a member, unchecked; `Conductor` checks the key before it reads the message."""
+        """Queue a message from a member. `Conductor` later checks the key before it reads the message."""
         self._inbox.put((worker, key, message))
 
     @ray.method(concurrency_group="control")
@@ -100,7 +100,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:
-        """Set the machines on which the attempt may start members; it keeps the members that it already has.
+        """Set the machines on which the attempt may start members; existing members stay.
 
         Args:
             offer: an `Offer` as JSON.

@@ -101,7 +101,7 @@ class TrainingProgress:
         self._last_end = time.monotonic()
 
     def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
-        """End the time of a step that is about to be committed, and begin that of the next; return the facts to write.
+        """Stop timing a step that is about to be committed, and start timing the next one; return the facts to write.
 
         Raises:
             UserError: no loss scale makes the gradients finite.

@@ -49,7 +49,7 @@ class TrainingRun(Listener):
         group: the members, each with its shard.
         step_log: the step log of the job, claimed by this attempt.
         requests: control requests of the control plane.
-        inbox: messages of members.
+        inbox: messages from members.
         report: receives events.
     """
 
@@ -149,12 +149,12 @@ class TrainingRun(Listener):
             self._steps(step)
             self._between(step)
             if not progress.has_ended:
-                self._change()  # `_steps` made none if each step is followed by a pause
+                self._change()  # if each step is followed by a pause, `_steps` made no changes
         if self._start.facts.sizes["test"]:
             self._evaluation.mean_loss("test", progress.state.step)
 
     def _steps(self, until: int) -> None:
-        """Run the steps up to `until`; at an earlier pause, save a checkpoint if it is due, and make due changes."""
+        """Run the steps up to `until`. At each earlier pause, save a checkpoint and make changes if they are due."""
         try:
             while self._conductor.steps(until) < until:
                 self._change()
@@ -204,7 +204,7 @@ class TrainingRun(Listener):
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
-        """If the context raises `LinksCut`, save a checkpoint if steps were committed after the starting state."""
+        """When the context raises `LinksCut`, save a checkpoint unless no step followed the starting state."""
         try:
             yield
         except LinksCut:

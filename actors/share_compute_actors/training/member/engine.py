@@ -292,7 +292,7 @@ class TrainingEngine(ComputeThread):
         self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
     def _take_log(self, channel: Channel, label: WireLabel, tensor: Tensor) -> None:
-        """Store one message of a primary's gradient; acknowledge the gradient once all messages are here."""
+        """Store one message of a primary's gradient; acknowledge the gradient once all its messages are here."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._acknowledge(channel, followed, label)
@@ -365,7 +365,7 @@ class TrainingEngine(ComputeThread):
             incoming = self._given.target(step, microbatch)
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
-        held = None  # after a halt (no membership), no other member would join a reduction in the backward
+        held = None  # after a halt there is no membership, and no other member would join a reduction
         if effect.is_last and membership is not None and reduces_inside:
             held = self._sums_held(membership, step)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=held)
@@ -467,7 +467,7 @@ class TrainingEngine(ComputeThread):
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        # In a restarted step, digests are compared with those before the restart, also in stages of one member.
+        # After a restart of a step, digests are compared with earlier digests, even in a stage of one member.
         is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,

@@ -1,6 +1,6 @@
 """Measures the times of each layer of a shard during training, so that the planner need not estimate them.
 
-Hooks take time marks where one layer ends and the next begins. They change no outputs and no gradients.
+Hooks record the time when one layer ends and the next begins. They change no outputs and no gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class _Pass(NamedTuple):
     inner: dict[int, _Mark]
     """Mark of each layer except the last, by layer index.
 
-    Forward: the end of the layer. Backward: the time at which the gradient of the layer's output was complete."""
+    In a forward pass, the end of the layer. In a backward pass, the time when the gradient of the layer's output was
+    complete."""
     end: _Mark
 
 
@@ -89,7 +90,7 @@ class LayerTimer:
             self._current[place] = self._mark()
 
     def _means(self, way: _Way) -> dict[int, float]:
-        """Return the mean time of each layer, in seconds: from the mark before it to the mark after it."""
+        """Return the mean time of each layer between its start mark and its end mark, in seconds."""
         order = self._places if way == "forward" else self._places[::-1]
         times: dict[int, list[float]] = {place: [] for place in order}
         for each in self._passes[way]:

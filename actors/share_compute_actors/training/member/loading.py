@@ -30,7 +30,7 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
         shard: layers of the model.
 
     Raises:
-        ContributorLost: this process sees another GPU than the one that was measured, or none.
+        ContributorLost: this process sees no GPU, or a different GPU than the measured one.
         PlanInfeasible: the shard does not fit into this machine's memory.
     """
     torch.set_num_threads(setup.threads)
@@ -58,8 +58,8 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
     Raises:
         ContributorLost: data from a machine arrived damaged in every attempt.
         PlanInfeasible: the shard does not fit into this machine's memory.
-        ShardStoreLost: the shard store is a source, and died.
-        StaleEpoch: a member that is a source died.
+        ShardStoreLost: the shard store died while data was loaded from it.
+        StaleEpoch: a member died while data was loaded from it.
         UserError: the shard store's weights do not fit the model's configuration.
         WrongTensor: a source returned data that does not fit the shard.
     """

@@ -98,7 +98,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         self._next: Runner | None = None
         """Runner that `load` filled and `adopt` has not taken yet; None if there is none."""
         self._next_applied = 0
-        """Last step whose update is in the weights of the last `load`."""
+        """Last step whose update the most recently loaded weights include."""
         self._built: Runner | None = None
         """Runner that `build` made and `load` has not filled yet; None if there is none."""
         self._names: dict[Worker, str] = {}
@@ -152,7 +152,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         A member that joins a running job gets this call first, because building a shard is slow.
 
         Raises:
-            ContributorLost: this process sees another GPU than the one that was measured, or none.
+            ContributorLost: this process sees no GPU, or a different GPU than the measured one.
             PlanInfeasible: the shard does not fit into this machine's memory.
         """
         self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard))
@@ -210,7 +210,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def _form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
         if epoch < self._machine.epoch:
             raise StaleEpoch(f"epoch {epoch} is over", hint="no action needed: the next epoch begins")
-        self._next = None  # a shard that was loaded for an abandoned plan
+        self._next = None  # drops a shard that was loaded for an abandoned plan
         group = None
         if meeting is not None and size > 1:
             self._engine.forming = Forming(epoch, meeting.group)
@@ -333,7 +333,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         self._shard_store, self._pieces = shard_store, None
         self._engine.use_shard_store(shard_store)
         self._unacknowledged.clear()
-        # Last, so that the new coordinator gets no report of the old shard store's loss.
+        # Set last, so that the loss of the old shard store is not reported to the new coordinator.
         self._coordinator = coordinator, key
 
     @ray.method(concurrency_group="control")
@@ -347,7 +347,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         """Return a piece of the snapshot, or None after the last one.
 
         Args:
-            number: index of the piece, from 0: either the next piece, or the last returned piece again.
+            number: index of the piece, from 0. It must be the next index, or the previous one again.
         """
         assert self._pieces is not None
         return self._pieces.give(number)

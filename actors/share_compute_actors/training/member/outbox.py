@@ -15,12 +15,14 @@ from share_compute_actors.transport.channel import Channel, EncodedTensor
 from share_compute_actors.transport.envelope import WireLabel
 
 POLL_S = 0.5
-"""Longest wait of the compute thread for a tensor, in seconds. Messages and calls of `order` end the wait.
+"""Longest wait of the compute thread for a tensor, in seconds. Messages and calls of `order` end it early.
 
 It is also the minimum interval between reports in `Outbox.misses`."""
 _AGAIN_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
-"""A gradient is sent again at the earliest after `_AGAIN_S` seconds plus its transfer time at this rate."""
+"""Lowest expected transfer rate, in bytes per second.
+
+A gradient is sent again at the earliest after `_AGAIN_S` seconds plus its transfer time at this rate."""
 
 
 class Outbox:

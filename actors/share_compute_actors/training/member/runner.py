@@ -52,7 +52,7 @@ class Runner:
         training: settings of the training.
         tree: the order in which gradients are added.
         tied: stored name of the parameter that the first and the last stage share; None if there is none.
-        boundaries: requirements on activations and gradients from other stages; None if none may arrive.
+        boundaries: requirements on activations and gradients from other stages; None if the shard receives none.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Runner:
         self._kept: dict[tuple[str, int], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self.targets_per_microbatch = 0
-        """Number of targets of one microbatch; 0 before the first backward and outside the last stage."""
+        """Number of targets of one microbatch; 0 before the first backward, and at all stages except the last."""
         self._group: EpochGroup | None = None
         self._rank = 0
         self._reductions: deque[Callable[[], None]] = deque()
         self._held: Sequence[Sequence[Node]] = ()
 
     def join(self, group: EpochGroup | None, rank: int) -> None:
-        """Use this process group from now on, and drop pending reductions of the previous one.
+        """Use this process group from now on, and drop pending reductions of the previous group.
 
         Args:
             group: process group of the stage; None if the stage has no other members.
@@ -235,7 +235,7 @@ class Runner:
                 tensor.data.fill_(value)
 
     def deviate(self) -> None:
-        """Change the reduced gradient, so that it differs from that of the stage's other members; for tests."""
+        """Change the reduced gradient, so that it differs from the gradient of the stage's other members; for tests."""
         gradient = next(each.grad for each in self.parameters.values() if each.grad is not None)
         gradient.view(-1)[0] += 1.0
 
@@ -280,7 +280,9 @@ class Runner:
         self._keep_tied()
 
     def copy(self, source: int, *, has_it: bool) -> None:
-        """Copy the gradient sum from one member of the stage to those that lack it; at the last stage, also the losses.
+        """Take part in copying the gradient sum from one member to the members of the stage that lack it.
+
+        At the last stage, the losses are copied, too.
 
         Args:
             source: rank of the member that has the sum.
@@ -405,9 +407,9 @@ class Runner:
         self._timed_from, self._timer = step, LayerTimer(self.stage.layers, self._device)
 
     def layer_timings(self, step: int) -> dict[int, LayerTiming] | None:
-        """After the last timed step, end the timing, and return each layer's mean times by layer index.
+        """End the timing after the last timed step, and return each layer's mean times by layer index.
 
-        Return None after other steps.
+        Return None after any other step.
         """
         if self._timer is None or self._timed_from is None:
             return None
@@ -469,8 +471,8 @@ class Runner:
             place: index of this member's stage.
             microbatch: id of the microbatch.
             entering: samples at the first stage, otherwise the output of the previous stage.
-            incoming: targets at the last stage, otherwise the gradient of the shard's output. Only the
-                forward is checked if it is None (it never arrived) or not finite.
+            incoming: targets at the last stage, otherwise the gradient of the shard's output. If it is
+                None (it never arrived) or not finite, only the forward pass is checked.
         """
         self.stage.module.train()
         self.stage.prepare_cell(self._training.seed, step, microbatch)

@@ -30,7 +30,7 @@ class Rows:
     Args:
         shard_store: the shard store's actor.
         part: "inputs" or "targets".
-        report_lost: receives the error when the shard store died; `take` then waits for another shard store.
+        report_lost: called with the error if the shard store died; `take` then waits for another shard store.
             If None, `take` raises the error.
     """
 
@@ -53,7 +53,7 @@ class Rows:
             self._changed.notify_all()
 
     def expect(self, step: int, microbatches: Collection[int]) -> None:
-        """Request the samples of those microbatches that were not requested yet; do not wait for them."""
+        """Request the samples of all microbatches that have not been requested yet; do not wait for them."""
         missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._calls]
         if missing:
             shard_store = self._shard_store

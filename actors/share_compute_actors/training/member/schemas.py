@@ -72,7 +72,7 @@ def pack_said(message: ToCoordinator | ShareComputeError, figures: StepFigures |
 
 
 def unpack_said(data: Any, worker: Worker, sender: str, microbatches: int) -> Said:
-    """Return a member's message or error, and its figures of a step; the figures are None if it has none.
+    """Return a member's message or error, and the figures of a step; the figures are None if none were sent.
 
     Args:
         data: the message as it was received.

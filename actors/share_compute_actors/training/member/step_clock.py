@@ -34,19 +34,19 @@ class StepClock:
         self._began_s, self._computed_s = time.perf_counter(), 0.0
 
     def stop(self) -> None:
-        """Stop the clock, because the time until the next epoch is no part of a step."""
+        """Stop the clock, because the time until the next epoch is not part of a step."""
         self._began_s = None
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Count the time inside the context as work."""
+        """Count the time inside the context as computing time."""
         start_s = time.perf_counter()
         yield
         self._computed_s += time.perf_counter() - start_s
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Do not count the time inside the context as work, although it is inside a context of `computing`."""
+        """Exclude the time inside the context from the computing time of an enclosing `computing` context."""
         start_s = time.perf_counter()
         yield
         self._computed_s -= time.perf_counter() - start_s
@@ -54,8 +54,7 @@ class StepClock:
     def read(self) -> Spent:
         """Stop the clock at the end of a step, and return the step's durations.
 
-        If the clock does not run, because `stop` was called, ``seconds`` is the computing time, and ``waited_s``
-        is 0.
+        If `stop` was called, ``seconds`` is only the computing time, and ``waited_s`` is 0.
         """
         computed_s = self._computed_s
         seconds = time.perf_counter() - self._began_s if self._began_s is not None else computed_s

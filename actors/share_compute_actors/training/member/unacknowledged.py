@@ -48,9 +48,9 @@ class Unacknowledged:
             self._sent.append(_Sent(call, time.monotonic(), key, message))
 
     def overdue(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return (key, message) of each message to repeat: kept for more than 0.7 s, in the order of sending.
+        """Return (key, message) of each kept message that was sent more than 0.7 s ago, oldest first.
 
-        An acknowledged message is returned, too, as long as an earlier message is not acknowledged.
+        An acknowledged message is kept until all earlier messages are acknowledged.
         """
         with self._lock:
             self._drop_acknowledged()

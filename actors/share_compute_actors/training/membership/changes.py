@@ -24,10 +24,10 @@ from share_compute_actors.training.membership.training_group import TrainingGrou
 _PAUSE_S = 5.0
 """First backoff in seconds, for a machine on which a member was lost, and for lost backup copies."""
 _SOON_S = 30.0
-"""If a member is lost within this many seconds after it joined, the backoff of its machine doubles."""
+"""Time after joining, in seconds, within which the loss of a member doubles the backoff of its machine."""
 _LONGEST_PAUSE_S = 600.0
 _LASTING = 4
-"""If copies last this many times as long as the last backoff, their loss resets the backoff to `_PAUSE_S`."""
+"""Multiple of the last backoff. If new copies last at least this long, their loss resets the backoff to `_PAUSE_S`."""
 
 
 class Recopying:
@@ -45,7 +45,7 @@ class Recopying:
         self._due_s: float | None = None
 
     def lost(self, worker: Worker, *, lacks_space: bool, is_restarted: bool = False) -> None:
-        """Record that a member lost a backup copy, and begin the backoff unless the backoff has begun.
+        """Record that a member lost a backup copy, and begin the backoff if it has not begun yet.
 
         Args:
             worker: the member.
@@ -68,7 +68,7 @@ class Recopying:
         return self._due_s is not None and self._clock() >= self._due_s
 
     def begun(self) -> None:
-        """End the backoff, because the next epoch makes the lost copies again; do nothing if none were lost."""
+        """End the backoff, because the next epoch makes the lost copies again; do nothing if no copies were lost."""
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
 
@@ -111,13 +111,13 @@ class Changes:
         """Guards the pending plan; also held while plans are reported, so that the reports arrive in order."""
         self._joining: Joining | None = None
         self._given_up = ""
-        """Reason why the last proposed plan was given up; empty if the plan was not given up, or after the report."""
+        """Reason why the last proposed plan was given up, until it is reported; otherwise empty."""
         self._was_given_up = False
         """Whether `ReplanAbandoned` was reported since the last call of `take_given_up`."""
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
-        """Members that computed numbers that are not finite, while it is undecided whether the model is the cause.
+        """Members that computed non-finite numbers, until it is known whether the model is the cause.
 
         They get no stage, but `end_others` does not remove them."""
         self.backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _SOON_S)
@@ -143,7 +143,7 @@ class Changes:
                 )
 
     def under_way(self) -> Solution | None:
-        """Return the pending plan: proposed, but not carried out yet. None if there is none. Thread-safe."""
+        """Return the plan that was proposed but is not carried out yet; None if there is none. Thread-safe."""
         joining = self._live_joining
         return None if joining is None else joining.solution
 
@@ -167,7 +167,7 @@ class Changes:
             self._drop(joining, f"{joining.names([worker])} was lost")
 
     def share(self, shares: Shares) -> None:
-        """Request a pause after which some stages have these shares of microbatches."""
+        """Request a pause that changes the microbatch shares of some stages to ``shares``."""
         self._shares = shares
 
     @property
@@ -211,7 +211,7 @@ class Changes:
         self._suspected.add(worker)
 
     def blame(self, worker: Worker) -> None:
-        """Remove the member of a machine that computed wrong numbers, if it was kept as a suspect."""
+        """Remove the member of a machine that computed wrong numbers, if this member was kept as a suspect."""
         if worker in self._suspected:
             self._suspected.discard(worker)
             self._group.remove([worker])
@@ -266,8 +266,8 @@ class Changes:
     def _release_abandoned(self, membership: Membership) -> bool:
         """Release the machines of a plan that was given up, and report `ReplanAbandoned`.
 
-        Return whether another epoch is needed first, because the current one has catch-up replicas. If so, release
-        and report nothing.
+        If the current epoch has catch-up replicas, only return True, because a new epoch must begin without them
+        first. Otherwise return False.
         """
         if not self._given_up:
             return False

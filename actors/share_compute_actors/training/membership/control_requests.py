@@ -17,7 +17,7 @@ class ControlRequests:
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
         self.offered: Offer | None = None
-        """The latest offer of machines that the attempt may use; None if none was made since it began."""
+        """Latest offer of machines that the attempt may use; None if the attempt has not received an offer."""
 
     def leave(self, contributor_id: str) -> None:
         """Ask the attempt to stop using a machine."""

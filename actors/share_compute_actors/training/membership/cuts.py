@@ -1,4 +1,4 @@
-"""Finds pairs of members that must communicate in an epoch, but whose hosts do not reach each other."""
+"""Finds pairs of members that must communicate in an epoch, but whose hosts cannot reach each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[Worker, Worker]
 
 
 class LinksCut(ContributorLost):
-    """Living members that must communicate do not reach each other, so the job needs another plan.
+    """Living members that must communicate cannot reach each other, so the job needs another plan.
 
     Args:
         pairs: the pairs of members.
@@ -71,6 +71,6 @@ def require_links(group: TrainingGroup, membership: Membership) -> None:
         if other in places[worker]
     }
     # After a cut of the coordinator's own network, some answers may be older than the end of the cut. A later check
-    # decides whether the members reach each other.
+    # decides whether the members can reach each other.
     if pairs and not group.was_cut:
         raise LinksCut(pairs, {" - ".join(sorted(map(group.name, pair))) for pair in pairs})

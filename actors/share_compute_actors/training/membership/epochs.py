@@ -82,7 +82,7 @@ def moved_form(
     *,
     is_tied: bool,
 ) -> Form:
-    """Return the first epoch of another plan, whose members have loaded their shards.
+    """Return the first epoch of a new plan, whose members have loaded their shards.
 
     If no layer range changes, results of the open step are kept, except those of the members in ``moved``.
 

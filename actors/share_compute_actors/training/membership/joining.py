@@ -34,7 +34,7 @@ class Joining:
         group: the members.
         solution: the plan.
         proposed: the event that reported the plan.
-        heirs: returns the shards that members will back up, for a plan and the current membership.
+        heirs: returns the shards that members will back up, given a plan and the current membership.
         can_shadow: whether catch-up replicas can copy shards during training. If not, shards are loaded while training
             pauses.
     """
@@ -93,7 +93,7 @@ class Joining:
             usable: machines on which members may be started.
             membership: membership of the current epoch.
             granted: step of the last proposal whose machines were granted to the job; None if there is none. Members
-                are started only if this is the step of the plan's own proposal.
+                are started only if it equals the step at which this plan was proposed.
         """
         missing = self.machines - self._group.workers
         if missing and granted != self._proposed.step:
@@ -159,7 +159,7 @@ def replicas_of(
         solution: the plan.
         kind: returns the kind of a member's device.
         heirs: the shards that members will back up.
-        cut_off: the pairs of machines that do not reach each other.
+        cut_off: the pairs of machines that cannot reach each other.
     """
     found: dict[Worker, tuple[Worker, ...]] = {}
     wanted = list(zip(shards_of(solution.plan), stages_of(solution.plan), strict=True))

@@ -33,7 +33,7 @@ class MemberLinks:
             MembersLost: members died meanwhile.
             ContributorLost: the job asks for direct links, and a direct link does not work; or a process group was not
                 formed in time.
-            LinksCut: members that must communicate do not reach each other.
+            LinksCut: members that must communicate cannot reach each other.
             StaleEpoch: a later epoch has begun, or a message between members was lost.
         """
         group, workers = self._group, membership.everybody

@@ -77,7 +77,7 @@ class MembershipPlanner:
         successor therefore finds each member's shard either in use or loaded.
 
         Raises:
-            ContributorLost: some part of the model is on no remaining member.
+            ContributorLost: no remaining member holds some part of the model.
             MembersLost: members died meanwhile.
             PlanInfeasible: the remaining members cannot hold the model.
             StaleEpoch: a member died while others loaded from it, or another coordinator has claimed the step log.
@@ -182,7 +182,7 @@ class MembershipPlanner:
         return self._moved(before, self._plan(able, request.epoch), request)
 
     def _improved(self, before: Membership, wanted: Solution | None, request: PlanMembership) -> Form | None:
-        """Return the first epoch of a better plan; None without such a plan, or if the plan cannot be carried out."""
+        """Return the first epoch of the better plan ``wanted``; None if ``wanted`` is None or cannot be carried out."""
         if wanted is None:
             return None
         try:

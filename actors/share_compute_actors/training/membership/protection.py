@@ -10,7 +10,7 @@ from share_compute_actors.training.membership.training_group import Poll, Traini
 
 
 class ProtectionWatch:
-    """Polls backup members until all copies of an epoch are complete; reports the completion, and a later loss.
+    """Polls backup members until all copies of an epoch are complete; reports this, and the later loss of a copy.
 
     Args:
         group: the members.

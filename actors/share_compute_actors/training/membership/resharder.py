@@ -61,7 +61,7 @@ class Resharder:
                 this copy is brought to the committed step, so that the new copy can start from its data.
 
         Raises:
-            ContributorLost: some part of the model is on no remaining member.
+            ContributorLost: no remaining member holds some part of the model.
             StaleEpoch: a member died while others loaded from it.
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
@@ -154,7 +154,7 @@ class Resharder:
         }
 
     def _held(self, request: PlanMembership) -> dict[Worker, tuple[int, int]]:
-        """Return the layers [start, stop) that members hold; only of members that applied the last committed step."""
+        """Return the layers [start, stop) that each member holds; omit members that lack the last committed step."""
         current = [
             worker for worker, report in request.reports.items() if report.applied == request.committed
         ]

@@ -32,7 +32,7 @@ from share_compute_actors.training.step_log import GroupFacts, StepLog
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
-"""Time limit in seconds for a member to report its status, and to switch to its loaded shard. A slower member is
+"""Time limit for a member to report its status, and also to switch to its loaded shard, in seconds. A slower member is
 killed."""
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Start:
     """Facts that the shard store returned."""
     solution: Solution
     runs: tuple[int, ...]
-    """The runs of the job's `SummationTree`."""
+    """`SummationTree.runs` of the job: number of consecutive microbatch ids in each run."""
     state: TrainingState
     takeover: Takeover | None = None
     """The members that are taken over; None if the attempt starts new members."""
@@ -122,7 +122,7 @@ def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
 def solution_of(
     takeover: Takeover, spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings
 ) -> Solution:
-    """Return the solution that the surviving members carry out, with costs for the present machines and links.
+    """Return the solution that the surviving members carry out, with costs for the current machines and links.
 
     The solution has a simulated step if each stage has a member left and some machine's speed was measured.
     """

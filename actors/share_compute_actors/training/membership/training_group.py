@@ -46,8 +46,8 @@ class TrainingGroup(WorkerGroup):
         shard_store: the shard store's actor.
         coordinator: actor that members send their messages to.
         cancelled: set when the submitter cancels the job.
-        runs: the runs of the job's `SummationTree`.
-        tied_name: stored name of the parameter that the first and the last stage share; None without one.
+        runs: `SummationTree.runs` of the job: number of consecutive microbatch ids in each run.
+        tied_name: stored name of the parameter that the first and the last stage share; None if there is none.
         note: receives lines for the job's log.
     """
 
@@ -240,7 +240,7 @@ class TrainingGroup(WorkerGroup):
             ray.kill(actor)
 
     def has_refused(self, machine: Contributor) -> bool:
-        """Return whether `invite` failed to start a member on this machine with its present Ray node."""
+        """Return whether `invite` failed to start a member on this machine with its current Ray node."""
         return (machine.id, machine.node_id) in self._refused
 
     def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
@@ -298,7 +298,7 @@ class TrainingGroup(WorkerGroup):
     def load_shards(
         self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
     ) -> None:
-        """Have halted members load other shards; members keep their present shards until `adopt`.
+        """Have halted members load other shards; members keep their current shards until `adopt`.
 
         Args:
             shards: the shard to load, by member.
@@ -309,7 +309,7 @@ class TrainingGroup(WorkerGroup):
             StaleEpoch: a member that is a source of weights died meanwhile.
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
-            WrongTensor: a member that is a source of weights sent data that does not fit.
+            WrongTensor: a member that is a source of weights sent data that does not fit the shard.
         """
         self.detector.are_loading = True
         try:
