@@ -23,8 +23,8 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 def passing_through() -> Iterator[None]:
     """Make glibc return large freed blocks to the system at once, inside a context that loads or sends a shard.
 
-    Otherwise fragmentation made a member's memory grow to 1.5 times its shard (measured with glibc 2.36). Afterwards
-    glibc keeps freed blocks for reuse again. Without glibc, do nothing.
+    Without this, fragmentation made a member's memory grow to 1.5 times its shard (measured with glibc 2.36). After the
+    context, glibc keeps freed blocks for reuse again. Do nothing if the C library is not glibc.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     mallopt = getattr(library, "mallopt", None)

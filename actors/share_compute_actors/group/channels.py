@@ -30,7 +30,7 @@ def open_channels(
 
     Raises:
         Cancelled: the job was cancelled, or the replica was stopped.
-        MembersLost: members died, became unresponsive or sent invalid data meanwhile.
+        MembersLost: members died, became unresponsive or sent invalid data.
         ContributorLost: `wanted` is ``direct``, and a direct link does not work.
         StaleEpoch: a later epoch has begun, or a message was lost in transit.
     """

@@ -61,13 +61,13 @@ class FailureDetector:
 
     @property
     def are_loading(self) -> bool:
-        """Whether members load shards. The time limit for a heartbeat is 30 s then."""
+        """Whether members are loading shards. If so, the time limit for a heartbeat is 30 s."""
         return self._are_loading
 
     @are_loading.setter
     def are_loading(self, are_loading: bool) -> None:
         if self._are_loading and not are_loading:
-            self._requested_s = time.monotonic()  # pending requests get the whole normal limit from now on
+            self._requested_s = time.monotonic()  # the normal limit of pending requests begins now
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
@@ -79,7 +79,7 @@ class FailureDetector:
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S
             self._requests_at_once = True
-            self._requested_s = now_s  # pending requests get the whole shorter limit from now on
+            self._requested_s = now_s  # the shorter limit of pending requests begins now
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
         """Make the next call of `poll` return this member as lost, because it sent invalid data."""

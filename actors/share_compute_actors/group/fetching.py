@@ -37,7 +37,7 @@ class SourceClient:
     Args:
         sources: the actors that have the tensors.
         me: the member that loads the tensors.
-        own: object whose methods replace Ray calls to the member itself; None to call all sources by Ray.
+        own: object whose methods replace Ray calls to the member itself; None to call all sources through Ray.
     """
 
     def __init__(self, sources: Sources, me: Worker | None = None, own: object | None = None) -> None:

@@ -66,7 +66,7 @@ def machines_with_members() -> dict[Worker, frozenset[str]]:
 
 
 def end_members(job_id: str) -> int:
-    """Kill all members of a job, and return how many there were."""
+    """Kill all members of a job, and return their number."""
     members = members_of(job_id)
     for member in members:
         ray.kill(member)

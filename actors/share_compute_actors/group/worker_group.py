@@ -159,7 +159,7 @@ class WorkerGroup(ABC):
 
         Raises:
             Cancelled: the job was cancelled, or the replica was stopped.
-            MembersLost: members died, became unresponsive or sent invalid data meanwhile.
+            MembersLost: members died, became unresponsive or sent invalid data.
         """
         while len(ray.wait(list(refs), num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
             if self._cancelled.is_set():

@@ -157,10 +157,10 @@ class StepLog:
         )
 
     def lay(self, group: GroupFacts) -> None:
-        """Write the facts about the members that train the job from now on.
+        """Write facts about the members that will train the job.
 
         Raises:
-            StaleEpoch: the membership's epoch is not the last one, or a later attempt has claimed the log.
+            StaleEpoch: the membership's epoch is not the latest epoch, or a later attempt has claimed the log.
         """
         written = self._write(
             "UPDATE standing SET membership = ? WHERE epoch = ? AND attempt = ?",
@@ -176,7 +176,7 @@ class StepLog:
     ) -> Standing | None:
         """Write that a step is committed, with its facts, and return the position of the job.
 
-        Return None if the epoch is not the last one, if the step does not follow the last committed step, or
+        Return None if the epoch is not the latest epoch, if the step does not follow the last committed step, or
         if a later attempt has claimed the step log.
 
         Args:
@@ -213,7 +213,7 @@ class StepLog:
     def offend(
         self, worker: Worker, step: int, what: str, *, is_grave: bool, accuser: Worker | None = None
     ) -> bool:
-        """Write a machine's offence; return whether the job quarantines the machine from now on.
+        """Write a machine's offence; return whether the job now quarantines the machine.
 
         Args:
             worker: id of the machine.

@@ -101,10 +101,10 @@ class Copies:
 
     Args:
         backup: this member.
-        training: settings of the training.
-        device: device that computes updates.
-        notify: receives errors, from any thread.
-        quota: space for all copies.
+        training: training settings of the job.
+        device: device on which copies are updated.
+        notify: called with each error, from any thread.
+        quota: limits the space that all copies take.
         reach: returns the interface to a primary, given the primary's actor, the id of this member, and an event that
             cancels pending calls.
     """
@@ -127,7 +127,7 @@ class Copies:
         self.former: Legacy | None = None
         """State of this member's previous shard, between `TrainingEngine.equip` and `keep`; otherwise None.
 
-        None also if this state lacks updates that the current shard includes."""
+        Also None if this state lacks updates that the current shard includes."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
@@ -172,13 +172,13 @@ class Copies:
         followed: Mapping[int, Followed],
         outlines: Mapping[ShardRange, ShardOutline] | None = None,
     ) -> None:
-        """Keep copies of exactly these primaries' shards from now on, and drop all other copies.
+        """Keep copies of exactly these primaries' shards, and drop all other copies.
 
         Args:
             epoch: number of the epoch that is about to begin.
             committed: last committed step. A new copy replaces a copy that cannot be brought to this step. If the
                 primary of a shard has changed, a new copy also replaces a copy that is behind this step.
-            followed: primaries of the copies, by stage.
+            followed: primaries whose shards to copy, by stage.
             outlines: outlines of shards whose new copies start from local data. They are used only if there
                 is space for all these copies.
         """

@@ -1,4 +1,4 @@
-"""Disk space for backup copies: their folder, and the limit of their size.
+"""Disk space for backup copies: the folder of the copies, and the limit of their total size.
 
 The folder may be in memory, as ``/tmp`` is on many systems. If so, copies use memory that the machine's owner lends.
 """

@@ -44,7 +44,7 @@ class ShardOutline:
         """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
 
         Args:
-            state_tensors: number of the optimizer's state tensors for each parameter, all of the parameter's size.
+            state_tensors: number of optimizer state tensors per parameter; each has the size of the parameter.
         """
         trained = sum(math.prod(shape) for group in self.buckets for _, shape in group)
         return sum(self.sizes.values()) + FLOAT_BYTES * (state_tensors + 1) * trained

@@ -79,8 +79,9 @@ class Follower:
 
     Args:
         shard: layers [start, stop).
-        training: settings of the training.
-        device: device that computes updates. Results are bit-identical to the primary's on devices of the same kind.
+        training: training settings of the job.
+        device: device on which the copy is updated. If it is of the same kind as the primary's device, the
+            copy is bit-identical to the primary's shard.
         fail: called with an error, on the copy's own thread, when the copy has become unusable.
         quota: limits the space that all copies of this member take.
     """
@@ -173,7 +174,7 @@ class Follower:
     def legacy(self, step: int) -> Legacy | None:
         """Return the snapshot's data if it is complete and includes exactly the updates up to a step; otherwise None.
 
-        Return None also if the loss scale after this step is unknown.
+        Also return None if the loss scale after this step is unknown.
         """
         if not (self.is_at(step) and self.reaches(step)) or step not in self._loss_scales:
             return None

@@ -41,7 +41,7 @@ class GradientLogHeader(NamedTuple):
 
     @classmethod
     def unpack(cls, tensor: Tensor) -> GradientLogHeader:
-        """Return the header that `pack` wrote."""
+        """Return the header that a tensor from `pack` contains."""
         buckets, factor, clean_steps, is_dynamic, before = tensor.tolist()
         loss_scale = LossScale(factor, int(clean_steps), bool(is_dynamic))
         return cls(int(buckets), loss_scale, None if before != before else before)  # noqa: PLR0124 - only NaN differs from itself

@@ -50,7 +50,7 @@ class _Saving(NamedTuple):
 
 
 class CheckpointManager:
-    """Has the shard store save the model of a job into folders, one folder at a time.
+    """Saves the model of a job through the shard store, one folder at a time.
 
     At a pause, the first member of each stage takes a snapshot. The shard store then fetches the snapshots
     and writes them. Training continues meanwhile if all snapshots are copies of the shards. All methods must
@@ -94,7 +94,7 @@ class CheckpointManager:
         return pace is not None and is_free and pace.is_due(time.monotonic())
 
     def checkpoint(self, state: TrainingState, *, waits: bool) -> None:
-        """Save a checkpoint; call this only at a pause.
+        """Save a checkpoint; call this only while training is paused.
 
         Args:
             state: training state after the last committed step.
@@ -113,7 +113,9 @@ class CheckpointManager:
             self._pace = self._pace.paused(time.monotonic() - began_s)
 
     def checkpoint_if_due(self, state: TrainingState) -> None:
-        """Save a checkpoint if a timed checkpoint is due or a suspension was requested; call this only at a pause.
+        """Save a checkpoint if a timed checkpoint is due or a suspension was requested.
+
+        Call this only while training is paused.
 
         Raises:
             ContributorLost: a suspension was requested, and the checkpoint for it is complete.
@@ -141,7 +143,10 @@ class CheckpointManager:
             self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:
-        """Wait for a save in progress if it fetches a snapshot from a leaving member; call this only at a pause."""
+        """Wait for a save in progress if it fetches a snapshot from a leaving member.
+
+        Call this only while training is paused.
+        """
         if self._under_way is not None and not set(workers).isdisjoint(self._under_way.holders):
             self._conductor.at_pause(self._finish)
 

@@ -173,7 +173,7 @@ class Conductor:
             self._handle(Continue(self._machine.committed))
 
     def at_pause(self, work: Callable[[], Result]) -> Result:
-        """Run `work`, and return its result; call this only at a pause.
+        """Run `work`, and return its result; call this only while training is paused.
 
         After `MembersLost`, `StaleEpoch` or `WrongTensor`, form a new epoch if it is needed and possible, and
         run `work` again.
@@ -194,7 +194,7 @@ class Conductor:
     def change(self) -> None:
         """Form an epoch with the changes that are due, and pause again; do nothing if no change is due.
 
-        Call this only at a pause.
+        Call this only while training is paused.
 
         Raises:
             PlanInfeasible: the other members cannot hold the shard of a member that leaves.
@@ -294,7 +294,7 @@ class Conductor:
             self._unpack(worker, data)
 
     def _unpack(self, worker: Worker, data: Any) -> None:
-        """Read a message of a member; count the sender as lost if the message is malformed."""
+        """Read a message from a member; count the sender as lost if the message is malformed."""
         try:
             message, figures = unpack_said(data, worker, self._group.name(worker), self._group.microbatches)
         except Undeclared as failure:

@@ -1,6 +1,6 @@
 """The coordinator: one actor on the head that runs one attempt at a job, and reports its progress as events.
 
-The control plane imports this module, so the import must be quick. `Coordinator.run` imports torch.
+The control plane imports this module. To keep this import fast, only `Coordinator.run` imports torch.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Evaluation:
         facts: the facts that the shard store returned.
         shard_store: the shard store's actor, which has the tokenizer.
         group: the members.
-        conductor: pauses training, so that no step is computed meanwhile.
+        conductor: runs the evaluations while training is paused.
         report: receives events.
     """
 

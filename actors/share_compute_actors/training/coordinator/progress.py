@@ -31,7 +31,7 @@ class Listener(ABC):
 
     @abstractmethod
     def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
-        """Return the facts to write with the commit of a step that all members prepared."""
+        """Return the facts to write to the step log when a prepared step is committed."""
 
     @abstractmethod
     def committed(self, facts: StepFacts, figures: Mapping[Worker, StepFigures]) -> None:
@@ -44,7 +44,7 @@ class Listener(ABC):
         """Receive a membership change.
 
         Args:
-            before: membership of the epoch before.
+            before: membership of the previous epoch.
             after: membership of the new epoch.
             lost: members that were lost.
             seconds: time for which no step was computed between the two epochs, in seconds.
@@ -54,7 +54,7 @@ class Listener(ABC):
     def ticked(self) -> None:
         """Do periodic work, such as polling a save in progress.
 
-        The conductor calls this about every 0.5 s, except at a pause.
+        The conductor calls this about every 0.5 s, except while training is paused.
         """
 
 
@@ -82,7 +82,7 @@ class TrainingProgress:
         self._busy_s: dict[Worker, float] = defaultdict(float)
         self._trained_s = 0.0
         self._targets = 0
-        """Number of targets in one microbatch; 0 before a step was prepared."""
+        """Number of targets in one microbatch; 0 before the first step is prepared."""
 
     @property
     def has_ended(self) -> bool:

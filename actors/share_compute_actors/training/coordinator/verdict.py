@@ -1,4 +1,4 @@
-"""Checks the losses and the gradient of a step before it is committed, and makes the errors for wrong numbers."""
+"""Checks the losses and the gradient of a step before it is committed, and creates the errors for wrong numbers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def offence(blame: Blame, name: Callable[[Worker], str], *, is_over: bool) -> Of
     Args:
         blame: the effect of the protocol's state machine.
         name: returns the name of a member's machine.
-        is_over: whether the job quarantines the machine from now on.
+        is_over: whether the job now quarantines the machine.
     """
     machine = name(blame.worker)
     source = "" if blame.accuser is None else f", as {name(blame.accuser)} reports"

@@ -69,7 +69,7 @@ class BackupCalls:
     def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:
         """Apply gradients to the copy of a shard up to a committed step; return whether this succeeded.
 
-        Return False also if this member keeps no copy of the shard.
+        Also return False if this member keeps no copy of the shard.
 
         Args:
             shard: layers [start, stop) of the copy.

@@ -136,21 +136,21 @@ class TrainingEngine(ComputeThread):
         """Do nothing; `FaultyEngine` waits here while it cuts the link to the coordinator."""
 
     def use_shard_store(self, shard_store: Any) -> None:
-        """Request samples from another shard store from now on; this also ends a wait for the previous one."""
+        """Switch to another shard store; a wait for samples of the previous shard store ends."""
         if self._samples is not None:
             self._samples.use(shard_store)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def open(self, channel: Channel | None) -> None:
-        """Use this channel from now on; call this through `order`."""
+        """Switch to this channel; call this through `order`."""
         super().open(channel)
         # Drop tensors of earlier epochs, because the tensors that are still needed are sent again. Keep the
         # gradient sum of a tied parameter, because the protocol machine still counts it as arrived.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
-        """Compute with this runner from now on; call this through `order`.
+        """Switch to this runner; call this through `order`.
 
         Args:
             runner: runner with the weights.
@@ -166,7 +166,7 @@ class TrainingEngine(ComputeThread):
         self._handle(loaded)
 
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
-        """Reduce gradients in this process group from now on; call this through `order`.
+        """Switch to this process group for the reduction of gradients; call this through `order`.
 
         Args:
             group: process group of the stage; None if the stage has no other members.
@@ -420,7 +420,10 @@ class TrainingEngine(ComputeThread):
         return Reduced()
 
     def _sums_held(self, membership: Membership, step: int) -> list[tuple[Node, ...]]:
-        """Return, by rank, the tree nodes whose sums each member of this stage holds after its cells of the step."""
+        """Return the tree nodes whose sums each member of this stage holds after its cells of the step.
+
+        The list is ordered by rank.
+        """
         stage = membership.stage_of(self._machine.worker)
         return [self._tree.cover(ids) for ids in holders(membership, step, stage)]
 

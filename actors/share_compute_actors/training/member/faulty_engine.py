@@ -80,14 +80,14 @@ class FaultyEngine(TrainingEngine):
         self._faults.wait_while_cut()
 
     def open(self, channel: Channel | None) -> None:
-        """Use this channel from now on, and drop messages that were delayed; call this through `order`."""
+        """Switch to this channel, and drop delayed messages; call this through `order`."""
         if channel is not None:
             channel.is_cut = self._faults.is_cut
         self._faults.forget()
         super().open(channel)
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
-        """Compute with this runner from now on; see `TrainingEngine.equip`."""
+        """Switch to this runner; see `TrainingEngine.equip`."""
         self._passes(Point.weights_loaded)
         super().equip(runner, inputs, targets, loaded)
 

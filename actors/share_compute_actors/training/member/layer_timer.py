@@ -94,8 +94,8 @@ class LayerTimer:
         order = self._places if way == "forward" else self._places[::-1]
         times: dict[int, list[float]] = {place: [] for place in order}
         for each in self._passes[way]:
-            # In a backward pass, layer i starts when the gradient of its output is complete; layer i + 1 ends
-            # then. If the output of layer i needs no gradient, the end of the pass replaces this mark.
+            # In a backward pass, layer i + 1 ends and layer i starts when the gradient of the output of layer i is
+            # complete. If this output needs no gradient, the end of the pass replaces this mark.
             bounds = order[:-1] if way == "forward" else order[1:]
             marks = [each.begin, *(each.inner.get(place, each.end) for place in bounds), each.end]
             for place, start, stop in zip(order, marks, marks[1:], strict=False):

@@ -327,7 +327,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
         Args:
             coordinator: the actor that gets later messages.
-            shard_store: the actor from which samples are requested from now on.
+            shard_store: the actor from which later samples are requested.
             key: secret to send with later messages.
         """
         self._shard_store, self._pieces = shard_store, None

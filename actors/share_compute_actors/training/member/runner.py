@@ -49,7 +49,7 @@ class Runner:
 
     Args:
         stage: module of the shard, with its weights.
-        training: settings of the training.
+        training: training settings of the job.
         tree: the order in which gradients are added.
         tied: stored name of the parameter that the first and the last stage share; None if there is none.
         boundaries: requirements on activations and gradients from other stages; None if the shard receives none.
@@ -98,7 +98,7 @@ class Runner:
         self._held: Sequence[Sequence[Node]] = ()
 
     def join(self, group: EpochGroup | None, rank: int) -> None:
-        """Use this process group from now on, and drop pending reductions of the previous group.
+        """Switch to this process group, and drop pending reductions of the previous group.
 
         Args:
             group: process group of the stage; None if the stage has no other members.
@@ -192,7 +192,7 @@ class Runner:
     # -- checks -------------------------------------------------------------------------------------------------------
 
     def expected(self, cargo: str) -> Expected | None:
-        """Return the requirements on a tensor of another stage; None if the stage expects no such tensor.
+        """Return the requirements on a tensor from another stage; None if this stage expects no such tensor.
 
         Args:
             cargo: kind of the tensor: "activation", "gradient" or "tied".
@@ -264,8 +264,8 @@ class Runner:
                 if the stage has no other members.
 
         Raises:
-            ContributorLost: a member died or became unresponsive, or a halt aborted the process group. The
-                sums that this member held are unusable then.
+            ContributorLost: a member died or became unresponsive, or a halt aborted the process group.
+                Afterwards, the sums that this member held are unusable.
         """
         if self._group is not None:
             self._held = holders
@@ -324,7 +324,7 @@ class Runner:
         for microbatch, loss in self._losses.items():
             known[microbatch] = float(loss)
         if copying is None:
-            # Exactly one member has the loss of a microbatch. The others add 0.0, so the sum is exact.
+            # Exactly one member has the loss of a microbatch. Other members add 0.0, so the sum is exact.
             self._group.start_allreduce(known)()
         else:
             self._group.broadcast([known], copying)

@@ -47,7 +47,7 @@ class Rows:
         One answer may contain several microbatches."""
 
     def use(self, shard_store: Any) -> None:
-        """Request samples from another shard store from now on; may be called from any thread."""
+        """Switch to another shard store; may be called from any thread."""
         with self._changed:
             self._shard_store = shard_store
             self._changed.notify_all()
@@ -148,7 +148,7 @@ class ShardSamples:
             rows.forget(step)
 
     def use(self, shard_store: Any) -> None:
-        """Request samples from another shard store from now on; this also ends a wait for the previous one."""
+        """Switch to another shard store; a wait for samples of the previous shard store ends."""
         for rows in self._all:
             rows.use(shard_store)
 

@@ -21,8 +21,8 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
 
     Args:
         runner: runner with the shard and the optimizer.
-        lora: the job's LoRA settings; None without LoRA. With LoRA, an artifact has the model with the
-            adapters merged into it if ``lora.merge``, otherwise only the adapters.
+        lora: the job's LoRA settings; None without LoRA. With LoRA, an artifact contains the model with
+            merged adapters if ``lora.merge`` is set, otherwise only the adapters.
         kind: whether the folder is a checkpoint or an artifact.
     """
     stage = runner.stage

@@ -27,7 +27,7 @@ def backups_of(
 
     Args:
         stages: members of each stage.
-        topology: machines of the members. A link that was not measured counts as slow as the slowest measured link.
+        topology: machines of the members. An unmeasured link is assumed to be as slow as the slowest measured link.
         cramped: members that lacked the space for a copy. They become backup members only if no other member can.
         present: backup members of the previous epoch, by primary; only for primaries that keep their shards.
     """

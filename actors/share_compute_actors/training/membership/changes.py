@@ -217,11 +217,11 @@ class Changes:
             self._group.remove([worker])
 
     def quarantine(self, worker: Worker) -> None:
-        """Start no member on a machine from now on."""
+        """Exclude a machine, so that no member is started there again."""
         self._quarantined.add(worker)
 
     def shrink(self, worker: Worker, taken_bytes: int) -> None:
-        """Limit the memory that the job uses on a machine from now on, because a member ran out of memory there.
+        """Limit the memory that the job may use on a machine, because a member ran out of memory there.
 
         Args:
             worker: id of the machine.
@@ -266,7 +266,7 @@ class Changes:
     def _release_abandoned(self, membership: Membership) -> bool:
         """Release the machines of a plan that was given up, and report `ReplanAbandoned`.
 
-        If the current epoch has catch-up replicas, only return True, because a new epoch must begin without them
+        If the current epoch has catch-up replicas, do nothing and return True: a new epoch without them is needed
         first. Otherwise return False.
         """
         if not self._given_up:

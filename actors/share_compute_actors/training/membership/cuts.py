@@ -52,7 +52,7 @@ def require_links(group: TrainingGroup, membership: Membership) -> None:
     Raises:
         LinksCut: a member gets no answer from the host of another member. Not raised if a network cut of the
             coordinator's host ended less than 10 s ago.
-        MembersLost: members died meanwhile.
+        MembersLost: members died during the call.
     """
     nodes = group.nodes()
     places: dict[Worker, dict[Worker, Place]] = defaultdict(dict)

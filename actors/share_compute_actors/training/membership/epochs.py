@@ -88,7 +88,7 @@ def moved_form(
 
     Args:
         before: membership of the previous epoch; None if there is none.
-        plan: the plan that is carried out from now on.
+        plan: the new plan.
         request: the request for the epoch, with the members' reports.
         moved: members that have loaded a shard for this epoch, and thereby lost their results of the open step.
         is_tied: whether the first and the last stage share a parameter.

@@ -5,7 +5,7 @@
 3. If the plan gives a member layers that it does not hold, to train or to back up, the member becomes a catch-up
    replica. In each stage that has some of these layers, it shadows one member. It receives this member's shard
    piece by piece, and the gradients of the steps that are computed meanwhile.
-4. When all replicas have caught up, training pauses for the new plan. Little is left to transfer then.
+4. When all replicas have caught up, training pauses for the new plan. Little data is left to transfer.
 
 New backup copies start from data that is already on their machines, so they are complete soon after the pause.
 """

@@ -19,7 +19,7 @@ class MemberLinks:
 
     Args:
         group: the members.
-        note: receives lines for the job's log.
+        note: called with each line for the job's log.
     """
 
     def __init__(self, group: TrainingGroup, note: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class MemberLinks:
         """Link all members of an epoch, before it begins.
 
         Raises:
-            MembersLost: members died meanwhile.
+            MembersLost: members died during the call.
             ContributorLost: the job asks for direct links, and a direct link does not work; or a process group was not
                 formed in time.
             LinksCut: members that must communicate cannot reach each other.

@@ -77,8 +77,8 @@ class MembershipPlanner:
         successor therefore finds each member's shard either in use or loaded.
 
         Raises:
-            ContributorLost: no remaining member holds some part of the model.
-            MembersLost: members died meanwhile.
+            ContributorLost: some part of the model is lost, because no remaining member holds it.
+            MembersLost: members died during the call.
             PlanInfeasible: the remaining members cannot hold the model.
             StaleEpoch: a member died while others loaded from it, or another coordinator has claimed the step log.
             WrongTensor: a member sent tensors that do not fit the shard of their receiver.

@@ -32,7 +32,7 @@ class ProtectionWatch:
     def reform(self, membership: Membership) -> None:
         """Start to watch the copies of an epoch, unless a member that is alone in its stage has no backup.
 
-        Report nothing: the `Reformed` event of the epoch implies that the job is not protected yet.
+        This reports nothing, because the `Reformed` event of the epoch implies that the job is not protected yet.
         """
         is_alone = (stage[0] not in membership.backups for stage in membership.stages if len(stage) == 1)
         self._membership, self.is_protected = None if any(is_alone) else membership, False

@@ -17,11 +17,11 @@ from share_compute_actors.wire import FLAG
 
 
 class Resharder:
-    """Moves shards between members that are halted.
+    """Moves shards between halted members.
 
     Args:
         group: the members.
-        first_step: first step after the checkpoint, or 1 without one (`ShardStoreFacts.first_step`). Until
+        first_step: first step after the checkpoint; 1 without a checkpoint. Until
             this step is committed, all shards can be loaded from the shard store or initialized from the seed.
     """
 
@@ -53,17 +53,17 @@ class Resharder:
         use or loaded.
 
         Args:
-            before: membership of the epoch before.
-            plan: the plan that is carried out from now on.
+            before: membership of the previous epoch.
+            plan: the new plan.
             request: the request for the epoch, with the members' reports.
             scales: update factor of each committed step, by step.
             heirs: shards that members will back up. If a member already has a copy of some of these layers,
                 this copy is brought to the committed step, so that the new copy can start from its data.
 
         Raises:
-            ContributorLost: no remaining member holds some part of the model.
+            ContributorLost: some part of the model is lost, because no remaining member holds it.
             StaleEpoch: a member died while others loaded from it.
-            MembersLost: members died meanwhile.
+            MembersLost: members died during the call.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
             WrongTensor: a member sent tensors that do not fit the shard of their receiver.
         """
@@ -109,7 +109,7 @@ class Resharder:
         """Have members switch to the shards that they loaded; do nothing if no member loaded a shard.
 
         Raises:
-            MembersLost: members died meanwhile.
+            MembersLost: members died during the call.
         """
         if self._loaded is None:
             return

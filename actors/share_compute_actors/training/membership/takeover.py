@@ -165,7 +165,7 @@ def state_of(step_log: StepLog, beginning: TrainingState) -> TrainingState:
 
 
 def _adopts(member: Any, epoch: int, committed: int) -> bool:
-    """Have a member switch to the shard that it has loaded; return whether it did."""
+    """Have a member switch to the shard that it has loaded; return whether this succeeded."""
     try:
         call = member.adopt.remote(epoch, committed)
         ray.wait([call], timeout=_ANSWER_S)

@@ -48,7 +48,7 @@ class TrainingGroup(WorkerGroup):
         cancelled: set when the submitter cancels the job.
         runs: `SummationTree.runs` of the job: number of consecutive microbatch ids in each run.
         tied_name: stored name of the parameter that the first and the last stage share; None if there is none.
-        note: receives lines for the job's log.
+        note: called with each line for the job's log.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TrainingGroup(WorkerGroup):
 
     @property
     def wanted_channel(self) -> Literal["auto", "direct", "ray"]:
-        """Transport for tensors that the job asks for."""
+        """Transport of tensors, as requested by the job."""
         return self._assignment.spec.parallelism.channel
 
     @property
@@ -139,7 +139,7 @@ class TrainingGroup(WorkerGroup):
         """Take over members of an earlier attempt, each with its shard.
 
         Raises:
-            MembersLost: all members died meanwhile.
+            MembersLost: all members died during the call.
         """
         self._actors.update(actors)
         self.detector.are_loading = False
@@ -155,7 +155,7 @@ class TrainingGroup(WorkerGroup):
     def load(self, plan: Plan) -> None:
         """Start all members of a plan; have them load shards from the shard store, or initialize them from the seed.
 
-        Members that die meanwhile are left out.
+        Members that die during the call are left out.
 
         Raises:
             MembersLost: all members died.
@@ -217,7 +217,7 @@ class TrainingGroup(WorkerGroup):
 
         Args:
             shards: the shard of each member.
-            topology: the machines that members may run on from now on.
+            topology: the machines that members may run on; replaces the previous machines (see `offer`).
         """
         self.offer(topology)
         for worker in sorted(shards.keys() - self._invited.keys() - self._actors.keys()):
@@ -255,7 +255,7 @@ class TrainingGroup(WorkerGroup):
         """Ask members whether their backup copies are complete; wait for all answers, and return whether all are yes.
 
         Raises:
-            MembersLost: members died meanwhile.
+            MembersLost: members died during the call.
         """
         return all(self.ask(FLAG, set(holders), "has_whole_copies").values())
 
@@ -272,8 +272,8 @@ class TrainingGroup(WorkerGroup):
         """Return sources in which each tensor comes from the first of the holders that has the tensor.
 
         Raises:
-            MembersLost: members died meanwhile.
-            StaleEpoch: one of the holders died meanwhile.
+            MembersLost: members died during the call.
+            StaleEpoch: one of the holders died during the call.
         """
         refs = [holder.ask("inventory") for holder in holders]
         self.wait(refs)
@@ -306,8 +306,8 @@ class TrainingGroup(WorkerGroup):
             applied: last step whose update is in the weights.
 
         Raises:
-            StaleEpoch: a member that is a source of weights died meanwhile.
-            MembersLost: members died meanwhile.
+            StaleEpoch: a member that is a source of weights died during the call.
+            MembersLost: members died during the call.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
             WrongTensor: a member that is a source of weights sent data that does not fit the shard.
         """
@@ -334,7 +334,7 @@ class TrainingGroup(WorkerGroup):
             applied: last step whose update is in the weights.
 
         Raises:
-            MembersLost: members died meanwhile.
+            MembersLost: members died during the call.
         """
         self.ask(NOTHING, workers, "adopt", epoch, applied)
 
