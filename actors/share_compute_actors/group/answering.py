@@ -35,7 +35,7 @@ def _reported(failure: Exception) -> ShareComputeError:
 
 
 def answered(schema: Packs[T], ref: Any, sender: str) -> T:
-    """Wait for the answer to a call, and return what the method returned.
+    """Wait for the answer to a call, and return the method's result.
 
     Args:
         schema: schema of the return value.
@@ -59,7 +59,7 @@ def shard_store_lost() -> ShardStoreLost:
 
 
 def ask_shard_store(schema: Packs[T], ref: Any) -> T:
-    """Wait for the answer to a call of the shard store or of `ServedWeights`, and return what the method returned.
+    """Wait for the answer to a call of the shard store or of `ServedWeights`, and return the method's result.
 
     Args:
         schema: schema of the return value.

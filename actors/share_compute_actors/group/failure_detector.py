@@ -73,7 +73,7 @@ class FailureDetector:
     def shorten_limit(self) -> None:
         """Shorten the normal time limit to 0.7 s, for 5 s or until `reset_limit`.
 
-        Call this method after an error that a lost member may have caused. Further calls in the 5 s do nothing.
+        Call this method after an error that a lost member may have caused. Further calls within the 5 s do nothing.
         """
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:

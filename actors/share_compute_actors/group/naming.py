@@ -39,7 +39,7 @@ def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:
 
     Args:
         job_id: the job.
-        worker: contributor to which the result is limited; None for all.
+        worker: contributor whose members to return; None for all contributors.
     """
     return [actor for actor, known in workers_of(job_id).items() if worker in (None, known)]
 

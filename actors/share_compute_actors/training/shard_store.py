@@ -223,7 +223,7 @@ class ShardStore:
 
     @answers(NOTHING)
     def cut(self, runs: Sequence[int]) -> None:
-        """Set the runs of the job's `SummationTree`; their sum is the number of microbatches in a batch."""
+        """Set `SummationTree.runs` of the job; their sum is the number of microbatches in a batch."""
         self._spec = self._spec.with_microbatches(sum(runs))
         self._runs = tuple(runs)
 

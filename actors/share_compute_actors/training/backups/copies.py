@@ -189,7 +189,7 @@ class Copies:
             for shard, follower in self._followers.items()
             if shard in wanted
             and follower.reaches(committed)
-            # A primary sends the update factor of a step with its next gradient. Another primary may not know the
+            # A primary sends the update factor of a step with its next gradient. A new primary may not know the
             # factor, so a copy that still lacks the factor cannot continue.
             and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }

@@ -87,7 +87,7 @@ class CopyQuota:
 
 
 def is_out_of_space(failure: Exception) -> bool:
-    """Return whether a failure means that a copy lacks memory or disk space, or cannot be written."""
+    """Return whether an exception means that a copy lacks memory or disk space, or cannot be written."""
     return isinstance(failure, Unavailable) or is_out_of_memory(failure)
 
 

@@ -92,7 +92,7 @@ class Legacy(NamedTuple):
     names: Collection[str]
     """Names of parameters and buffers."""
     state: Callable[[str], Mapping[str, Tensor]]
-    """Maps the name of a parameter or buffer to this tensor and its optimizer state, by tensor name."""
+    """Function from the name of a parameter or buffer to this tensor and its optimizer state, by tensor name."""
 
     @classmethod
     def of_runner(cls, runner: ShardState, step: int) -> Legacy:
@@ -192,7 +192,7 @@ class Copier:
             backup: the backup member that will fetch the clones. Its previous clones are dropped.
 
         Raises:
-            StaleEpoch: this member does not compute with the shard, or clones for other members use the space.
+            StaleEpoch: this member does not compute with the shard, or clones for other members use up the space.
         """
         copied: Copied = self._run(partial(self._copy, shard, names, backup))
         return copied

@@ -159,7 +159,7 @@ class CheckpointManager:
         try:
             yield
         except (StaleEpoch, Unavailable):
-            raise  # another coordinator has the members, or the folder cannot be written
+            raise  # no save to wait for: another coordinator has the members, or the folder cannot be written
         except (ShareComputeError, MembersLost):
             self._salvage()
             raise
@@ -244,6 +244,6 @@ def suspended(when: str) -> ContributorLost:
     """Return the error that ends an attempt whose suspension was requested; another attempt continues the job.
 
     Args:
-        when: point of the attempt at which it ends, such as "after step 7".
+        when: point at which the attempt ends, such as "after step 7".
     """
     return ContributorLost(f"suspended {when}", hint="it continues by itself")

@@ -72,7 +72,7 @@ _TICK_S = 0.5
 _CUT_TICKS = 3
 """Number of consecutive ticks without a new answer from any member before members first test their links."""
 _QUIET_S = 120.0
-"""Initial limit for the time in which no member sends a new answer, in seconds. After it, a new epoch begins."""
+"""Initial limit for the time without a new answer from any member, in seconds. After this time, a new epoch begins."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 

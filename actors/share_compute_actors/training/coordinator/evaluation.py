@@ -107,7 +107,7 @@ class Evaluation:
         return [answer for answer in answers.values() if answer is not None]
 
     def sample(self, wanted: SamplesSpec, step: int) -> None:
-        """Have the model continue the prompts, and report the texts."""
+        """Generate continuations of the prompts with the model, and report the texts."""
 
         def next_logits(ids: Tensor) -> Tensor:
             return self._conductor.at_pause(partial(self._next_logits, step, ids[0].tolist()))

@@ -149,5 +149,5 @@ class TrainingProgress:
         self._stopping = self._stopping and self._stopping.after(step, loss)
 
     def busy_fractions(self) -> dict[Worker, float]:
-        """Return the fraction of this attempt's step time in which each member computed, by member."""
+        """Return the fraction of this attempt's step time that each member spent computing, by member."""
         return {worker: busy_s / max(self._trained_s, 1e-9) for worker, busy_s in self._busy_s.items()}

@@ -112,7 +112,7 @@ class TrainingRun(Listener):
         return self._progress.reason
 
     def _begin(self) -> None:
-        """Report committed steps that the control plane does not know, and then the start of training.
+        """Report committed steps that the control plane does not know about, and then the start of training.
 
         If members were taken over, report their plan first.
         """

@@ -1,1 +1,1 @@
-"""The member, which is the actor that holds one shard on one contributor, and the classes that it uses."""
+"""The member (the actor that holds one shard on one contributor) and the classes that it uses."""

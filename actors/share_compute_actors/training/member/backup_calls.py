@@ -56,7 +56,7 @@ class BackupCalls:
         Args:
             epoch: number of the epoch that is about to begin.
             committed: last committed step.
-            followed: primaries of the copies, by stage.
+            followed: primaries whose shards to copy, by stage.
             backups: backup members and catch-up replicas that keep copies of this member's shard.
         """
         self._engine.copier.forget_all_but(backups)
@@ -84,7 +84,7 @@ class BackupCalls:
     def is_up_to_date(self) -> bool:
         """Return whether each usable copy is complete and has applied its pending gradients.
 
-        The first call starts this work for a complete copy, and does not wait for it.
+        The first call after a copy is complete starts to apply its pending gradients, and does not wait.
         """
         return self._engine.copies.catch_up()
 

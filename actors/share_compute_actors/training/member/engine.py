@@ -100,7 +100,7 @@ class TrainingEngine(ComputeThread):
         self._group_epoch = 0
         self._samples: ShardSamples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
-        """Tensors from other members, by (cargo, step, microbatch); for tied sums, by (cargo, step, stage)."""
+        """Tensors from other members, by (cargo, step, microbatch). The key of a tied sum is (cargo, step, stage)."""
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
         self._clock = StepClock()
@@ -113,7 +113,7 @@ class TrainingEngine(ComputeThread):
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def receive(self, message: ToMember) -> None:
-        """Queue a message from the coordinator; a halt also ends the compute thread's waits in earlier epochs."""
+        """Queue a message from the coordinator; a halt also interrupts the compute thread's waits of earlier epochs."""
         with self._news:
             self._events.append(message)
             self._news.notify()

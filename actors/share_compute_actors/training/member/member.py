@@ -161,7 +161,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def adopt(self, epoch: int, applied: int) -> None:
-        """Start to work with the loaded shard.
+        """Switch to the loaded shard.
 
         Args:
             epoch: number of the epoch for which the member was halted; 0 before the first epoch.
@@ -203,7 +203,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
         Raises:
             ContributorLost: not all members joined in time, or a halt for a later epoch ended the wait.
-            StaleEpoch: a halt for a later epoch arrived, or a message of another member was lost.
+            StaleEpoch: a halt for a later epoch arrived, or a message from another member was lost.
         """
         self._engine.order(partial(self._form, epoch, meeting, rank, size))
 

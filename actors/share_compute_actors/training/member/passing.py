@@ -64,7 +64,7 @@ class Passing:
             stages: members of each stage.
 
         Raises:
-            ContributorLost: a tensor of another member did not arrive in time.
+            ContributorLost: a tensor from another member did not arrive in time.
             RayActorError: the shard store died.
             StaleEpoch: a halt for a later epoch arrived, or a tensor was lost in transit.
             WrongTensor: a tensor has a wrong shape or dtype, or cannot be read.
@@ -100,10 +100,10 @@ class Passing:
             step: number of the last step that was applied.
             ids: token ids of the text.
             stage: index of this member's stage.
-            way: the member that computes the text, for each stage.
+            way: for each stage, the member that processes the text.
 
         Raises:
-            ContributorLost: the tensor of the previous stage did not arrive in time.
+            ContributorLost: the tensor from the previous stage did not arrive in time.
             StaleEpoch: a halt for a later epoch arrived, or a tensor was lost in transit.
             WrongTensor: a tensor has a wrong shape or dtype, or cannot be read.
         """

@@ -24,7 +24,7 @@ from share_compute_actors.wire import NAMES
 class GivesState:
     """Mixin with methods that let other members and the coordinator read a member's shard or backup copies.
 
-    Call the methods that read tensors only while no step is computed. The argument `shard` is the layer range
+    Do not call the methods that read tensors while a step is computed. The argument `shard` is the layer range
     [start, stop) of the backup copy to read; None reads the member's own shard. The argument `extents` is
     the result of `pack_extents`.
     """

@@ -253,7 +253,7 @@ class Runner:
 
     @property
     def is_reducing(self) -> bool:
-        """Whether reductions have begun and may still run, overwriting the sums that this member holds."""
+        """Whether reductions have begun, which may still overwrite the sums that this member holds."""
         return bool(self._reductions)
 
     def reduce(self, holders: Sequence[Sequence[Node]]) -> None:

@@ -40,7 +40,7 @@ class Logits:
     _frame = WithContent(Schema(int | None))
 
     def pack(self, message: NDArray[np.float32] | None) -> bytes:
-        """Return logits as bytes: their count (None without logits), then little-endian float32 values."""
+        """Return logits as bytes: their number (None without logits), then their values as little-endian float32."""
         if message is None:
             return self._frame.pack(Content(None, b""))
         return self._frame.pack(Content(len(message), message.astype(_LOGIT).tobytes()))

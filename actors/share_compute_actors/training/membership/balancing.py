@@ -1,4 +1,4 @@
-"""Proposes microbatch shares by measured speeds: after a few steps, slow members get fewer microbatches."""
+"""Proposes microbatch shares based on measured speeds: after a few steps, slow members get fewer microbatches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.epochs import Shares
 
 _STEPS = 3
-"""Number of steps in the first median of compute times. A median ignores a single slow step."""
+"""Initial number of steps over which the median of compute times is taken. A median ignores a single slow step."""
 _MOST_STEPS = 48
-"""Maximum number of steps in a median. Each proposal doubles the number, so that changes become rare."""
+"""Maximum number of steps over which the median is taken. Each proposal doubles the number, so changes become rare."""
 _LEAST_GAIN = 0.15
 """Minimum gain that justifies new shares, as a fraction of the slowest stage's time. A smaller gain may be noise."""
 _EPOCH_S = 1.0

@@ -1,4 +1,4 @@
-"""Collects changes for the next pause of a job: machines that leave, a better plan, other microbatch shares."""
+"""Collects changes for the next pause of a job: machines that leave, a better plan, new microbatch shares."""
 
 from __future__ import annotations
 

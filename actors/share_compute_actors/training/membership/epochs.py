@@ -1,4 +1,4 @@
-"""Pure functions that derive the membership of an epoch from a plan, and from the epoch before."""
+"""Pure functions that derive the membership of an epoch from a plan, and from the previous epoch."""
 
 from __future__ import annotations
 

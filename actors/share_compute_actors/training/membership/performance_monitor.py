@@ -30,7 +30,7 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.changes import Changes
 
 _STEPS = 10
-"""Number of steps in a median of step times. A median ignores a single slow step."""
+"""Number of steps over which the median of step times is taken. A median ignores a single slow step."""
 _PAUSE_S = 10.0
 """Minimum time between two reports of measured times, in seconds. The last step is always reported."""
 _NOISE_STEPS = 50
@@ -104,7 +104,7 @@ class PerformanceMonitor:
         """Restart the measurement for a new epoch, because older step times are not comparable.
 
         Args:
-            solution: the solution that the members carry out.
+            solution: the solution that the members carry out in the new epoch.
             are_lost: whether members may have been lost. If so, a search for a plan begins after the second step
                 from now, and may propose the last proposed plan again.
         """

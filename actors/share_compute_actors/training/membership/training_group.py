@@ -201,7 +201,7 @@ class TrainingGroup(WorkerGroup):
         return Sources((server_source(self._shard_store),)) if self._facts.has_weights else None
 
     def source(self, worker: Worker, copy: tuple[int, int] | None = None) -> Source:
-        """Return a member as a source to load from.
+        """Return a source that reads from a member.
 
         Args:
             worker: the member.
@@ -244,11 +244,11 @@ class TrainingGroup(WorkerGroup):
         return (machine.id, machine.node_id) in self._refused
 
     def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
-        """Ask catch-up replicas whether they have caught up; return the pending calls, with the member of each."""
+        """Ask catch-up replicas whether they have caught up; return the called member by pending call."""
         return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
 
     def query_whole_copies(self, holders: Collection[Worker]) -> dict[Any, Worker]:
-        """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
+        """Ask members whether their backup copies are complete; return the called member by pending call."""
         return {self._actors[worker].has_whole_copies.remote(): worker for worker in holders}
 
     def have_whole_copies(self, holders: Collection[Worker]) -> bool:
@@ -371,7 +371,7 @@ class Poll:
     def __init__(self, group: TrainingGroup) -> None:
         self._group = group
         self._pending: dict[Any, Worker] = {}
-        """Calls without an answer yet, with the member of each."""
+        """Called member, by call that has no answer yet."""
 
     def is_unanimous(self, ask: Callable[[], dict[Any, Worker]]) -> bool:
         """Return whether all members have answered yes; start new calls if none is pending.
