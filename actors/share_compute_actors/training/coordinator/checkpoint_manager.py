@@ -223,13 +223,9 @@ class CheckpointManager:
             self._group.detector.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
         size_bytes = saved.size_bytes
         if size_bytes is None:
-            self._report(
-                Note(
-                    message=f"the state of step {saving.step} could not be saved completely: "
-                    "a machine was lost before its part was fetched",
-                    level="warning",
-                )
-            )
+            why = saved.fault or "a machine was lost before its part was fetched"
+            message = f"the state of step {saving.step} could not be saved completely: {why}"
+            self._report(Note(message=message, level="warning"))
             return
         self._whole = saving.folder
         path = self._place / saving.folder
