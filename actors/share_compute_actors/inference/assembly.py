@@ -36,14 +36,14 @@ from share_compute_actors.inference.serving_group import ServingGroup
 from share_compute_actors.inference.status_recorder import StatusRecorder
 
 _LEFT = 0.8
-"""Factor by which a machine's fraction of cache memory is multiplied each time that it runs out of memory."""
+"""Factor that is applied to a machine's fraction of cache memory each time the machine runs out of memory."""
 _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
-"""First and longest backoff of a machine after its member was lost, in seconds."""
+"""Longest backoff of a machine after its member was lost, in seconds; the first backoff is `_PAUSE_S`."""
 _LASTING_S = 300.0
-"""Shortest time in seconds from a member's joining to its loss that resets the backoff."""
+"""Time in seconds from a member's joining to its loss; from this time on, a loss resets the machine's backoff."""
 _PATIENCE_S = 120.0
-"""Time without enough machines after which all sequences fail, in seconds."""
+"""Time in seconds without enough machines after which all sequences fail."""
 _MOST_IN_VAIN = 5
 """Number of consecutive failures to link the members of planned stages, after which these members are removed."""
 _log = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ class Assembly:
         self._status = status
         self.epoch = 0
         self._last_epoch = 0
-        """Last epoch of earlier servers of the replica, as far as members know it."""
+        """Last epoch of the replica's earlier servers, as their members reported it; 0 if none did."""
         self.placement: Placement | None = None
         """The placement that serves now; None if there is none."""
         self._target: Placement | None = None
-        """The placement that replaces `placement` as soon as all its members are ready; None if no other is planned."""
+        """The placement that replaces `placement` as soon as all its members are ready; None if there is none."""
         self._tried: frozenset[Worker] = frozenset()
         """Members with which `_form_again` tried last to form stages; it does not try again with the same members."""
         self._memory_fractions: dict[Worker, float] = {}
@@ -110,7 +110,7 @@ class Assembly:
         self._group.send(steps, self.placement.workers)
 
     def offer(self, topology: Topology) -> None:
-        """Replace the machines that may be used."""
+        """Replace the set of machines that the replica may use."""
         self._offered = topology
         self._group.offer(topology)
         self.attach()
@@ -124,7 +124,7 @@ class Assembly:
         self._memory_fractions[worker] = _LEFT * self._memory_fractions.get(worker, 1.0)
 
     def is_from(self, worker: Any, key: Any) -> bool:
-        """Whether a key is the one issued to this member."""
+        """Return whether ``key`` is the key that was issued to this member."""
         return self._group.is_from(worker, key)
 
     def accuse(self, worker: Worker, failure: ShareComputeError) -> None:
@@ -316,7 +316,7 @@ class Assembly:
             self._formed(placement.at(self.epoch))
 
     def _give_up(self, workers: Collection[Worker], failure: ShareComputeError) -> None:
-        """Remove the member whose machine the error names; if it names none of ``workers``, remove all of them."""
+        """Remove the member whose machine the error names; if the error names none of ``workers``, remove all."""
         self._lacking = failure.message
         self._failed([worker for worker in workers if self.name(worker) == failure.machine] or workers)
 
@@ -345,7 +345,7 @@ class Assembly:
         self._group.remove(self._group.workers.difference(self.placement.workers, target))
 
     def _bound_wait(self) -> None:
-        """Fail all sequences, and accept none until stages are formed, if machines have been lacking for too long."""
+        """If machines have been lacking for too long, fail all sequences, and accept none until stages are formed."""
         if self.placement is not None or self._target is not None or self._lacking is None:
             self._waits_since_s = None
             return

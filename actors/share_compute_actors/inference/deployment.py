@@ -37,12 +37,16 @@ _WATCH_S = 0.02
 _STANDSTILL_S = 10.0
 """Time in seconds after which stages are broken up if results are due, none arrives and no member computes."""
 _MOST_TROUBLES = 3
-"""Number of `Trouble` reports without a token in between, after which sequences of the failed step fail."""
+"""Number of `Trouble` reports without a sampled token in between after which sequences of the failed step fail."""
 _log = logging.getLogger(__name__)
 
 InboxItem: TypeAlias = tuple[Any, Any, Any] | Topology | bool | None
-"""An item of the inbox: (claimed sender, key, encoded messages), the machines that may be used from now on, whether the
-replica stands by from now on, or None if there may be engine steps to send."""
+"""An item of the inbox, which is one of:
+
+- messages: (claimed sender, key, encoded messages);
+- the machines that may be used from now on;
+- whether the replica stands by from now on;
+- None, which means that there may be engine steps to send."""
 
 
 class ReplicaRunner:
@@ -138,7 +142,7 @@ class ReplicaRunner:
             self._open(*item)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
-        """Process messages that claim to come from a member. Drop them if the key is wrong."""
+        """Process messages that claim to come from a member; drop the messages if the key is wrong."""
         if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
             return
         name = self._assembly.name(worker)
@@ -197,7 +201,7 @@ class ReplicaRunner:
             )
 
     def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
-        """Fail the sequence that the error names, else those that get a KV slot in the step, else all in the step."""
+        """Fail sequences of a failed step: the one that the error names, else those that get a KV slot, else all."""
         step = self._sent.get(-1 if step_id is None else step_id)
         if step is not None:
             in_step = [chunk.sequence for chunk in step.chunks]

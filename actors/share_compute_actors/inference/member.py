@@ -67,7 +67,10 @@ class ServingMember(LinkedMember):
         threading.Thread(target=self._notify, name="notify", daemon=True).start()
 
     def _notify(self) -> None:
-        """Send queued messages to the server, on a thread of its own because a Ray call would delay the next token."""
+        """Send queued messages to the server.
+
+        This method has its own thread, because a Ray call on the compute thread would delay the next token.
+        """
         try:
             while True:
                 messages = [pack_to_server(self._outgoing.get())]

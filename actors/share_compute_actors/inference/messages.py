@@ -99,7 +99,7 @@ ToServer = StepResult | Trouble
 HELD: Schema[Held] = Schema(Held)
 HEARTBEAT: Schema[Heartbeat] = Schema(Heartbeat)
 LAST_EPOCH: Schema[Natural | None] = Schema(Natural | None)
-"""Answer of `ServingMember.follow`."""
+"""Schema of the answer of `ServingMember.follow`."""
 
 
 @dataclass(frozen=True, slots=True)

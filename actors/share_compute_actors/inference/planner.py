@@ -15,7 +15,7 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
 _NOTICEABLE = 0.9
-"""New stages are formed if their `ServingPrediction.bounded_s` is below this fraction of that of the current stages."""
+"""Ratio of new to current `ServingPrediction.bounded_s` below which new stages are formed."""
 
 
 class Planner:
@@ -98,7 +98,8 @@ class Planner:
     def is_better(self, wanted: Placement, now: Placement | None, usable: Collection[Worker]) -> bool:
         """Return whether another placement is worth the pause of a membership change.
 
-        It always is if there is no current placement, or if one of its machines may no longer be used.
+        It is always worth the pause if there is no current placement, or if the current placement has a machine that
+        may no longer be used.
 
         Args:
             wanted: the other placement.

@@ -40,7 +40,7 @@ class SchedulerService:
 
         Raises:
             TooLong: a prompt leaves no space in the window for an answer, or a text to embed is too long.
-            Busy: too many sequences wait already.
+            Busy: too many sequences are already waiting.
             UserError: the sequences cannot be served as they are.
             ShareComputeError: the service is closed; the error is that given to `close`.
         """
@@ -86,7 +86,7 @@ class SchedulerService:
             self._report(self._scheduler.completed(result))
 
     def reform(self, epoch: int, limits: SchedulerLimits) -> None:
-        """Continue the sequences on the stages of a new epoch; those that have become too long fail."""
+        """Continue the sequences on the stages of a new epoch; sequences that are too long for the new stages fail."""
         with self._lock:
             self._report(self._scheduler.reform(epoch, limits))
 
@@ -96,14 +96,14 @@ class SchedulerService:
             self._scheduler.drop_cached()
 
     def fail(self, sequences: Iterable[int], error: ShareComputeError) -> None:
-        """Fail those of the sequences that have not ended."""
+        """Fail the given sequences, except those that have already ended."""
         with self._lock:
             for sequence in sequences:
                 if self._scheduler.cancel(sequence):
                     self._report([Failed(sequence, error)])
 
     def close(self, error: ShareComputeError) -> None:
-        """Fail all sequences, and accept none until `open`."""
+        """Fail all sequences, and accept none until `open` is called."""
         with self._lock:
             self._closed = error
             live = self._scheduler.live

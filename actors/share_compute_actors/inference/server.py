@@ -88,7 +88,7 @@ class DeploymentServer:
 
         Raises:
             TooLong: a prompt leaves no space in the window for an answer, or a text to embed is too long.
-            Busy: too many sequences wait already.
+            Busy: too many sequences are already waiting.
             UserError: the sequences cannot be served as they are.
             ShareComputeError: the replica accepts no sequences now, for example because machines are lacking.
         """
@@ -103,8 +103,8 @@ class DeploymentServer:
     def pull(self, after: int, timeout_s: float) -> str:
         """Return all events after the first ``after`` ones, encoded by `write_events`.
 
-        If there are none, wait for events up to ``timeout_s`` seconds. There must be one caller only, and ``after`` is
-        the number of events that it has received.
+        If there are none, wait for events up to ``timeout_s`` seconds. Only one caller may use this method; ``after``
+        is the number of events that this caller has received.
         """
         return write_events(self._service.pull(after, timeout_s))
 
@@ -115,12 +115,12 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="control")
     def offer(self, topology: str) -> None:
-        """Replace the machines that may be used, given as JSON."""
+        """Replace the set of machines that the replica may use; ``topology`` is JSON."""
         self._inbox.put(topologies.validate_json(topology))
 
     @ray.method(concurrency_group="control")
     def set_standby(self, is_on: bool) -> None:
-        """Make members free their shards and keep their processes, or make them load and serve again."""
+        """Make members free their shards and keep their processes or, if not ``is_on``, load and serve again."""
         self._inbox.put(is_on)
 
     @ray.method(concurrency_group="control")

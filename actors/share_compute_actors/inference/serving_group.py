@@ -67,13 +67,13 @@ class ServingGroup(WorkerGroup):
         """Pending `live` calls, with the member of each. A call ends when the member's process ends."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self._left = workers_of(assignment.replica_id)
-        """Members of an earlier server of the replica that are not taken over yet: worker, by actor."""
+        """Members of an earlier server of the replica that have not been taken over yet: actor -> worker."""
         self.held: dict[Worker, Held] = {}
         """State of each member's shard, as the member reported it."""
         self.detector.are_loading = False
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Count all these members as lost: the server has all sequences, so other members can continue them."""
+        """Return ``workers``, because all of them count as lost; other members can continue their sequences."""
         return workers
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -140,9 +140,10 @@ class ServingGroup(WorkerGroup):
         ).remote(self._setup(worker), self._server, self.issue_key(worker))
 
     def invite(self, placement: Placement | None) -> None:
-        """Start a member on each machine of the placement that has none, and begin to load its shard; do not wait.
+        """Start a member on each machine of the placement that has no member; begin to load its shard, without waiting.
 
-        Kill starting members that have no shard, or a different shard, in the placement. If it is None, kill all.
+        Kill starting members that have no shard, or a different shard, in the placement. If ``placement`` is None, kill
+        all starting members.
         """
         shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):
@@ -192,7 +193,7 @@ class ServingGroup(WorkerGroup):
             self.held.pop(worker, None)
 
     def dismiss(self) -> None:
-        """Kill all members, also those that are starting and those of an earlier server."""
+        """Kill all members, including those that are starting and those of an earlier server."""
         self.end_left()
         self.invite(None)
         self.remove(tuple(self._actors))

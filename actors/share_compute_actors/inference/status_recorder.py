@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from share_compute_actors.inference.messages import Heartbeat
 
 _HEARTBEATS = 20
-"""Number of heartbeats over which the fraction of time that a member computes is measured."""
+"""Number of heartbeats over which a member's fraction of compute time is measured."""
 _INTERRUPTIONS = 8
 """Number of interruptions that are kept; the oldest are dropped."""
 

@@ -25,7 +25,7 @@ from share_compute_actors.transport.envelope import WireLabel
 
 _HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake tells the receiver how many tensors were
-sent, so that it notices a loss."""
+sent, so that the receiver notices a loss."""
 _MOST_UNREAD = 64
 """Largest number of engine steps whose tokens the first stage leaves unread."""
 
@@ -49,7 +49,7 @@ class StepEngine(ComputeThread):
         self._place = 0
         self._steps: deque[EngineStep] = deque()
         self._halted = 0
-        """Engine steps of epochs before this one are dropped."""
+        """First epoch whose engine steps are executed; those of earlier epochs are dropped."""
         self._open: set[int] = set()
         """Sequences that have a KV slot; at the first stage only."""
         self._fed_back: dict[int, int] = {}

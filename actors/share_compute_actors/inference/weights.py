@@ -56,9 +56,9 @@ SERVED: Schema[ServedModel] = Schema(ServedModel)
 
 
 def known_model(folder: Path, dtype: ServedPrecision, *, embeds: bool) -> ServedModel | None:
-    """Return what `ServedWeights.prepare` returned earlier for a folder with equal configuration and weight shapes.
+    """Return the result of an earlier `ServedWeights.prepare` for the same configuration and weight shapes.
 
-    None if the model is not known.
+    Return None if there is no such result.
 
     Raises:
         UserError: there is no model in the folder.
@@ -120,7 +120,7 @@ class ServedWeights:
     @ray.method(concurrency_group="weights")
     def open(self) -> None:
         """Open the model's weight files now, before members ask for rows."""
-        with suppress(UserError):  # `weights` raises it
+        with suppress(UserError):  # calls for rows raise it again
             self._weights()
 
     def _weights(self) -> PretrainedWeights:
@@ -138,7 +138,7 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of tensors, in the deployment's precision; in float32 if that is int8."""
+        """Return rows of tensors in the deployment's precision, or in float32 if that precision is int8."""
         return [
             Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in read_extents(extents)
         ]
@@ -203,7 +203,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _facts(folder: Path, config: dict[str, Any], dtype: ServedPrecision, embeds: bool) -> dict[str, Any]:
-    """Return the facts that decide whether a folder can be served, and that its profile depends on."""
+    """Return the facts that determine whether the model in a folder can be served, and its profile."""
     shapes = WeightFolder(folder).shapes()
     return {"config": config, "dtype": dtype, "embeds": embeds, "weights": shapes}
 

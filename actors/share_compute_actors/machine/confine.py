@@ -4,10 +4,11 @@ A holder of the cluster's token can run code in the processes of a Ray node. So 
 which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``.
 Three measures confine the program:
 
-1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. Root loses its
-   capabilities.
+1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. A
+   program that runs as root loses root's capabilities.
 2. Landlock (Linux 5.13 or newer) denies access to all files except those of the system, of this Python installation
-   and of the policy. The program cannot trace processes outside and, since Linux 6.12, cannot signal them.
+   and of the policy. The program cannot trace processes outside its Landlock domain and, since Linux 6.12, cannot
+   signal them.
 3. ``no_new_privs`` keeps the program from regaining privileges by starting a program with the setuid bit.
 
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
@@ -127,7 +128,7 @@ class Policy:
     home: str = "/nonexistent"
     """Value of the program's variable ``HOME``."""
     user: User | None = None
-    """The user that the program runs as; None for the caller's user. Root then loses its capabilities."""
+    """The user that the program runs as; None for the caller's user, and root then loses its capabilities."""
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:
@@ -139,7 +140,7 @@ def confined(command: Sequence[str], policy: Policy) -> list[str]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables on an allow list, which confined programs inherit; no keys or passwords are on the list."""
+    """Return the variables that confined programs may inherit. Their names are on a list without keys and passwords."""
     return {
         name: value
         for name, value in environment.items()
@@ -184,7 +185,7 @@ def unprivileged_user(name: str | None, paths: Iterable[str]) -> tuple[User | No
 
 
 def can_reach(user: User, path: str) -> bool:
-    """Whether a user can enter all folders above ``path`` and read it."""
+    """Return whether a user can enter all folders above ``path`` and read ``path``."""
     place = Path(os.path.realpath(path))
     above = all(_allows(user, folder, stat.S_IXOTH) for folder in place.parents)
     return above and _allows(user, place, stat.S_IROTH)
@@ -239,7 +240,10 @@ def _become(user: User | None, parent: int) -> None:
 
 
 def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
-    """Enter a Landlock domain that allows access only to these files and folders; do nothing without Landlock."""
+    """Enter a Landlock domain that allows access only to these files and folders.
+
+    Do nothing if the kernel has no Landlock.
+    """
     version = landlock_version()
     if not version:
         return
@@ -256,7 +260,7 @@ def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) 
 
     Args:
         rights: rights to files that the domain denies by default.
-        scopes: kinds of access to processes outside that the domain denies, such as signals.
+        scopes: kinds of access to processes outside the domain, such as signals, that the domain denies.
         allowed: paths, each with the rights that the domain grants there.
     """
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
@@ -296,7 +300,7 @@ def _devices() -> list[str]:
 
 
 def _keep_signals() -> bool:
-    """Enter a Landlock domain that blocks signals to processes outside; return whether the kernel enforces it."""
+    """Enter a Landlock domain that blocks signals to processes outside it; return whether the kernel enforces it."""
     if landlock_version() < _SCOPES_SINCE:
         return False
     _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
@@ -309,8 +313,8 @@ def _keep_signals() -> bool:
 
 def _kill_descendants(is_kept: bool) -> None:
     if is_kept:
-        # Landlock limits this to the other processes of the domain. Concurrent forks cannot escape (kernel/fork.c,
-        # copy_process).
+        # Pid -1 means all processes that may be signalled. Landlock limits them to the domain of this process.
+        # Processes that are being forked cannot escape (kernel/fork.c, copy_process).
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return
@@ -321,9 +325,9 @@ def _kill_descendants(is_kept: bool) -> None:
 
 
 def _guard(program: int, is_kept: bool) -> int:
-    """Pass SIGTERM on to the program, and pass `END_NOW` on as SIGKILL.
+    """Forward SIGTERM to the program, and forward `END_NOW` as SIGKILL.
 
-    Return the program's wait status when all its descendants have ended.
+    Return the program's wait status after the program and all its descendants have ended.
     """
     status: int | None = None
     while True:
@@ -342,7 +346,7 @@ def _guard(program: int, is_kept: bool) -> int:
 
 
 def _end_like(status: int) -> None:
-    """End this process with the exit status or the signal that the program's wait status reports."""
+    """End this process as the program ended: with the same exit status, or by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError):  # the kernel refuses a handler for SIGKILL

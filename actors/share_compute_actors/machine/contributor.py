@@ -24,7 +24,7 @@ from share_compute_actors.wire import TEXT, answers_by
 
 _PROBE_TIMEOUT_S = 120.0
 _ECHO_S = 20.0
-"""Time limit of one echo call, in seconds: 4 MiB take this long at 1.7 Mbit/s, and the peer's actor may be starting."""
+"""Time limit of one echo call, in seconds. 4 MiB take this long at 1.7 Mbit/s, and the peer's actor may be starting."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})

@@ -1,4 +1,4 @@
-"""Finds the device that a contributor computes on, and verifies that it is the measured one."""
+"""Finds the device that a contributor computes on, and verifies that this device was measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from share_compute.topology import DeviceKind
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Return the UUID of a GPU, as torch names it."""
+    """Return the UUID of a GPU in the form that torch reports."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 

@@ -34,7 +34,7 @@ _WORKERS = 150
 """Number of Ray workers that the head has ports for: two for each job (coordinator, shard store), one for each
 deployment."""
 _RECONNECT_S = 600
-"""Longest wait of contributors' nodes for a head that is being restarted, in seconds."""
+"""Longest time in seconds that contributors' nodes wait for a head that is being restarted."""
 HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "5000",
@@ -135,12 +135,12 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
 
 
 def invalidate_token(data_folder: Path) -> None:
-    """Mark the token as stale, because a machine has left; the mark survives a restart of the server."""
+    """Mark the cluster's token as stale after a machine has left; the mark survives a restart of the server."""
     write_private(data_folder / _STALE, "")
 
 
 def has_stale_token(data_folder: Path) -> bool:
-    """Whether a machine that has left the cluster knows the current token."""
+    """Return whether a machine that has left the cluster knows the current token."""
     return (data_folder / _STALE).exists()
 
 

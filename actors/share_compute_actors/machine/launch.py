@@ -65,7 +65,7 @@ class RayNode:
 
     @property
     def end(self) -> str | None:
-        """Reason why the node cannot be used any more; None while it runs.
+        """Reason why the node is no longer usable; None while it runs.
 
         The processes in `vital` are checked, too: after one of them ends, ``ray start --block`` may run for another
         minute.

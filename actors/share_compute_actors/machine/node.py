@@ -20,7 +20,7 @@ _DEADLINE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """Resources that Ray may use at this node."""
+    """Resources that Ray may use on this node."""
 
     memory_bytes: int
     cpu_threads: int

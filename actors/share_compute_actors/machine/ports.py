@@ -3,7 +3,8 @@
 This module imports neither Ray nor torch.
 
 A range is divided into units of 50 ports, and each node reserves whole units. The process that supervises the node
-binds the first port of each reserved unit until `NodePorts.release`. So nodes of one host never use the same ports.
+binds the first port of each reserved unit until `NodePorts.release` is called. So nodes of one host never use the same
+ports.
 
 Gloo is an exception: it listens on ports that the kernel picks (`docs/deployment.md`).
 """
@@ -26,7 +27,7 @@ _UNIT = 50
 _OWN = 6
 """Number of ports for Ray's services on a node: raylet 2, dashboard agent 2, runtime environments 1, metrics 1."""
 _CHANNELS = 20
-"""Number of a node's ports for channels. A member uses one port, and two during a membership change."""
+"""Number of ports per node for channels. A member uses one port, or two during a membership change."""
 _SPARE_WORKERS = 16
 """Number of ports for Ray workers beyond the one worker per thread that Ray starts in advance."""
 _VARIABLE = "SHARE_COMPUTE_CHANNEL_PORTS"
@@ -75,7 +76,7 @@ class PortRange:
 
 
 LEAST_FREE_PORTS = 5 * _UNIT
-"""Number of free ports that a head and one small node beside it need."""
+"""Number of free ports needed for a head and one small node on the same host."""
 DEFAULT_RANGE = PortRange(24000, 25999)
 
 
@@ -158,7 +159,7 @@ def channel_ports() -> PortRange | None:
 
 
 def ports_text(ports: Collection[int]) -> str:
-    """Return ports as text for the user, consecutive ones as a range: ``24001-24006, 24010``."""
+    """Return ports as text for the user, with consecutive ports as a range: ``24001-24006, 24010``."""
     parts = []
     for _, run in groupby(enumerate(sorted(ports)), key=lambda pair: pair[1] - pair[0]):
         row = [port for _, port in run]

@@ -125,7 +125,7 @@ def check_head(ray_address: str) -> CheckResult:
 
 
 def check_resolver() -> CheckResult:
-    """Check whether the resolver answers within 1 s; without an answer, each look-up delays a program for seconds."""
+    """Check whether the resolver answers within 1 s; otherwise each lookup delays a program for seconds."""
     is_done = threading.Event()
 
     def look_up() -> None:
@@ -134,7 +134,7 @@ def check_resolver() -> CheckResult:
         is_done.set()
 
     start_s = time.monotonic()
-    threading.Thread(target=look_up, name="resolver", daemon=True).start()  # a look-up cannot be cancelled
+    threading.Thread(target=look_up, name="resolver", daemon=True).start()  # a lookup cannot be cancelled
     if is_done.wait(_SLOW_LOOKUP_S):
         return CheckResult("resolver", "ok", f"it answers in {(time.monotonic() - start_s) * 1000:.0f} ms")
     return CheckResult(
@@ -259,8 +259,8 @@ def usable_threads() -> int:
 def host_id() -> str:
     """Return a hash of the kernel's boot id and the processors that this process may use; empty without a boot id.
 
-    Machines with the same hash share these processors, even if they are different containers. The hash reveals nothing
-    else about the computer.
+    Machines with the same hash share these processors, even if the machines are different containers. The hash reveals
+    nothing else about the computer.
     """
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()

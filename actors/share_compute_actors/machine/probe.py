@@ -30,7 +30,7 @@ from share_compute_actors.machine.device import gpu_uuid
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
-"""Time after which the measurement of one quantity stops, in seconds."""
+"""Time limit for the measurement of one quantity, in seconds."""
 _REPETITIONS = 4
 _LARGEST_MATRIX = 8192
 _SMALL, _CHAIN, _PASSES = 16, 8, 40
@@ -145,7 +145,7 @@ def _speeds(device: torch.device) -> dict[str, float]:
 def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
     """Return the FLOP/s of a square matrix product; 0 if the device does not support the dtype.
 
-    The size doubles until one product takes at least 0.03 s, the size is 8192, or `_BUDGET_S` is over.
+    The size doubles until one product takes at least 0.03 s, the size is 8192, or `_BUDGET_S` has passed.
     """
     size = 256
     started = time.perf_counter()

@@ -40,8 +40,8 @@ def measure_link(source: str, target: str, echo: Echo) -> Link:
         best_s = min(best_s, _timed(echo, payload))
         if time.perf_counter() - begin > _BUDGET_S:
             break
-    # On a fast link the difference may be tiny or negative, because of noise. So at least half of the call counts as
-    # transfer.
+    # On a fast link the difference may be tiny or negative, because of noise. So at least half of the call's time
+    # counts as transfer.
     transfer_s = max(best_s - round_trip_s, best_s / 2)
     return Link(source, target, round_trip_s / 2, _LARGE_BYTES / transfer_s)
 

@@ -4,7 +4,7 @@ Three mechanisms back each other up:
 
 1. The process that starts a child ends it (`ChildProcesses.stop`).
 2. On Linux, the kernel ends the child when this process dies.
-3. Children are listed in a file, and the next run ends those that a killed run left (`ChildProcesses.end_leftovers`).
+3. Children are listed in a file. The next run ends children that a killed run left (`ChildProcesses.end_leftovers`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children
 def tied(arguments: Sequence[str]) -> list[str]:
     """Return the command that runs ``arguments`` and is killed when its starting thread ends (Linux).
 
-    A small program sets PR_SET_PDEATHSIG (see prctl(2)) and then replaces itself by ``arguments``. Popen's
+    A small program sets PR_SET_PDEATHSIG (see prctl(2)) and then replaces itself with ``arguments``. Popen's
     ``preexec_fn`` could set it too, but is unsafe because this process has threads.
     """
     return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *arguments]
@@ -184,7 +184,7 @@ class Child:
     def kill(self) -> None:
         """Kill the child and its family, without SIGTERM; wait until the child has ended."""
         family = self.family()
-        # On END_NOW the guard of a confined program kills all descendants, including those missing in `family`.
+        # On END_NOW the guard of a confined program kills all descendants, including those missing from `family`.
         self._process.send_signal(END_NOW)
         self.wait(_END_S)
         # Only the first wait gets the exit status, which `Popen` needs. So `end_processes` must not wait for the child.
@@ -207,7 +207,7 @@ def end_processes(processes: Iterable[psutil.Process]) -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still runs: it is not a zombie, and its pid was not reused."""
+    """Return whether a process still runs: it is not a zombie, and its pid was not reused."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -247,7 +247,7 @@ class ChildProcesses:
         Args:
             name: name of the child in messages, and of its log file.
             arguments: program and arguments.
-            environment: variables that are set in addition to the inherited ones, or replace them.
+            environment: variables to set. They take precedence over inherited variables.
             inherits: variables that the child inherits. Default: all variables of this process.
             files: descriptors of open files that the child gets under the same numbers.
             cwd: working folder of the child.
@@ -339,7 +339,7 @@ class ChildProcesses:
         self.refresh()
 
     def stop_all(self, grace_s: float = 10.0) -> None:
-        """End all children, the last one started first."""
+        """End all children, in reverse order of their start."""
         _starter.submit(int).result()  # wait until a child that is being started is listed
         for child in reversed(self._children):
             self.stop(child, grace_s)

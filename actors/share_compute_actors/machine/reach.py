@@ -1,4 +1,4 @@
-"""Tests whether other hosts can be reached over the network from this one.
+"""Tests whether this host can reach other hosts over the network.
 
 This module imports neither Ray nor torch.
 """
@@ -82,7 +82,7 @@ def unanswered(places: Collection[Place]) -> frozenset[Place]:
 
 @contextmanager
 def listening(address: str, ports: Collection[int], handshake: bytes) -> Iterator[None]:
-    """Inside the block, send a handshake on each connection to these ports, so that other hosts can test the ports.
+    """Inside the block, listen on ports and send a handshake on each connection, so that other hosts can test them.
 
     If this side closed a connection first, the port would stay in TIME-WAIT for a minute (RFC 9293, 3.6). Ray would
     then count the port as busy, and end the worker that needs it. So this side waits until the other side closes the

@@ -129,7 +129,7 @@ def _take(folder: Path) -> TextIO:
 
 
 def _try_to_take(folder: Path) -> TextIO | None:
-    """Lock the folder and return its open, empty lock file; None if it is locked, or is being removed."""
+    """Lock a folder and return its lock file, open and empty; None if the folder is locked or being removed."""
     file = folder / _LOCK
     try:
         lock = file.open("a", encoding="ascii")

@@ -26,7 +26,8 @@ _PERIOD_S = 0.5
 _LOST_IN_SUCCESSION = 3
 """Number of consecutive retransmissions or probes without acknowledgement after which a connection counts as stalled.
 
-TCP waits at least 0.2 s before the first, and twice as long before each next: 0.2 + 0.4 + 0.8 = 1.4 s."""
+TCP waits at least 0.2 s before the first retransmission, and twice as long before each further one. So the third
+follows after at least 0.2 + 0.4 + 0.8 = 1.4 s."""
 _ANSWER_S = 0.4
 """Time limit for the other host to answer a new connection, in seconds."""
 _ESTABLISHED = 1

@@ -26,7 +26,7 @@ def temporary_folder() -> Path:
 
 
 def is_memory(folder: Path) -> bool:
-    """Whether files in a folder use memory instead of disk space; always false on systems other than Linux."""
+    """Return whether files in a folder use memory instead of disk space; always false on systems other than Linux."""
     if sys.platform != "linux":
         return False
     place = folder.resolve()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _OVERTAKEN_S = 0.5
-"""Time in seconds after which a missing tensor counts as lost, if no gap was closed meanwhile."""
+"""Time limit for the first missing tensor to arrive, in seconds; after that, the tensor counts as lost."""
 
 
 class Arrivals:
@@ -11,9 +11,9 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._whole = 0
-        """Every tensor up to this number has arrived."""
+        """Number up to which all tensors have arrived."""
         self._ahead: set[int] = set()
-        """Numbers of tensors that arrived after a gap."""
+        """Numbers of tensors that arrived although an earlier one is still missing."""
         self._sent = 0
         """Number of the last tensor that is known to have been sent."""
         self._missed_since_s: float | None = None

@@ -77,11 +77,11 @@ _DTYPES: Mapping[str, torch.dtype] = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     )
 }
-"""Dtypes that received tensors may have, by name. torch cannot read other dtypes; quantized ones even crash it."""
+"""Dtypes that received tensors may have, by name. torch cannot read other dtypes; quantized dtypes even crash it."""
 
 
 class RejectedTensor(NamedTuple):
-    """An undamaged message that is no valid tensor or names a wrong sender; its real sender is at fault."""
+    """An undamaged message that has no valid tensor, or names a wrong sender. Its real sender is at fault."""
 
     label: WireLabel
     source: Worker
@@ -103,7 +103,7 @@ class Keys:
         return cls(*zmq.curve_keypair())
 
     def call_key(self, source: Worker) -> bytes:
-        """Return the secret that ``source`` must show with each Ray call to the owner of this key pair."""
+        """Return the secret that ``source`` must send with each Ray call to the owner of this key pair."""
         return hashlib.blake2b(source.encode(), key=self.secret, digest_size=16).digest()
 
 
@@ -177,7 +177,7 @@ class Channel:
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
         self.is_cut: Callable[[Worker], bool] = lambda _: False
-        """In fault injection: returns whether the link between this member and another is cut."""
+        """For fault injection: a function that returns whether the link to a member is cut."""
         self.damaged = 0
         """Number of messages that were dropped because they arrived damaged."""
         self._inside_lock = threading.Lock()
@@ -270,7 +270,7 @@ class Channel:
         self._put_inside([b""])
 
     def interrupt(self) -> None:
-        """Make waiting and later calls of `receive` raise `StaleEpoch` instead of waiting. Thread-safe."""
+        """Make `receive` raise `StaleEpoch` instead of waiting, in current and later calls. Thread-safe."""
         self._is_interrupted = True
         self.wake()
 
@@ -370,7 +370,11 @@ class Channel:
         return self._admitted[key.encode()]
 
     def _open(self, data: bytes, content: memoryview, sender: Worker) -> Envelope | None:
-        """Return the envelope of a message; None if the message is damaged, old, known, or not from ``sender``."""
+        """Return the envelope of a message; None if the message is to be dropped.
+
+        A message is dropped if it is damaged, of another job or epoch, a duplicate, or not from ``sender``. Handshakes
+        with the label `HANDSHAKE` are counted, and then dropped.
+        """
         try:
             message = Envelope.unpack(data, content)
         except VerificationFailed as failure:
@@ -401,7 +405,7 @@ class Channel:
             came.came(message.number, now_s)
 
     def forget(self, before: int, phase: Phase = "train") -> None:
-        """Forget the labels of taken tensors, to bound memory; keep labels of ``phase`` from step ``before`` on."""
+        """Forget the labels of taken tensors, except those of ``phase`` from step ``before`` on. This bounds memory."""
         self._taken = {label for label in self._taken if label.phase == phase and label.step >= before}
 
     def forget_evaluations(self) -> None:
@@ -445,7 +449,7 @@ def _bind(inbound: zmq.Socket[bytes], host: str) -> int:
 
 
 def _tensor(message: Envelope, content: memoryview) -> Tensor | str:
-    """Return the tensor that an envelope describes; if the message is no valid tensor, return its defect as text."""
+    """Return the tensor that an envelope describes; if the message has no valid tensor, return the defect as text."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
         return f"its dtype {message.dtype!r} is none"

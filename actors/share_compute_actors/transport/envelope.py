@@ -66,8 +66,8 @@ class Envelope:
     source: Worker = ""
     """The member that sent the tensor."""
     number: int = 0
-    """Number of tensors sent on this link in this epoch: including this one, but without handshakes. 0 if the link does
-    not count tensors."""
+    """Number of tensors sent on this link in this epoch, including this one but not handshakes; 0 if the link does not
+    count tensors."""
 
     def pack(self, content: Content) -> bytes:
         """Return the envelope as bytes: version, checksum, JSON. The checksum covers the JSON and ``content``."""

@@ -16,7 +16,7 @@ PEER: Schema[Peer] = Schema(Peer)
 WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 _TIMEOUT_S = 5.0
 _SHORT_TIMEOUT_S = 0.2
-"""Timeout in seconds for a handshake on a link that is known to be dead, and for all handshakes after a missing one.
+"""Timeout in seconds for a handshake on a link known to be dead, and for all handshakes after the first missing one.
 
 While `connect_all` waits for one handshake, the others arrive, so a short timeout is enough for them."""
 

@@ -76,7 +76,7 @@ class Pieces:
     """The pieces of the files that one stage writes into a checkpoint or artifact folder, made on demand.
 
     Args:
-        parts: tensors by the first part of their file's name (one of `_STEMS`), and then by the tensor's stored name.
+        parts: first part of the file's name (one of `_STEMS`) -> stored name of the tensor -> tensor.
         place: index of the stage.
     """
 
@@ -135,7 +135,7 @@ def take_all(
 
     Args:
         machine: name of the machine that sends the pieces.
-        place: index of the stage that this machine computes.
+        place: index of the stage that the sending machine computes.
         ask: returns a piece by its number; None after the last piece.
         write: appends bytes to the file with the given name.
 

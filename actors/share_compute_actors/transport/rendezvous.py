@@ -62,7 +62,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
     def set(self, key: str, value: bytes | str) -> None:
         """Set a key, and send its value to all other members of the group.
 
-        If another thread than the store's creator calls this method, the value is kept, but not sent.
+        If a thread other than the one that created the store calls this method, the value is kept, but not sent.
         """
         content = value.encode() if isinstance(value, str) else value
         self._known[key] = content

@@ -1,9 +1,9 @@
-"""Allreduce algorithms over sends and receives between pairs of members.
+"""Allreduce algorithms, built from sends and receives between pairs of members.
 
-- ``sharded`` is a direct reduce-scatter and all-gather: each member receives its slice of all tensors, combines the
-  slices, and sends the result to all other members. This takes two hops and as much traffic as a ring.
+- ``sharded`` is a direct reduce-scatter and all-gather: each member receives its slice of all members' tensors,
+  combines the slices, and sends the result to all other members. This takes two hops and as much traffic as a ring.
 - ``tree`` reduces up and broadcasts down a binomial tree, with few messages of full size.
-- ``ring`` is gloo's own algorithm, and not in this module.
+- ``ring`` is gloo's own algorithm. It is not in this module.
 
 With ``sharded`` and ``tree`` the results of all members have the same bits.
 """
@@ -54,7 +54,7 @@ class GlooLinks:
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, starting with the next rank, so that members do not all send to one rank first."""
+        """The other ranks, starting with the next rank, so that members do not all send to the same rank first."""
         return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
     def tags(self, count: int) -> range:
@@ -65,11 +65,11 @@ class GlooLinks:
         return range(self._next_tag - count, self._next_tag)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Waiting:
-        """Begin to send; the returned function waits until the tensor may be changed."""
+        """Begin to send ``tensor`` to a rank; the returned function waits until the tensor may be changed."""
         return self._group.send([tensor], to, tag).wait if tensor.numel() else _nothing
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Waiting:
-        """Begin to receive into ``tensor``; the returned function waits until all data has arrived."""
+        """Begin to receive ``tensor`` from a rank; the returned function waits until all data has arrived."""
         return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
 
     def scratch(self, like: Tensor, count: int) -> Tensor:

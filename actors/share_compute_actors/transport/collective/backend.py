@@ -1,11 +1,11 @@
 """Backend of Ray's collective API with one process group per stage and epoch, and a deadline for every operation.
 
-Ray's own backends keep the first set of members of a process for ever, and can return a wrong sum after a loss. So
-`join_group` registers this backend, and makes a group whose name is unique for job, epoch and stage. The functions of
-``ray.util.collective``, such as ``allreduce``, then work on the group. The group uses torch's gloo on CPUs and NCCL on
-GPUs.
+With Ray's own backends, a process keeps its first set of members forever, and sums can be wrong after a loss. So
+`join_group` registers this backend, and creates a group with a name that is unique to the job, epoch and stage. The
+functions of ``ray.util.collective``, such as ``allreduce``, then work on the group. The group uses torch's gloo on CPUs
+and NCCL on GPUs.
 
-A group that lost a member cannot be used any more. `EpochGroup.abort` ends the operations that wait in the group, and
+A group that lost a member is no longer usable. `EpochGroup.abort` ends the operations that wait in the group, and
 the remaining members form the group of the next epoch.
 """
 
@@ -46,9 +46,9 @@ dist: Any = torch.distributed
 BACKEND = "SHARE_COMPUTE"
 _TREE_BYTES = {2: 16 * 2**10}
 _TREE_BYTES_OF_MANY = 256 * 2**10
-"""Size of the largest tensors, in bytes, for which ``tree`` was measured to be faster than gloo's ring.
+"""Largest tensor size, in bytes, for which ``tree`` was faster than gloo's ring in measurements.
 
-`_TREE_BYTES` has other sizes for small groups, by number of members."""
+For small groups, `_TREE_BYTES` has other sizes, by number of members."""
 
 _OPERATIONS = {
     RayReduceOp.SUM: dist.ReduceOp.SUM,
@@ -65,7 +65,7 @@ _OPERATORS: dict[Any, Operator] = {
 _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
 """Further arguments of `EpochGroup`, by group name; Ray passes only name, rank and size to the constructor."""
 _endings: dict[str, Callable[[], None]] = {}
-"""Functions that end the waiting operations of a group, by the names of the groups of this process."""
+"""Functions that end a group's waiting operations, by group name, for all groups of this process."""
 _forming = threading.Lock()
 """Held while `_form_gloo` determines the ports of a new group; no other group may open ports meanwhile."""
 _POLL_S = 0.1
@@ -101,12 +101,12 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     @classmethod
     def backend(cls) -> str:
-        """Name of this backend in Ray."""
+        """Return the name of this backend in Ray."""
         return BACKEND
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """Whether torch.distributed, the only requirement, is available."""
+        """Return whether torch.distributed, the only requirement, is available."""
         return bool(dist.is_available())
 
     def start_allreduce(self, tensor: Tensor) -> Callable[[], None]:
@@ -125,7 +125,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         The result has the same bits as the sum in one process in the same order.
 
         Args:
-            parts: this member's partial sums, one flat tensor for each node of ``held[rank]``, in that order and of
+            parts: this member's partial sums, one flat tensor for each node of ``held[rank]``, in the same order and of
                 equal length. They are overwritten.
             held: for each rank, the nodes of the tree whose sums it holds. Together they cover the tree exactly once.
             tree: the order of additions.

@@ -23,7 +23,7 @@ class BackgroundTasks:
         self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run ``work`` after all earlier tasks; return its future.
+        """Queue ``work`` to run after all earlier tasks; return its future.
 
         Raises:
             RuntimeError: `end` was called.

@@ -46,6 +46,9 @@ def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
 
 
 def is_one_addition(tree: SummationTree, held: Sequence[Sequence[Node]]) -> bool:
-    """Whether the whole sum is one addition of two members' sums; then all allreduce algorithms give the same bits."""
+    """Return whether the whole sum is one addition of two members' sums.
+
+    In this case all allreduce algorithms give the same bits.
+    """
     sides = [(child,) for child in tree.children(tree.root) or ()]
     return bool(sides) and sorted(tuple(nodes) for nodes in held) == sides

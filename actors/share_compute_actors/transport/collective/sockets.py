@@ -1,6 +1,6 @@
 """Ends blocked operations of a gloo group by shutting down its TCP connections through duplicated descriptors.
 
-Gloo cannot abort a blocked operation, and other members may be alive but unresponsive for ever. After a shutdown, gloo
+Gloo cannot abort a blocked operation, and other members may be alive but unresponsive forever. After a shutdown, gloo
 closes the connections within milliseconds at all members, and fails the operations that wait for a message. Operations
 whose message had arrived in part do not fail: they wait until their deadline (``Pair::signalException`` of gloo's
 ``transport/tcp``). So code that waits for an operation must also check `GroupSockets.is_broken`.
