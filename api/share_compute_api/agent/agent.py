@@ -49,7 +49,7 @@ from share_compute_api.terminal.children import Interrupts
 
 _HEARTBEAT_S = 2.0
 _WRITE_BEATS = 5
-"""Number of heartbeats after which the recorded child processes are updated; Ray starts more of them as it runs."""
+"""Number of heartbeats between updates of the list of child processes, because Ray starts further ones at any time."""
 _PATIENCE_S = 600.0
 """Time without an answer from the server after which the agent gives up, in seconds."""
 _PAUSES_S = (0.5, 30.0)
@@ -57,13 +57,14 @@ _PAUSES_S = (0.5, 30.0)
 _UNREACHABLE_PAUSES_S = (0.5, _HEARTBEAT_S)
 """First and longest delay before the next heartbeat while the server does not answer, in seconds.
 
-They are short, because after a network cut jobs cannot use the machine until its next heartbeat.
+These delays are short, because after a network cut jobs cannot use the machine until its next heartbeat.
 """
 _REJOINS_WITH_NODE = 2
-"""Number of successive rejoins that keep the Ray node. They may fail because the Ray head is just being restarted."""
+"""Number of consecutive rejoins that keep the Ray node; the next one restarts it.
+
+The first rejoins may fail only because the Ray head is being restarted."""
 _SOUND_S = 60.0
-"""Time after which a running node counts as healthy, in seconds; failures after that start with the first delay again.
-"""
+"""Run time in seconds after which a node counts as healthy, so that the delays start over with the first one."""
 _NODE_GRACE_S = 5.0
 _LEAVE_GRACE_S = 0.5
 
@@ -145,11 +146,11 @@ class Agent:
         """Join with the invite and store the key, or rejoin with the stored key.
 
         The stored key is used if no invite is given, or if the invite is the one that this machine joined with. A
-        restarted container passes the same invite again, and must not take a second use of it.
+        restarted container passes the same invite again, and must not use it a second time.
 
         Args:
             limits: resources that are lent.
-            beside: identity of another device of this host; this device then joins as new with that device's key.
+            beside: identity of another device of this host, with whose key this device joins as a new contributor.
 
         Raises:
             ShareComputeError: `check_machine` or the server refused, or there is neither an invite nor a stored key.

@@ -56,7 +56,7 @@ def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float =
 def preflight(
     url: str, wanted: PreflightRequest, fingerprint: str | None = None, *, timeout_s: float = 10.0
 ) -> Preflight:
-    """Check whether this machine may join with an invite, which stays unused; return the Ray head's address.
+    """Check whether this machine may join with an invite, without using the invite; return the Ray head's address.
 
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
@@ -96,7 +96,7 @@ class AgentClient:
         contributor_id: id of the contributor.
         key: the contributor's own key.
         fingerprint: fingerprint of the server's key; None to verify the certificate with public authorities.
-        timeout_s: longest wait for a connection or for the next bytes of an answer, in seconds.
+        timeout_s: longest wait for a connection or for the next bytes of a response, in seconds.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class AgentClient:
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
 
     def dial(self, wanted: DialRequest) -> DialReport:
-        """Let the server and some other machines connect to this machine's ports; return their results."""
+        """Ask the server and some other machines to connect to this machine's ports; return their results."""
         body = wanted.model_dump(mode="json")
         return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 
@@ -131,7 +131,7 @@ class AgentClient:
         return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
 
     def join_sibling(self, wanted: SiblingRequest) -> Joined:
-        """Let another device of this host join as a separate contributor.
+        """Join the cluster with another device of this host, as a separate contributor.
 
         Raises:
             NotAuthorized: the operator removed this host, or quarantined one of its devices.
@@ -144,7 +144,7 @@ class AgentClient:
         )
 
     def leave(self) -> ContributorRecord:
-        """Report that the owner takes the machine back, so that jobs release it."""
+        """Report that the owner wants the machine back, so that jobs release it."""
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/leave")
 
     def close(self) -> None:

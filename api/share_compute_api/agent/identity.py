@@ -1,8 +1,8 @@
 """Persistent identity of a machine: the stored key with which it can rejoin a server without an invite.
 
 Each pair of server and machine name has one file in the folder `machines` of the data folder, readable by its owner
-only. A running agent locks another file beside it: the server knows one Ray node for each identity, so a second agent
-with the same identity would replace the node of the first.
+only. A running agent locks a second file in the same folder. Without the lock, a second agent with the same identity
+would replace the Ray node of the first, because the server knows one node for each identity.
 """
 
 from __future__ import annotations

@@ -51,10 +51,9 @@ class JoinOptions:
     is_insecure: bool = False
     """Whether the cluster's token may be received over plain HTTP from another machine."""
     port_range: PortRange = DEFAULT_RANGE
-    """TCP ports of the machine's Ray node, which a firewall must let pass."""
+    """TCP ports of the machine's Ray node, which a firewall must allow."""
     leave_within_s: float = 60.0
-    """Time for moving a job's shards to other machines before this machine leaves, in seconds; then it leaves anyway.
-    """
+    """Time limit for moving a job's shards to other machines before this machine leaves, in seconds."""
 
 
 def default_name() -> str:
@@ -118,14 +117,14 @@ def check_machine(
     Args:
         options: options of the machine's owner.
         limits: resources that are lent.
-        find_head: returns host:port of the Ray head, and may let the machine join to get it.
+        find_head: returns host:port of the Ray head; may have to join the cluster to get it.
 
     Returns:
         Warnings for the owner.
 
     Raises:
         InsecureTransport: the URL is plain HTTP to another machine, and ``is_insecure`` is not set.
-        UserError: the disk space or memory is too little, or the address is not this machine's.
+        UserError: there is too little disk space or memory, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
         ClockSkew: the clocks of the server and this machine differ too much.
     """

@@ -33,7 +33,7 @@ def judge(report: DialReport, address: str) -> Reachability:
     It cannot be used if the server, or every other machine that tried, could not reach some of its ports.
 
     Args:
-        report: ports that the server and other machines could not reach, as the server reports.
+        report: the server's report about ports that the server and other machines could not reach.
         address: address of this machine, for the messages.
     """
     rows = [(row.source, row.ports) for row in report.closed if row.ports]
@@ -58,14 +58,14 @@ def require_reachable(
     port_range: PortRange,
     report: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Let the server and other machines connect to a node's ports, and connect to the nodes of those machines.
+    """Check that the server and other machines can reach a node's ports, and that this machine can reach their nodes.
 
     Args:
         dial: sends the dial request to the server.
         address: IP address at which other machines reach this one.
         ports: ports that the node will have.
         port_range: range of these ports, for the messages.
-        report: called with the problem before the next try.
+        report: called with the problem before each repeated try.
 
     Returns:
         Warnings for the owner.

@@ -1,4 +1,4 @@
-"""The systemd user unit that lends a machine to a server from boot on."""
+"""The systemd user unit that lends a machine to a server after each boot."""
 
 from __future__ import annotations
 
@@ -104,6 +104,6 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _quoted(word: str, *, is_command: bool = True) -> str:
-    """Return a word quoted for a unit file, in which `%` begins a specifier and `$` begins a variable in commands."""
+    """Quote a word for a unit file, and escape `%` (begins a specifier) and, in commands, `$` (begins a variable)."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if is_command else escaped}"'

@@ -42,7 +42,7 @@ from share_compute_api.server.token_rotation import TokenRotation
 
 _MOST_BODY_BYTES = 1 << 20
 _MOST_PROMPT_BYTES = 4 << 20
-"""Largest request body of the OpenAI API, in bytes; a text of a million tokens fits."""
+"""Maximum size of a request body of the OpenAI API, in bytes; a text of a million tokens fits."""
 
 
 def create_app(

@@ -14,8 +14,8 @@ class BodyLimit:
 
     Args:
         app: the wrapped application.
-        most_bytes: largest size of a body, in bytes.
-        larger: path prefix -> largest size in bytes, in place of ``most_bytes``; the first matching prefix counts.
+        most_bytes: maximum size of a body, in bytes.
+        larger: path prefix -> maximum size in bytes, instead of ``most_bytes``; the first matching prefix counts.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WRITE_TICKS = 100
-"""Ticks of uvicorn (0.1 s each) between two updates of the list of child processes; Ray may start some at any time."""
+"""Number of uvicorn's ticks (0.1 s each) between updates of the list of child processes, which Ray may extend."""
 _log = logging.getLogger(__name__)
 
 

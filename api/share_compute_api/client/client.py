@@ -79,11 +79,11 @@ class Client:
     The methods raise the `ShareComputeError` that the server sent, or `Unavailable` if the server does not answer.
 
     Args:
-        url: URL of the server; default: from the settings, else the server of this machine.
-        api_key: API key; default: from the settings, else, for this machine's server, from its data folder.
+        url: URL of the server; default: the one in the settings, else that of this machine's server.
+        api_key: API key; default: the one in the settings or, for this machine's server, in its data folder.
         fingerprint: fingerprint of the server's key; default: as for ``api_key``. Without a fingerprint, the
             certificate is verified against public certificate authorities.
-        data_folder: data folder of the server of this machine, if it is not the default one.
+        data_folder: data folder of this machine's server, if it is not the default one.
         timeout_s: longest wait for a connection or for the next bytes of a response, in seconds.
     """
 

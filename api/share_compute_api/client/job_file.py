@@ -1,4 +1,4 @@
-"""Reads job files and resolves their relative paths against the file's folder (standard input: the working folder)."""
+"""Reads job files. Relative paths are resolved against the file's folder or, for standard input, the working folder."""
 
 from __future__ import annotations
 

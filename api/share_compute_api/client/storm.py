@@ -1,4 +1,4 @@
-"""Draws a random schedule of failures to inject into a job (a storm), and evaluates how the job reacted to each."""
+"""Draws a random schedule of failures to inject into a job (a storm), and evaluates the job's reaction to each one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ STORM_KINDS: tuple[StormKind, ...] = get_args(StormKind)
 _STOP_S = (0.2, 6.0)
 """Shortest and longest suspension of a member, in seconds."""
 _NOTICED_STEPS = 3
-"""If a job commits this many steps after a failure without a reaction, it counts as having waited for the member."""
+"""Number of steps that a job commits after a failure, without a reaction, before it counts as having waited for
+the member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class HitReport(Hit):
     was_noticed: bool
     """Whether the job reacted: it continued without the member, or a new attempt began."""
     recovered_s: float | None
-    """Time from the failure to the first commit after the job's reaction, in seconds; None if there was no commit.
+    """Time from the failure to the first commit after the job's reaction, in seconds; None if there was no such commit.
 
     If the job did not react, the first commit after the failure counts.
     """
@@ -103,7 +104,7 @@ class HitReport(Hit):
 
 
 class Restart(_FrozenModel):
-    """An attempt of the job that began after the storm did."""
+    """An attempt of the job that began during or after the storm."""
 
     attempt: int
     step: int
@@ -141,9 +142,9 @@ class StormReport(_FrozenModel):
     restarts: tuple[Restart, ...] = ()
     """New attempts, in order."""
     step_s: float | None
-    """Median time between two commits, in seconds; None if there were fewer than two."""
+    """Median time between consecutive commits, in seconds; None if there were fewer than two commits."""
     longest_stall_s: float | None
-    """Longest time between two commits, in seconds; None if there were fewer than two."""
+    """Longest time between consecutive commits, in seconds; None if there were fewer than two commits."""
     against: Comparison | None = None
 
     @property
@@ -189,7 +190,7 @@ def _restarted_from(noticed: EventRecord | None, last_step: int) -> int | None:
 
 
 def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Restart, ...]:
-    """Return the attempts that began after a storm did, and for each the number of steps that it recomputes.
+    """Return the attempts that began since the start of a storm, each with the number of steps that it recomputes.
 
     Args:
         events: all events of the job since the storm began, in order.
@@ -224,7 +225,7 @@ def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int 
 
 
 def pace(events: Sequence[EventRecord]) -> tuple[int, float | None, float | None]:
-    """Return the number of commits, and the median and longest time between two commits, in seconds.
+    """Return the number of commits, and the median and longest time between consecutive commits, in seconds.
 
     The times are None if there are fewer than two commits.
     """

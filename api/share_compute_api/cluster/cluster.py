@@ -39,9 +39,9 @@ _SOUND_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""Wait after the end of a gateway, in seconds, to detect whether the head has ended too."""
+"""Wait after the end of a gateway, in seconds, to find out whether the head has ended too."""
 _PATIENCE_S = 120.0
-"""Longest wait for a gateway before the start of an actor fails, in seconds."""
+"""Time limit for a gateway to be connected when an actor is to be started, in seconds."""
 _ANSWER_S = 30.0
 """Time limit for a query of Ray's tables, in seconds."""
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """Facts that a machine needs to connect its Ray node to the cluster."""
+    """Data that a machine needs to connect its Ray node to the cluster."""
 
     ray_address: str
     """host:port of the head, as other machines reach it."""
@@ -137,11 +137,11 @@ class Cluster:
         return {contributor: frozenset(jobs) for contributor, jobs in found.items()}
 
     async def end_members(self, job_id: str) -> int:
-        """End all members of a job and return how many were ended; raise Unavailable when Ray does not answer."""
+        """End all members of a job and return their number; raise Unavailable when Ray does not answer."""
         return int(await self._ask("end_members", job_id))
 
     async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
-        """Let a member of a running job fail on purpose (fault injection)."""
+        """Make a member of a running job fail on purpose (fault injection)."""
         await self._ask("make_fail", job_id, contributor_id, kind, duration_s)
 
     async def _ask(self, operation: str, *arguments: Any) -> Any:
@@ -258,7 +258,7 @@ class Cluster:
             gateway.close()
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
-        """Make the gateway available until the gateway or the head ends or hangs; return a message about a hang."""
+        """Make the gateway available until it or the head ends or hangs; return a message about a hang, or None."""
         connecting = asyncio.create_task(gateway.connect())
         try:
             if not await self._is_done_first(connecting):
@@ -318,7 +318,7 @@ class Cluster:
         return self._is_over
 
     async def _replace_head(self) -> None:
-        """Replace the current head by a new one; retry until the new one runs."""
+        """Replace the current head with a new one; retry until the new one runs."""
         if self._rotated is None:
             pause_s = _pause_s(self._head_backoff, time.monotonic() - self._began_s)
             self._report(f"the Ray head is replaced: {self._why_over}", pause_s)

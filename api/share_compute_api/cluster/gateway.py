@@ -22,7 +22,7 @@ _CONNECT_S = 60.0
 ANSWER_S = 60.0
 """Time limit for an answer, in seconds; long, because an actor may still be starting on a busy machine."""
 _ENDED_S = 60.0
-"""Longest time that one call waits for the end of an actor's main task, in seconds."""
+"""Time limit of one call that waits for the end of an actor's main task, in seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -174,7 +174,7 @@ class RemoteActor:
             return False
 
     async def measure_links(self, peers: Sequence[tuple[str, RemoteActor]], *, timeout_s: float) -> Any:
-        """Let a contributor measure its links to peers, and return a JSON list of links.
+        """Make a contributor measure its links to peers, and return a JSON list of links.
 
         Peers whose actor belongs to another gateway are left out.
         """
@@ -192,8 +192,8 @@ def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None =
 
     Args:
         who: name of the actor for messages.
-        mistake_hint: hint for a failure of the actor.
-        loss_hint: hint for an actor whose process died or cannot be reached, and for Ray that does not answer.
+        mistake_hint: hint for an internal error of the actor.
+        loss_hint: hint if the actor died or cannot be reached, or if Ray does not answer.
         job: id of the job that the actor works for; None if there is none.
 
     Raises:

@@ -137,7 +137,7 @@ class GatewayOperations:
         return True
 
     async def measure_links(self, number: int, peers: list[tuple[str, int]]) -> Any:
-        """Let a contributor measure its links to peers, and return a JSON list of links; skip peers that are gone.
+        """Make a contributor measure its links to peers, and return a JSON list of links; skip peers that are gone.
 
         Args:
             number: number of the contributor's actor.
@@ -178,11 +178,11 @@ class GatewayOperations:
         return {contributor: sorted(jobs) for contributor, jobs in found.items()}
 
     async def end_members(self, job_id: str) -> int:
-        """End all members of a job; return how many were ended."""
+        """End all members of a job; return their number."""
         return await asyncio.to_thread(naming.end_members, job_id)
 
     async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
-        """Let a member of a running job fail on purpose (fault injection)."""
+        """Make a member of a running job fail on purpose (fault injection)."""
         await asyncio.to_thread(make_fail, job_id, contributor_id, kind, duration_s)  # type: ignore[arg-type]
 
     async def _start(self, kind: str, actor_class: Any, node_id: str, assignment: str) -> int:
@@ -280,7 +280,7 @@ class Server:
 
 
 def _described(failure: Exception) -> CallFailure:
-    """Return the description of an error that is sent to the control plane."""
+    """Return an error in the form in which it is sent to the control plane."""
     cause: BaseException = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):
         facts = json.loads(json.dumps(cause.facts(), default=str))

@@ -22,7 +22,7 @@ _CONTAINERS = ("br-", "cni", "docker", "podman", "veth", "virbr")
 
 
 def advertised(settings: Settings) -> str:
-    """Return the IP address that is given to other machines as this machine's address."""
+    """Return the IP address that this machine advertises to other machines."""
     if settings.advertise_address:
         return settings.advertise_address
     version = _listens_everywhere(settings.host)
@@ -42,7 +42,7 @@ def address_in_url(settings: Settings) -> str:
 
 
 def address_warnings(settings: Settings) -> Iterator[str]:
-    """Yield warnings for the operator about the address that is given to other machines."""
+    """Yield warnings for the operator about the advertised IP address."""
     chosen = advertised(settings)
     version = _listens_everywhere(settings.host)
     if version is None or settings.advertise_address:

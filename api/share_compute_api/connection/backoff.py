@@ -15,7 +15,7 @@ class ExponentialBackoff:
     Args:
         first_s: delay after the first failure, in seconds.
         longest_s: longest delay, in seconds.
-        has_jitter: whether each delay is drawn at random between half and all of its value.
+        has_jitter: whether each delay is multiplied by a random factor between 0.5 and 1.
     """
 
     first_s: float

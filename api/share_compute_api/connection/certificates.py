@@ -47,8 +47,8 @@ def server_certificate(
 
     Args:
         settings: the choice of the certificate, and the data folder for a self-signed one.
-        address: host name or IP address at which others reach the server.
-        now: the current time; default: the clock.
+        address: host name or IP address at which clients reach the server.
+        now: the current time; default: the time of the system's clock.
 
     Raises:
         UserError: the settings contradict each other, or the files are not a certificate and its key.
@@ -154,7 +154,7 @@ def _name(host: str) -> x509.GeneralName:
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey | None:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except (FileNotFoundError, ValueError, TypeError):  # a damaged key is replaced, as a missing one is
+    except (FileNotFoundError, ValueError, TypeError):  # a damaged key is replaced, like a missing one
         return None
     return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 

@@ -1,4 +1,4 @@
-"""Table of a server's open connections; idle and half-open ones are closed when there are too many."""
+"""Table of a server's open connections; idle and half-open connections are closed when there are too many."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ConnectionLimits:
     """Limits that keep a few clients from taking all connections of a server."""
 
     connections: int
-    """Largest number of connections at the same time."""
+    """Maximum number of simultaneous connections."""
     half_open_per_address: int
-    """Largest number of connections with an incomplete request head from one address (`address_group`)."""
+    """Maximum number of connections from one address (`address_group`) whose request head is incomplete."""
     head_s: float
-    """Longest time for the TLS handshake and the head of a request together, in seconds."""
+    """Time limit for the TLS handshake and the head of a request together, in seconds."""
     stall_s: float
     """Period over which the speed of a body or an answer is averaged, in seconds."""
     least_bytes_per_s: int
-    """Smallest mean speed that is allowed in each period of ``stall_s``."""
+    """Minimum mean speed over each period of ``stall_s``, in bytes per second."""
 
 
 class ConnectionTable:
@@ -47,12 +47,12 @@ class ConnectionTable:
     A connection is half-open (its request head is incomplete), idle (kept alive after a response), or busy. When an
     address has as many half-open connections as allowed, a new connection replaces the oldest of them. At the limit of
     all connections, the oldest idle connection is closed. If none is idle, the oldest half-open connection of the
-    address with the most of them is closed.
+    address with the most half-open connections is closed.
 
     Args:
         limits: the limits to enforce.
-        is_trusted: returns whether an address is a loopback address or a reverse proxy's. Because many clients may
-            share the address, it may have more half-open connections.
+        is_trusted: returns whether an address is a loopback address or a reverse proxy's. Such an address may
+            have more half-open connections, because many clients may share it.
     """
 
     def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool]) -> None:

@@ -81,7 +81,7 @@ def written_api_key(folder: Path) -> str | None:
     try:
         text = (folder / CREDENTIALS_FILE).read_bytes()
         return CredentialsFile.model_validate_json(text).api_key
-    except (FileNotFoundError, ValidationError):  # a damaged file is replaced, as a missing one is
+    except (FileNotFoundError, ValidationError):  # a damaged file is replaced, like a missing one
         return None
 
 

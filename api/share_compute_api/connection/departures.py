@@ -19,7 +19,7 @@ Departure = Literal["gone", "ending"]
 async def departure(receive: Receive, notifier: Notifier) -> Departure:
     """Wait until the client disconnects (return "gone") or the server shuts down (return "ending").
 
-    The request's body must have been read before.
+    The caller must have read the request's body before.
     """
 
     async def disconnected() -> None:

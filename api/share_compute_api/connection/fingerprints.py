@@ -44,7 +44,7 @@ def parse_fingerprint(text: str) -> str:
 
 
 def join_invite(code: str, fingerprint: str | None) -> str:
-    """Return an invite's code with the server's fingerprint appended, so that users copy only one text."""
+    """Return an invite's code with the server's fingerprint appended, so that users copy only one string."""
     return code if fingerprint is None else f"{code}.{fingerprint}"
 
 
@@ -52,7 +52,7 @@ def split_invite(text: str) -> tuple[str, str | None]:
     """Return the code and the fingerprint in an invite; the fingerprint is None if the invite has none.
 
     Raises:
-        UserError: the text behind the code is not a fingerprint.
+        UserError: the text after the code is not a fingerprint.
     """
     code, _, fingerprint = text.strip().partition(".")
     return code, parse_fingerprint(fingerprint) if fingerprint else None

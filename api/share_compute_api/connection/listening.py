@@ -27,11 +27,11 @@ from share_compute_api.connection.connections import ConnectionLimits, Connectio
 _BACKLOG: Final = 256
 """Length of the system's queue of connections that are not accepted yet."""
 _MOST_FILES: Final = 1 << 16
-"""Largest limit of open files to set. A larger one would slow child processes that loop over all descriptors."""
+"""Maximum for the limit of open files. A larger limit would slow child processes that loop over all descriptors."""
 _FILES_FOR_OTHERS: Final = 512
-"""File descriptors reserved for other uses than connections; at most half of the limit of open files."""
+"""Number of file descriptors reserved for uses other than connections; at most half of the limit of open files."""
 _SHUTDOWN_S: Final = 5.0
-"""Time for a client to answer the TLS shutdown, in seconds."""
+"""Time limit for a client to answer the TLS shutdown, in seconds."""
 _TIMED_OUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class _Guarded(H11Protocol):
         self._reading = (began_s, 0)
         """(Start of the current period of reading in seconds, bytes received before that time)."""
         self._writing: tuple[float, int] | None = None
-        """(Start of the current period of writing in seconds, bytes unsent at that time); None if none are unsent."""
+        """(Start of the current period of writing in seconds, bytes unsent at that time); None if all are sent."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.forget(self)

@@ -34,7 +34,7 @@ def require_private(request: Request, settings: Settings) -> None:
 
 
 def is_from_here(request: Request) -> bool:
-    """Return whether a request was sent by this machine, and not by a local proxy that forwards other clients."""
+    """Return whether this machine sent a request, and did not only forward it as a proxy for another client."""
     if request.client is None or any(name in request.headers for name in _FORWARDED):
         return False
     # The system drops packets from other machines that carry this machine's address as their source.

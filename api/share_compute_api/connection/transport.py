@@ -30,7 +30,7 @@ class Transport:
 
     Args:
         target: URL, API key and fingerprint of the server.
-        timeout_s: longest wait for a connection or for the next bytes of an answer, in seconds.
+        timeout_s: longest wait for a connection or for the next bytes of a response, in seconds.
     """
 
     def __init__(self, target: Target, *, timeout_s: float = 30.0) -> None:

@@ -134,7 +134,7 @@ def _run(
 def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, float | None]:
     """Return the predicted step time in seconds, and the ratio (median measured step time / predicted step time) - 1.
 
-    Return 0 and None if there is no prediction, or if no step was measured.
+    Return (0, None) if there is no prediction, or if no step was measured.
 
     Args:
         job: the finished job; its last plan has the prediction.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _RECOVERY_S = 60.0
-"""Longest wait for the job's recovery after the storm, in seconds."""
+"""Time limit for the job's recovery after the storm, in seconds."""
 _FAILED = 10
 
 
@@ -195,9 +195,9 @@ class _Storm:
     def report(
         self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
     ) -> StormReport:
-        """Return the report, when the job has recovered from all failures or is finished.
+        """Wait until the job has recovered from all failures or is finished, and return the report.
 
-        Wait at most `_RECOVERY_S` seconds.
+        The wait lasts `_RECOVERY_S` seconds at most.
         """
         from share_compute_api.client.storm import StormReport, assess, compare, pace, restarts
 

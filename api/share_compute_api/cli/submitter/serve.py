@@ -95,7 +95,7 @@ def serve(
 
 
 def _replicas(text: str, reserve: bool | None) -> str | dict[str, int | bool]:
-    """Return the replicas of a request; ``reserve`` is left out if the user did not set it."""
+    """Return the field ``replicas`` of a request: ``text`` or, if ``reserve`` is set, a mapping with both."""
     if reserve is None:
         return text
     try:
@@ -119,7 +119,7 @@ def _as_name(text: str) -> str:
 
 
 def report_deployment(record: DeploymentRecord, url: str, *, as_json: bool) -> None:
-    """Print a new deployment, and the settings with which OpenAI clients use it."""
+    """Print a new deployment, and the settings that OpenAI clients need to use it."""
     if as_json:
         print_json(record)
         return

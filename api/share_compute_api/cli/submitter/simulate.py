@@ -180,7 +180,7 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
 
 
 def average(count: float) -> str:
-    """Return an average as text: one decimal from 1 on, two significant digits below (``12.3``, ``0.0021``)."""
+    """Return an average as text: with one decimal if it is 0 or at least 1, else with two significant digits."""
     return f"{count:,.1f}" if count >= 1 or count == 0 else f"{count:.2g}"
 
 
