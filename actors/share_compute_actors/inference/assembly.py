@@ -41,7 +41,7 @@ _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 """Longest backoff of a machine after its member was lost, in seconds; the first backoff is `_PAUSE_S`."""
 _LASTING_S = 300.0
-"""Time in seconds from a member's joining to its loss; from this time on, a loss resets the machine's backoff."""
+"""Time in seconds since a member joined after which its loss resets the backoff of its machine."""
 _PATIENCE_S = 120.0
 """Time in seconds without enough machines after which all sequences fail."""
 _MOST_IN_VAIN = 5
@@ -75,7 +75,7 @@ class Assembly:
         self._target: Placement | None = None
         """The placement that replaces `placement` as soon as all its members are ready; None if there is none."""
         self._tried: frozenset[Worker] = frozenset()
-        """Members with which `_form_again` tried last to form stages; it does not try again with the same members."""
+        """Members with which `_form_again` last tried to form stages; it does not try again with the same members."""
         self._memory_fractions: dict[Worker, float] = {}
         self._backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _LASTING_S)
         self._paused: frozenset[Worker] = frozenset()

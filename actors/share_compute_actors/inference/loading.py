@@ -120,7 +120,7 @@ def _tokenizer(weights: Any) -> Path | None:
         place = folder / name
         if not place.exists() or place.stat().st_size != len(content):
             folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".{name}.{secrets.token_hex(8)}.partial"  # other members may write it, too
+            partial = folder / f".{name}.{secrets.token_hex(8)}.partial"  # other members may write this file, too
             partial.write_bytes(content)
             partial.replace(place)
     return folder

@@ -93,7 +93,7 @@ class ServingMember(LinkedMember):
         Args:
             weights: the `ServedWeights` actor.
             shard: layers of the model.
-            keeps_plain: argument of `EngineStage.seal`.
+            keeps_plain: whether packed and plain copies of weights may be kept; see `EngineStage.seal`.
             is_awaited: whether sequences wait for this member. The new shard of a text model is then sealed later, by
                 the `StepEngine`.
 

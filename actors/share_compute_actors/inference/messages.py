@@ -30,7 +30,7 @@ class ServingSetup:
     """IP address at which the other members reach this member."""
     blueprint: Blueprint
     dtype: ServedPrecision
-    """Type of weights and hidden states. With int8, all except the quantized weights is float32."""
+    """Type of weights and hidden states. With int8, everything except the quantized weights is float32."""
     window_tokens: int
     """Longest sequence, prompt and answer together, in tokens."""
     threads: int

@@ -44,7 +44,7 @@ class StepEngine(ComputeThread):
         self._notify = notify
         self.stage: EngineStage | None = None
         self.keeps_plain = False
-        """Argument of `EngineStage.seal` for a shard that is sealed during an engine step."""
+        """Whether a shard that is sealed during an engine step may keep packed and plain copies of weights."""
         self._row: Row | None = None
         self._place = 0
         self._steps: deque[EngineStep] = deque()

@@ -4,8 +4,8 @@ A holder of the cluster's token can run code in the processes of a Ray node. So 
 which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``.
 Three measures confine the program:
 
-1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. A
-   program that runs as root loses root's capabilities.
+1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. A program that
+   runs as root loses root's capabilities.
 2. Landlock (Linux 5.13 or newer) denies access to all files except those of the system, of this Python installation
    and of the policy. The program cannot trace processes outside its Landlock domain and, since Linux 6.12, cannot
    signal them.
@@ -140,7 +140,7 @@ def confined(command: Sequence[str], policy: Policy) -> list[str]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that confined programs may inherit. Their names are on a list without keys and passwords."""
+    """Return the variables that confined programs may inherit: those on an allow list, which names no secrets."""
     return {
         name: value
         for name, value in environment.items()
@@ -260,7 +260,7 @@ def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) 
 
     Args:
         rights: rights to files that the domain denies by default.
-        scopes: kinds of access to processes outside the domain, such as signals, that the domain denies.
+        scopes: kinds of access, such as signals, to processes outside the domain; the domain denies them.
         allowed: paths, each with the rights that the domain grants there.
     """
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)

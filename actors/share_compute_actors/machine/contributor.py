@@ -44,7 +44,7 @@ class ContributorActor:
         """Measure the lent device in a separate process; return a list with one `Device` as JSON.
 
         Args:
-            memory_bytes: memory that is lent.
+            memory_bytes: lent memory, in bytes.
             cpu_threads: number of threads to compute with.
             device: cpu or cuda.
             beside: number of threads that other contributors on this host use at the same time.
@@ -131,6 +131,6 @@ def _echo(actor: Any, payload: Payload) -> Any:
 
 
 def start_contributor(contributor_id: str, node_id: str) -> Any:
-    """Start a `ContributorActor` on this node and return its handle; the actor ends when no handle is left."""
+    """Start a `ContributorActor` on Ray node ``node_id`` and return its handle; the actor ends with its last handle."""
     where = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return ContributorActor.options(scheduling_strategy=where).remote(contributor_id)  # type: ignore[attr-defined]

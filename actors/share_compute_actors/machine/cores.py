@@ -32,7 +32,7 @@ def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:
-    """Return a command that restricts ``command`` to these logical processors; ``command`` itself if there are none."""
+    """Return a command that restricts ``command`` to logical processors; ``command`` itself if ``cores`` is empty."""
     if not cores:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _PIN, ",".join(map(str, cores)), *command]

@@ -41,7 +41,7 @@ HEALTH_CHECKS = {
     "RAY_health_check_timeout_ms": "5000",
     "RAY_health_check_failure_threshold": str(_RECONNECT_S // 5),
 }
-"""Variables that make Ray's health checks wait for nodes as long as nodes wait for the head.
+"""Environment variables that make Ray's health checks wait for nodes as long as nodes wait for the head.
 
 A node that Ray has declared dead ends all its processes. This project detects losses much sooner, without Ray:
 coordinators watch their members' heartbeats, and the control plane watches the agents' reports."""
@@ -61,7 +61,7 @@ class Head:
     policy: Policy
     """The policy that confines the head, and drivers on the same machine."""
     environment: dict[str, str]
-    """Variables that drivers on the same machine must be started with."""
+    """Environment variables that drivers on the same machine must be started with."""
     ports: NodePorts
     """Ports of the head; code that replaces the head must release them."""
 
@@ -72,7 +72,7 @@ class Head:
 
     @property
     def node_environment(self) -> dict[str, str]:
-        """Variables that joining nodes must be started with."""
+        """Environment variables that joining nodes must be started with."""
         return {"RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S)}
 
 

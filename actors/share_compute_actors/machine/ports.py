@@ -43,7 +43,7 @@ class PortRange:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the range that is written as ``24000-25999``.
+        """Parse a range such as ``24000-25999``.
 
         Raises:
             UserError: the text is not a range of at least 50 ports above 1023.
@@ -94,7 +94,7 @@ class NodePorts:
         """Reserve the first free units of a range for a node.
 
         Args:
-            within: the range.
+            within: the range to take units from.
             threads: number of threads that the node lends; Ray starts one process for each thread in advance.
 
         Raises:

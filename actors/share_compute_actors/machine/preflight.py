@@ -93,10 +93,10 @@ def check_memory(lent_bytes: int) -> CheckResult:
 
 
 def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> CheckResult:
-    """Check whether this clock is within ``most_s`` of the server's clock.
+    """Check whether this machine's clock is within ``most_s`` of the server's clock.
 
     Args:
-        skew_s: time of this clock minus time of the server's clock, in seconds.
+        skew_s: time of this machine's clock minus time of the server's clock, in seconds.
         most_s: largest allowed difference, in seconds.
     """
     ahead = "ahead of" if skew_s > 0 else "behind"

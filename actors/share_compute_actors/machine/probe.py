@@ -96,7 +96,7 @@ def _busy(processors: int) -> Iterator[None]:
 
 
 def _fork_busy() -> int:
-    """Fork a process that multiplies matrices until this process ends, and return its pid.
+    """Fork a process that multiplies matrices until this process ends; return the new process's pid.
 
     The fork is safe because torch has not started threads yet.
     """

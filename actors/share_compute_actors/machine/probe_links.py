@@ -13,7 +13,7 @@ from share_compute.topology import Link
 
 Payload = npt.NDArray[np.uint8]
 Echo = Callable[[Payload], Any]
-"""Sends a payload ``[bytes]`` to the peer and waits for the short answer."""
+"""A function that sends a payload ``[bytes]`` to the peer and waits for its short answer."""
 
 _SMALL_CALLS = 8
 _LARGE_CALLS = 3

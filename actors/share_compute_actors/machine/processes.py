@@ -51,7 +51,7 @@ _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children
 
 
 def tied(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs ``arguments`` and is killed when its starting thread ends (Linux).
+    """Return a command that runs ``arguments`` and, on Linux, is killed when the thread that started it ends.
 
     A small program sets PR_SET_PDEATHSIG (see prctl(2)) and then replaces itself with ``arguments``. Popen's
     ``preexec_fn`` could set it too, but is unsafe because this process has threads.

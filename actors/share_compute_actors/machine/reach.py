@@ -82,7 +82,7 @@ def unanswered(places: Collection[Place]) -> frozenset[Place]:
 
 @contextmanager
 def listening(address: str, ports: Collection[int], handshake: bytes) -> Iterator[None]:
-    """Inside the block, listen on ports and send a handshake on each connection, so that other hosts can test them.
+    """Inside the block, listen on ports and send a handshake on each connection, for other hosts that test the ports.
 
     If this side closed a connection first, the port would stay in TIME-WAIT for a minute (RFC 9293, 3.6). Ray would
     then count the port as busy, and end the worker that needs it. So this side waits until the other side closes the

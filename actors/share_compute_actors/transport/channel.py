@@ -2,9 +2,9 @@
 
 Collective operations and the loading of shards do not use the channel.
 
-The channel has two transports. Members that reach each other use persistent ZeroMQ sockets, authenticated and encrypted
-with CURVE keys of the epoch. Other members use Ray calls that carry bytes. Messages of both transports arrive in one
-inbox. The inbox drops messages of other epochs, duplicates, and damaged messages.
+The channel has two transports. Members that can reach each other use persistent ZeroMQ sockets, authenticated and
+encrypted with CURVE keys of the epoch. Other members use Ray calls that carry bytes. Messages of both transports arrive
+in one inbox. The inbox drops messages of other epochs, duplicates, and damaged messages.
 
 The inbox identifies a message's sender by the sender's CURVE public key or, in a Ray call, by its secret key
 (`Keys.call_key`). If an envelope names another sender, the inbox rejects the message, and the real sender is at fault.
@@ -49,7 +49,7 @@ HANDSHAKE = WireLabel("train", 0, "hello", -1, 0)
 """Label of a handshake that reports the number of tensors sent; no receiver waits for it."""
 
 Deliver = Callable[[bytes, np.ndarray], None]
-"""Sends an envelope and the tensor's bytes by a Ray call."""
+"""A function that sends an envelope and the tensor's bytes by a Ray call."""
 
 
 class EncodedTensor(NamedTuple):
@@ -372,8 +372,8 @@ class Channel:
     def _open(self, data: bytes, content: memoryview, sender: Worker) -> Envelope | None:
         """Return the envelope of a message; None if the message is to be dropped.
 
-        A message is dropped if it is damaged, of another job or epoch, a duplicate, or not from ``sender``. Handshakes
-        with the label `HANDSHAKE` are counted, and then dropped.
+        A message is dropped if it is damaged, of another job or epoch, a duplicate, or not from ``sender``. Messages
+        with the label `HANDSHAKE` are dropped after their count has been recorded.
         """
         try:
             message = Envelope.unpack(data, content)

@@ -49,7 +49,7 @@ from share_compute_api.terminal.children import Interrupts
 
 _HEARTBEAT_S = 2.0
 _WRITE_BEATS = 5
-"""Number of heartbeats between updates of the list of child processes, because Ray starts further ones at any time."""
+"""Number of heartbeats between updates of the list of child processes; Ray starts further processes at any time."""
 _PATIENCE_S = 600.0
 """Time without an answer from the server after which the agent gives up, in seconds."""
 _PAUSES_S = (0.5, 30.0)
@@ -64,7 +64,7 @@ _REJOINS_WITH_NODE = 2
 
 The first rejoins may fail only because the Ray head is being restarted."""
 _SOUND_S = 60.0
-"""Run time in seconds after which a node counts as healthy, so that the delays start over with the first one."""
+"""Run time in seconds after which a node counts as healthy; the rejoin delays then start over."""
 _NODE_GRACE_S = 5.0
 _LEAVE_GRACE_S = 0.5
 

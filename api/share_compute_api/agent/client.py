@@ -30,7 +30,7 @@ _DIAL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ServerProbe:
-    """A server's health, with the round-trip time and the clock skew that the request measured."""
+    """A server's health, with the round-trip time and the clock skew measured by the request."""
 
     health: Health
     round_trip_s: float
@@ -131,7 +131,7 @@ class AgentClient:
         return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
 
     def join_sibling(self, wanted: SiblingRequest) -> Joined:
-        """Join the cluster with another device of this host, as a separate contributor.
+        """Add another device of this host to the cluster, as a separate contributor.
 
         Raises:
             NotAuthorized: the operator removed this host, or quarantined one of its devices.

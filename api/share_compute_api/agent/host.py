@@ -32,11 +32,11 @@ _POLL_S = 0.5
 def enroll(
     devices: Sequence[JoinOptions], report: Callable[[AgentStatus], None], identities: Identities, host: str
 ) -> None:
-    """Join the cluster with all devices of a host, before an agent process is started for each device.
+    """Add all devices of a host to the cluster, before an agent process is started for each device.
 
     If there is an invite, the first device joins with it, or rejoins if it has joined with this invite before. The
     other devices then join as new contributors with the first device's key. If there is no invite, each device without
-    a stored key joins with the key of another device of this host. Devices that have a stored key do nothing here.
+    a stored key joins with the key of another device of this host. Devices that have a stored key are skipped.
 
     Args:
         devices: options of this host's devices; all have the same invite.

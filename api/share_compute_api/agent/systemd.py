@@ -104,6 +104,9 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _quoted(word: str, *, is_command: bool = True) -> str:
-    """Quote a word for a unit file, and escape `%` (begins a specifier) and, in commands, `$` (begins a variable)."""
+    """Quote a word for a unit file.
+
+    Escape `%`, which begins a specifier, and in commands also `$`, which begins a variable.
+    """
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if is_command else escaped}"'

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WRITE_TICKS = 100
-"""Number of uvicorn's ticks (0.1 s each) between updates of the list of child processes, which Ray may extend."""
+"""Number of uvicorn's ticks (0.1 s each) between updates of the list of child processes.
+
+Ray may start further processes at any time."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,8 +102,8 @@ def serve(
         announce: called once, when the port is open, just before the first request is answered.
 
     Raises:
-        Conflict: a port is taken, another server uses the data folder or the database, the database is of a newer
-            version, or a data root contains the data folder.
+        Conflict: a port is taken, another server uses the data folder or the database, the database has a newer
+            schema, or a data root contains the data folder.
         Unavailable: Ray, the database or the data folder cannot be used.
         UserError: a setting is invalid, for example a data root that is not a folder.
         Fenced: another server took over the database.

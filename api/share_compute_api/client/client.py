@@ -159,7 +159,7 @@ class Client:
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """Return a page of jobs, newest first; pass its ``next_cursor`` as ``cursor`` for the next one."""
+        """Return a page of jobs, newest first; pass its ``next_cursor`` as ``cursor`` to get the next page."""
         wanted = {"state": [one.value for one in state], "kind": kind, "name": name, "cursor": cursor}
         params = {key: value for key, value in wanted.items() if value}
         return self._transport.read(JobPage, "GET", "/jobs", params={**params, "limit": limit})
@@ -169,7 +169,7 @@ class Client:
         return self._transport.read(JobRecord, "GET", f"/jobs/{job_id}")
 
     def cancel(self, job_id: str) -> JobRecord:
-        """Cancel a queued job; ask a running one to stop."""
+        """Cancel a queued job, or ask a running job to stop."""
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
 
     def delete_job(self, job_id: str, *, cancel: bool = False) -> Deleted:

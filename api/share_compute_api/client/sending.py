@@ -19,7 +19,7 @@ _COMPLETE_TIMEOUT_S = 300.0
 
 
 def files_below(path: Path) -> list[tuple[str, Path]]:
-    """Return a single file, or the files of a folder that are not hidden, each as (relative name, path).
+    """Return the file at ``path``, or all files below it that are not hidden, each as (relative name, path).
 
     Raises:
         UserError: the path does not exist, or has no file.

@@ -41,7 +41,7 @@ _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
 """Wait after the end of a gateway, in seconds, to find out whether the head has ended too."""
 _PATIENCE_S = 120.0
-"""Time limit for a gateway to be connected when an actor is to be started, in seconds."""
+"""Time limit for a gateway to connect before the start of an actor fails, in seconds."""
 _ANSWER_S = 30.0
 """Time limit for a query of Ray's tables, in seconds."""
 _log = logging.getLogger(__name__)

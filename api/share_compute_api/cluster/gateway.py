@@ -188,7 +188,7 @@ class RemoteActor:
 
 @contextmanager
 def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None = None) -> Iterator[None]:
-    """Convert `CallFailed` in the block to an error with a hint.
+    """Convert `CallFailed` raised inside the block to an error with a hint.
 
     Args:
         who: name of the actor for messages.

@@ -48,7 +48,7 @@ def find_target(
     data_folder: Path | None = None,
     fingerprint: str | None = None,
 ) -> Target:
-    """Return the server to send requests to: the given server, else that of the settings, else this machine's.
+    """Return the server to use: the one at ``url``, else the one in the settings, else this machine's server.
 
     The API key in this machine's data folder is only sent to this machine's server.
 

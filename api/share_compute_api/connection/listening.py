@@ -27,7 +27,7 @@ from share_compute_api.connection.connections import ConnectionLimits, Connectio
 _BACKLOG: Final = 256
 """Length of the system's queue of connections that are not accepted yet."""
 _MOST_FILES: Final = 1 << 16
-"""Maximum for the limit of open files. A larger limit would slow child processes that loop over all descriptors."""
+"""Highest limit of open files to set. A higher one would slow child processes that loop over all descriptors."""
 _FILES_FOR_OTHERS: Final = 512
 """Number of file descriptors reserved for uses other than connections; at most half of the limit of open files."""
 _SHUTDOWN_S: Final = 5.0

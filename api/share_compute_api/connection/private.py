@@ -34,7 +34,7 @@ def require_private(request: Request, settings: Settings) -> None:
 
 
 def is_from_here(request: Request) -> bool:
-    """Return whether this machine sent a request, and did not only forward it as a proxy for another client."""
+    """Return whether this machine itself sent a request, rather than forwarding it as a proxy."""
     if request.client is None or any(name in request.headers for name in _FORWARDED):
         return False
     # The system drops packets from other machines that carry this machine's address as their source.

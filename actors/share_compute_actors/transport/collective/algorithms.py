@@ -24,9 +24,9 @@ PIECE_BYTES = 4 * 2**20
 PIECES_UNDER_WAY = 4
 
 Combine = Callable[[list[Tensor], Tensor], None]
-"""Combines tensors, in the order of ranks, and writes the result into the second argument. May overwrite all inputs."""
+"""A function that combines tensors, in the order of ranks, into its second argument. It may overwrite all inputs."""
 Operator = Callable[..., Tensor]
-"""Function of two tensors and ``out``, such as `torch.add`."""
+"""A function of two tensors and ``out``, such as `torch.add`."""
 Waiting = Callable[[], Any]
 
 

@@ -125,9 +125,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         The result has the same bits as the sum in one process in the same order.
 
         Args:
-            parts: this member's partial sums, one flat tensor for each node of ``held[rank]``, in the same order and of
-                equal length. They are overwritten.
-            held: for each rank, the nodes of the tree whose sums it holds. Together they cover the tree exactly once.
+            parts: this member's partial sums, one flat tensor for each node that ``held`` lists for it, in the same
+                order and of equal length. They are overwritten.
+            held: for each rank, the nodes of the tree whose sums that member has. Together the nodes cover the tree
+                exactly once.
             tree: the order of additions.
             out: flat tensor that receives the whole sum. Default: the first of ``parts``.
 

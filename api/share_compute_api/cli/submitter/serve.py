@@ -95,7 +95,7 @@ def serve(
 
 
 def _replicas(text: str, reserve: bool | None) -> str | dict[str, int | bool]:
-    """Return the field ``replicas`` of a request: ``text`` or, if ``reserve`` is set, a mapping with both."""
+    """Return the field ``replicas`` of a request: ``text``, or a mapping with both if ``reserve`` is given."""
     if reserve is None:
         return text
     try:
@@ -273,7 +273,7 @@ def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines that the user enters, without empty ones."""
+    """Yield the non-empty lines that the user enters."""
     if sys.stdin.isatty():
         import readline  # noqa: F401 - makes lines editable
     while True:
