@@ -137,7 +137,7 @@ class Assembly:
         self._lose([worker])
 
     def check_soon(self) -> None:
-        """Shorten the time limit for heartbeats for a few seconds; call this after an error between members."""
+        """Shorten the time limit for heartbeats for a few seconds, after members reported a communication error."""
         self._group.detector.shorten_limit()
 
     @property
@@ -229,7 +229,7 @@ class Assembly:
             self._is_to_plan = True
 
     def _form_again(self) -> None:
-        """Form stages from the present members, if the replica has served before and they can hold the model."""
+        """Form stages from the current members, if the replica has served before and the members can hold the model."""
         there = self._group.workers
         if not there or there == self._tried or not self._was_ready:
             return

@@ -35,7 +35,7 @@ def build_shard(
             is none.
 
     Raises:
-        ContributorLost: this process sees another GPU than the one that was measured.
+        ContributorLost: this process does not see the GPU that was measured.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the model cannot be served.
     """
@@ -95,7 +95,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: d
 
 
 def _served_as(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
-    """Return the method of `ServedWeights` that returns a tensor's rows, and the dtype of these rows."""
+    """Return the name of the `ServedWeights` method that returns a tensor's rows, and the dtype of these rows."""
     if is_quantized(name):
         return "int8_weights", torch.int8
     if name.endswith(SCALE):
@@ -120,7 +120,8 @@ def _tokenizer(weights: Any) -> Path | None:
         place = folder / name
         if not place.exists() or place.stat().st_size != len(content):
             folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".{name}.{secrets.token_hex(8)}.partial"  # other members may write this file, too
+            # Other members may write the same file at the same time.
+            partial = folder / f".{name}.{secrets.token_hex(8)}.partial"
             partial.write_bytes(content)
             partial.replace(place)
     return folder

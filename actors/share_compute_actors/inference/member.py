@@ -98,7 +98,7 @@ class ServingMember(LinkedMember):
                 the `StepEngine`.
 
         Raises:
-            ContributorLost: weights arrived damaged, or this process sees another GPU than the measured one.
+            ContributorLost: weights arrived damaged, or this process does not see the GPU that was measured.
             ShardStoreLost: the `ServedWeights` actor died.
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the model cannot be served, or its weights do not belong to its configuration.

@@ -61,7 +61,7 @@ class Held:
     """The state of a member after it loaded a shard."""
 
     loaded_bytes: Natural
-    """Size of the tensors that the member loaded, without those that it had already."""
+    """Total size of the tensors that the member loaded, without tensors that it already had."""
     holding: Holding
     """The member's memory use, from which the server computes the scheduler's limits."""
 

@@ -1,4 +1,4 @@
-"""Plans the placement of a deployment: at once for present members, or on a background thread for all machines."""
+"""Plans the placement of a deployment: at once for the current members, or on a background thread for all machines."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class StatusRecorder:
         self.set_state(DeploymentState.pending, "members keep their processes, without weights")
 
     def sampled(self) -> None:
-        """Record that tokens were sampled, which ends the gap after a loss."""
+        """Record that tokens were sampled; this ends the time without tokens after a loss."""
         if self._lost_s is not None:
             with self._lock:
                 self._last_gap_s, self._lost_s = time.monotonic() - self._lost_s, None

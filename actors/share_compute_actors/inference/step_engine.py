@@ -1,4 +1,4 @@
-"""A member's compute thread: it executes engine steps one after the other, and submitted functions in between.
+"""A member's compute thread: it executes engine steps one at a time, and submitted functions between steps.
 
 Each stage sends hidden states to the next one. The last stage sends sampled tokens to the server, and to the first
 stage, where they are the next inputs.
@@ -33,7 +33,7 @@ NotifyServer = Callable[[ToServer], None]
 
 
 class StepEngine(ComputeThread):
-    """Executes a member's engine steps, one after the other, on the compute thread.
+    """Executes a member's engine steps, one at a time, on the compute thread.
 
     Args:
         notify: sends a message to the server; called on the compute thread.

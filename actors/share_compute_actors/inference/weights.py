@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from share_compute.models.huggingface.conversion import PretrainedWeights
 
 _LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
-"""File name extensions of files with weights, which are not sent with the tokenizer."""
+"""File name extensions of weight files; these files are not sent with the tokenizer."""
 _MOST_FILE_BYTES = 64 * 2**20
 _ROWS = 1024
 """Maximum number of rows of a matrix that are read at a time to compute their scales."""

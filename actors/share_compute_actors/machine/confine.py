@@ -128,7 +128,7 @@ class Policy:
     home: str = "/nonexistent"
     """Value of the program's variable ``HOME``."""
     user: User | None = None
-    """The user that the program runs as; None for the caller's user, and root then loses its capabilities."""
+    """The user that the program runs as. None: the caller's user, without root's capabilities if that user is root."""
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:

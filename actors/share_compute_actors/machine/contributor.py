@@ -91,7 +91,7 @@ class ContributorActor:
         """Test another machine's ports from this machine; return the result of `closed_ports` as JSON.
 
         Args:
-            address: IP address of another machine.
+            address: IP address of the other machine.
             ports: TCP ports that the other machine listens on.
             handshake: handshake that the other machine sends on each connection, in hexadecimal.
         """
@@ -104,7 +104,7 @@ class ContributorActor:
 
 
 def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> list[Link]:
-    """Measure the links from this machine to its peers, one after the other.
+    """Measure the links from this machine to its peers, one at a time.
 
     The link to a peer that does not answer is reported as dead. Peers whose actors died are left out.
 

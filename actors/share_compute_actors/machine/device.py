@@ -21,7 +21,7 @@ def measured_device(kind: DeviceKind, uuid: str) -> torch.device:
         uuid: UUID of the measured device; empty if it is not known.
 
     Raises:
-        ContributorLost: this process sees another GPU than the measured one, or none.
+        ContributorLost: this process sees no GPU, or a different GPU from the one that was measured.
     """
     device = torch.device(kind)
     if kind == "cpu" or not uuid:

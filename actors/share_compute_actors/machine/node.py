@@ -55,7 +55,7 @@ def start_node(
         access: address of the head, the cluster's token, and settings of the node.
         limits: resources that the node may use.
         ports: ports that the node may listen on.
-        address: IP address at which other machines reach this one. Default: the address of the route to the head.
+        address: IP address at which other machines reach this machine. Default: its address on the route to the head.
 
     Raises:
         Unavailable: a folder of the node cannot be used, or the node did not start.

@@ -97,7 +97,8 @@ def _is_stalled(connection: socket.socket) -> bool:
     if connection.type != socket.SOCK_STREAM or connection.family not in {socket.AF_INET, socket.AF_INET6}:
         return False
     options: Any = socket
-    # gRPC sets this option on all its connections. ZeroMQ and gloo do not; closing theirs would lose messages.
+    # gRPC sets this option on all its connections. ZeroMQ and gloo do not set it; closing their connections would lose
+    # messages.
     if not connection.getsockopt(socket.IPPROTO_TCP, options.TCP_USER_TIMEOUT):
         return False
     known = connection.getsockopt(socket.IPPROTO_TCP, options.TCP_INFO, _TCP_INFO.size)

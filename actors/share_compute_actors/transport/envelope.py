@@ -82,7 +82,7 @@ class Envelope:
 
         Raises:
             ValueError: the data is not an envelope of this version.
-            VerificationFailed: the envelope or its content differs from the one that was sent.
+            VerificationFailed: the envelope or its content does not match the checksum.
             Undeclared: the fields are not those of an envelope.
         """
         if not data or data[0] != WIRE_VERSION:

@@ -126,7 +126,7 @@ class AgentClient:
         return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
 
     def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
-        """Rejoin the cluster; return the access to it. ``wanted`` is given only if this agent was restarted."""
+        """Rejoin the cluster; return the access to it. Pass ``wanted`` only if this agent was restarted."""
         body = None if wanted is None else wanted.model_dump(mode="json")
         return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
 

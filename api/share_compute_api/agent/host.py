@@ -68,7 +68,7 @@ class _Device:
     status: int | None = None
     """Exit code of the agent; None while the agent runs or will be started again."""
     starts_at: float = 0.0
-    """Time at which the agent is started if it does not run, on the monotonic clock."""
+    """Time on the monotonic clock at which the agent is started, if it is not running."""
 
 
 class Host:

@@ -45,7 +45,7 @@ class JoinOptions:
     memory_bytes: int | None = None
     cpu_threads: int | None = None
     address: str | None = None
-    """IP address at which other machines reach this one."""
+    """IP address at which other machines reach this machine."""
     fingerprint: str | None = None
     """Fingerprint of the server's key; None to verify the certificate with public authorities."""
     is_insecure: bool = False

@@ -62,7 +62,7 @@ def require_reachable(
 
     Args:
         dial: sends the dial request to the server.
-        address: IP address at which other machines reach this one.
+        address: IP address at which other machines reach this machine.
         ports: ports that the node will have.
         port_range: range of these ports, for the messages.
         report: called with the problem before each repeated try.

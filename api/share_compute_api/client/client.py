@@ -306,7 +306,7 @@ class Client:
         return self._transport.read(DeploymentView, "GET", f"/deployments/{quote(key, safe='')}")
 
     def deployment_status(self, key: str) -> DeploymentStatus:
-        """Return the present status of each replica of a deployment, by its id or its name."""
+        """Return the current status of each replica of a deployment, by the deployment's id or name."""
         return self._transport.read(DeploymentStatus, "GET", f"/deployments/{quote(key, safe='')}/status")
 
     def scale(self, key: str, replicas: int | str | dict[str, Any]) -> DeploymentView:

@@ -1,4 +1,4 @@
-"""Downloads artifacts. An interrupted download is resumed, and only a complete one gets its final name."""
+"""Downloads artifacts. An interrupted download is resumed, and only a complete download gets its final name."""
 
 from __future__ import annotations
 

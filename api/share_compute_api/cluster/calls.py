@@ -65,7 +65,7 @@ class NodeFacts(StrictModel):
 
     @property
     def is_head(self) -> bool:
-        """Whether the node is the Ray head's."""
+        """Whether this is the Ray head's node."""
         return "node:__internal_head__" in self.resources
 
 

@@ -36,7 +36,7 @@ class ConnectionLimits:
     head_s: float
     """Time limit for the TLS handshake and the head of a request together, in seconds."""
     stall_s: float
-    """Period over which the speed of a body or an answer is averaged, in seconds."""
+    """Period over which the speed of a request body or a response is averaged, in seconds."""
     least_bytes_per_s: int
     """Minimum mean speed over each period of ``stall_s``, in bytes per second."""
 
@@ -171,7 +171,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_within(address: str, networks: Iterable[str]) -> bool:
-    """Return whether an address is one of these addresses or lies in one of these networks."""
+    """Return whether an address lies in one of ``networks``; each of them may also be a single address."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

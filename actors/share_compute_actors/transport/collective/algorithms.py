@@ -88,7 +88,7 @@ def _nothing() -> None:
 
 
 def fold(operator: Operator) -> Combine:
-    """Return a function that applies ``operator`` to tensors one after the other, in the order of ranks."""
+    """Return a function that combines tensors by ``operator``, one at a time and in the order of ranks."""
 
     def combine(values: list[Tensor], out: Tensor) -> None:
         if len(values) == 1:

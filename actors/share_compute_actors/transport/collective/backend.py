@@ -63,7 +63,7 @@ _OPERATORS: dict[Any, Operator] = {
     RayReduceOp.MAX: torch.maximum,
 }
 _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
-"""Further arguments of `EpochGroup`, by group name; Ray passes only name, rank and size to the constructor."""
+"""Arguments of `EpochGroup` that Ray does not pass to the constructor, by group name."""
 _endings: dict[str, Callable[[], None]] = {}
 """Functions that end a group's waiting operations, by group name, for all groups of this process."""
 _forming = threading.Lock()
@@ -95,7 +95,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
         self._links = GlooLinks(self._group, rank, world_size)
         self._tasks = BackgroundTasks("sums")
-        """Thread that runs the algorithms of `algorithms.py` one after the other, while the caller computes."""
+        """Thread that runs the algorithms of `algorithms.py`, one at a time, while the caller computes."""
         self._works: list[Any] = []
         """Operations that gloo's own threads may still run."""
 
@@ -234,7 +234,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
                 hint="form the group of the next epoch, without the member that was lost",
             ) from failure
 
-    # -- Ray's interface: blocking methods; a tensor is passed as a list of one ----------------------------------------
+    # -- Ray's interface: blocking methods; each tensor is passed in a list of length 1 -------------------------------
 
     def allreduce(self, tensor: list[Tensor], allreduce_options: Any = None) -> None:
         """Reduce the tensors of all members, in place at every member."""

@@ -1,4 +1,4 @@
-"""A thread that runs background tasks one after the other, and does not delay the exit of its process."""
+"""A thread that runs background tasks one at a time, and does not delay the exit of its process."""
 
 from __future__ import annotations
 
