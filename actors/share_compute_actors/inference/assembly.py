@@ -337,7 +337,7 @@ class Assembly:
         self._status.set_state(DeploymentState.ready, placement.sentence)
 
     def _tidy(self) -> None:
-        """End members that neither the current nor the next placement needs, as soon as both are known."""
+        """End members that neither the current nor the next placement needs, as soon as both placements are known."""
         if self.placement is None or self._is_to_plan or self._planner.is_busy:
             return
         self._group.end_left()

@@ -27,7 +27,7 @@ class ServingAssignment(StrictModel):
     topology: Topology
     """The contributors that the replica may use."""
     is_standby: bool = False
-    """Whether the server only keeps the members that an earlier server left, until it is resumed."""
+    """Whether the server only keeps the members that an earlier server left, until the server is resumed."""
 
     @property
     def replica_id(self) -> str:

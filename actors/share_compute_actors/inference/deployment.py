@@ -190,7 +190,7 @@ class ReplicaRunner:
         self._again(failure)
 
     def _expel(self, worker: Worker, accuser: Worker) -> None:
-        """Remove an accused member; if it does not serve, count the accuser as lost instead."""
+        """Remove an accused member; if the accused member does not serve, count the accuser as lost instead."""
         assert self._assembly.placement is not None
         if worker in self._assembly.placement.workers:
             self._assembly.expel(worker)

@@ -85,7 +85,7 @@ class Planner:
             self._answer = self._executor.submit(self.at_once, topology, epoch)
 
     def answer(self) -> Placement | None:
-        """Return and forget the placement that the background search found; None if no search is finished.
+        """Return and forget the placement that the background search found; None if no search has finished.
 
         Raises:
             PlanInfeasible: the machines cannot hold the model.

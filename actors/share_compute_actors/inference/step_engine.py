@@ -27,7 +27,7 @@ _HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake tells the receiver how many tensors were
 sent, so that the receiver notices a loss."""
 _MOST_UNREAD = 64
-"""Largest number of engine steps whose tokens the first stage leaves unread."""
+"""Maximum number of engine steps whose tokens the first stage leaves unread."""
 
 NotifyServer = Callable[[ToServer], None]
 
@@ -242,4 +242,4 @@ class StepEngine(ComputeThread):
             try:
                 return self.channel.receive(label, source, _HANDSHAKE_S)
             except ContributorLost:
-                self.channel.report_sent()  # lets members that wait for tensors from this one notice a loss
+                self.channel.report_sent()  # waiting receivers can then notice that a tensor was lost

@@ -55,7 +55,7 @@ _RESOLVE_UNIX = 1 << 16
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
 """Rights that exist for a file: execute, write, read, truncate, device ioctl, Unix socket."""
 _REFER = 1 << 13
-"""Right to link and rename files across folders (ABI 2). Landlock domains that restrict files deny both by default."""
+"""Right to link and rename files across folders (ABI 2). Domains that restrict files deny both rights by default."""
 _RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER))
 _FIRST_RIGHTS = (1 << 13) - 1
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1
@@ -98,7 +98,7 @@ _CONFIGURATION = (
     ),
     *("protocols", "resolv.conf", "services", "ssl/certs", "ssl/openssl.cnf", "timezone"),
 )
-"""Files below ``/etc`` that programs need and that are not secret."""
+"""Files below ``/etc`` that programs need; they contain no secrets."""
 _KEPT_VARIABLES = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
 )
@@ -116,7 +116,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Files that a confined program may use in addition to the system's and Python's, and the user that it runs as.
+    """Files that a confined program may use, besides those of the system and Python, and the user that it runs as.
 
     Paths that do not exist when the program starts are ignored.
     """
@@ -318,7 +318,8 @@ def _kill_descendants(is_kept: bool) -> None:
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return
-    # Orphans become children of this process, which is a subreaper, so repeated calls reach all descendants.
+    # Orphans become children of this process, which is a subreaper, so repeated calls of this function reach
+    # all descendants.
     # Only this process reaps its children, so their pids cannot have been reused.
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
@@ -378,7 +379,7 @@ def main(arguments: Sequence[str]) -> None:
     environment = {**os.environ, "HOME": policy.home}
     if user is not None:
         environment |= {"USER": user.name, "LOGNAME": user.name}
-    # Landlock's rules are added as the confined user, so paths that this user cannot open are left out.
+    # Landlock's rules are added after the change of user, so paths that this user cannot open are left out.
     _become(user, guard)
     system = (*_SYSTEM, *(f"/etc/{name}" for name in _CONFIGURATION))
     _restrict((*system, *_libraries(), *installation(), *policy.read), (*_devices(), *policy.write))

@@ -21,8 +21,8 @@ _PLACE = ("physical_package_id", "core_id")
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
     """Return ``count`` disjoint sets of the logical processors that this process may use.
 
-    Processors are sorted by socket and physical core, so that most sets have whole cores of one socket. The sets are
-    empty if there are too few processors, or if the system is not Linux.
+    Processors are sorted by socket and physical core, so that most sets consist of whole cores of one socket. The sets
+    are empty if there are too few processors, or if the system is not Linux.
     """
     if sys.platform != "linux" or len(os.sched_getaffinity(0)) < count:
         return ((),) * count

@@ -1,4 +1,4 @@
-"""Starts the Ray head: a confined child process with token authentication, whose tables survive a restart.
+"""Starts the Ray head, a confined child process. Its clients need a token, and its tables survive a restart.
 
 Jobs' coordinators and shard stores, and deployments' servers, run on the head. Any holder of the cluster's token can
 run code there, too. So the head is confined (`confine`). The head can read data roots, uploads and batches, and change
@@ -162,7 +162,7 @@ def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
 
     Args:
         policy: policy of the head.
-        paths: files and folders. No folder above them may be a link; links in them are not followed.
+        paths: files and folders. No folder above them may be a symbolic link. Links in the folders are not followed.
     """
     if policy.user is None:
         return
@@ -207,7 +207,7 @@ def _tree(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
-    """Return the policy that confines the head; make the folders that the head needs, and give them to its user.
+    """Return the policy that confines the head; make the folders that the head needs, owned by the head's user.
 
     Raises:
         Conflict: a data root contains the data folder.
@@ -265,7 +265,7 @@ def _read(file: Path) -> str:
 def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> int:
     """Return the configured port, else the port of the last run if it is free, else another free port.
 
-    Contributors' nodes reconnect to the port of the last run by themselves.
+    Contributors' nodes automatically reconnect to the port of the last run.
 
     Raises:
         Conflict: the configured port is taken.

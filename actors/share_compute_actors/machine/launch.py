@@ -30,7 +30,7 @@ RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_max_direct_call_object_size": str(INLINE_LIMIT_BYTES),
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    # Under `uv run` Ray would start workers in an environment of their own.
+    # Under `uv run` Ray would start workers in separate environments.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # By default Ray sends three records of every call to the head, which keeps those of the last 100,000 calls. This
     # project does not use these records.

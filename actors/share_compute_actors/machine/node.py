@@ -89,7 +89,7 @@ def start_node(
 
 
 def _private_folder(folder: Path) -> Path:
-    """Return ``folder``; if it does not exist, make it with access for this user only.
+    """Return ``folder``; if it does not exist, make it, accessible only to this user.
 
     Raises:
         Unavailable: the folder belongs to another user, is a link, or cannot be made.

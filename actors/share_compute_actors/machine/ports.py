@@ -144,7 +144,7 @@ class NodePorts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that tell processes of the node their channel ports."""
+        """Environment variables from which the node's processes read their channel ports."""
         return {_VARIABLE: f"{self.channels[0]}-{self.channels[-1]}"}
 
     def release(self) -> None:

@@ -61,7 +61,7 @@ def tied(arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Pid and start time of a process; a later process with the same pid has another start time."""
+    """Pid and start time of a process; a later process with the same pid has a different start time."""
 
     pid: int
     start: str
@@ -215,7 +215,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class ChildProcesses:
-    """Starts and ends children of this process, and lists them in a file, so that a later run can end leftovers.
+    """Starts and ends children of this process, and lists them in a file, so that a later run can end any that remain.
 
     Args:
         folder: folder for the list and for the output of the children; only one process may use it at a time.
@@ -361,7 +361,7 @@ class ChildProcesses:
         return [process for process in found if process is not None and process.pid not in own]
 
     def end_leftovers(self) -> int:
-        """End all `leftovers` and their descendants; return the number of processes."""
+        """End all `leftovers` and their descendants; return the number of ended processes."""
         left = {process.pid: process for process in self.leftovers()}
         for process in list(left.values()):
             try:

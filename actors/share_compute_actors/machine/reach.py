@@ -73,7 +73,7 @@ def answers(
 
 
 def unanswered(places: Collection[Place]) -> frozenset[Place]:
-    """Return the places that do not answer in two tries; takes 2.4 s at most."""
+    """Return the places that do not answer in two tries. The call takes at most 2.4 s."""
     unresponsive = frozenset(places)
     for _ in range(_TRIES):
         unresponsive -= answers(unresponsive, _TRY_S).keys()
@@ -134,9 +134,9 @@ def listening(address: str, ports: Collection[int], handshake: bytes) -> Iterato
 def closed_ports(
     address: str, ports: Collection[int], handshake: bytes, within_s: float = 3.0
 ) -> tuple[int, ...]:
-    """Return the ports that do not send the expected handshake, sorted.
+    """Return the ports on which the expected handshake does not arrive, in ascending order.
 
-    Such a port cannot be reached, or another program listens there.
+    Such a port cannot be reached, or another program listens on it.
 
     Args:
         address: IP address to connect to.

@@ -28,7 +28,7 @@ The rest of a socket's path takes up to 80 bytes:
 ``/XXXXXXXX/ray/session_<date>_<time>_<pid>/sockets/plasma_store.1``."""
 _LOCK = "lock"
 _SWEEPING_S = 10.0
-"""Longest wait, in seconds, while another process holds the lock in order to remove the folder."""
+"""Longest wait in seconds for another process that holds the lock to remove the folder."""
 _POLL_S = 0.05
 
 
@@ -77,7 +77,7 @@ def open_run_folder(key: str) -> ChildProcesses:
 
 
 def abandoned() -> Iterator[ChildProcesses]:
-    """Lock each run folder whose owner died and yield its `ChildProcesses`; release the lock before the next folder.
+    """Lock each run folder whose owner died, and yield its `ChildProcesses`; unlock it before locking the next.
 
     Raises:
         Unavailable: a folder cannot be written.

@@ -53,19 +53,19 @@ Deliver = Callable[[bytes, np.ndarray], None]
 
 
 class EncodedTensor(NamedTuple):
-    """A tensor in the form in which it is sent."""
+    """A tensor, encoded for sending."""
 
     envelope: bytes
     content: np.ndarray
 
     def damaged(self) -> EncodedTensor:
-        """Return a copy with one flipped bit, as defective memory or a defective network would make it."""
+        """Return a copy with one flipped bit, as defective memory or a defective network would produce it."""
         content = self.content.copy()
         content[len(content) // 2] ^= 1
         return EncodedTensor(self.envelope, content)
 
     def shortened(self) -> EncodedTensor:
-        """Return a copy without the last byte but with a valid checksum, as a defective sender would make it."""
+        """Return a copy without the last byte but with a valid checksum, as a defective sender would produce it."""
         envelope, content = Envelope.unpack(self.envelope, self.content.data), self.content[:-1]
         return EncodedTensor(envelope.pack(content.data), content)
 
@@ -210,7 +210,7 @@ class Channel:
         self.post(worker, self.write(worker, label, tensor))
 
     def write(self, worker: Worker, label: WireLabel, tensor: Tensor) -> EncodedTensor:
-        """Return a tensor in the form in which it is sent to ``worker``; count it if the link is direct.
+        """Encode a tensor for ``worker``, and count it as sent if the link is direct.
 
         Handshakes are not counted.
         """

@@ -16,7 +16,7 @@ from share_compute_actors.wire import Natural, Schema, StepNumber
 
 WIRE_VERSION = 2
 _SEAL = struct.Struct(">BQ")
-"""Start of an envelope: wire version (1 byte), then the checksum of all that follows (8 bytes)."""
+"""Start of an envelope: wire version (1 byte), then the checksum of everything that follows (8 bytes)."""
 Phase = Literal["form", "train", "validation", "test", "sample", "serve"]
 Content = bytes | memoryview
 """The bytes of a tensor."""

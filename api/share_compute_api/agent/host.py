@@ -72,7 +72,7 @@ class _Device:
 
 
 class Host:
-    """A host that lends several devices until Ctrl-C, SIGTERM, or until all agents have ended.
+    """A host that lends several devices until Ctrl-C, SIGTERM, or the end of all agents.
 
     Args:
         devices: options of each device.

@@ -88,7 +88,7 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
 def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOptions, ...]:
     """Return the options of each device: memory and threads are divided evenly, and each device gets its own name.
 
-    With one device, name, memory and threads stay as they are.
+    If there is only one device, its name, memory and threads are not changed.
 
     Raises:
         UserError: the machine has too few threads or too little memory, or too little memory is lent.

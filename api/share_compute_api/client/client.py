@@ -218,7 +218,7 @@ class Client:
         return self._transport.read(EventPage, "GET", f"/jobs/{job_id}/events", params=params)
 
     def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
-        """Yield a job's events, past ones first, until the job is finished.
+        """Yield a job's events, past events first, until the job is finished.
 
         If the stream breaks, the client reopens it after the last event that it received.
 
@@ -527,7 +527,7 @@ class Client:
         return self._transport.read(InviteView, "DELETE", f"/invites/{invite_id}")
 
     def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
-        """Return the machines in these states, in order of joining; default: all except those gone for over a day."""
+        """Return the machines in these states, in order of joining; default: all but those gone for more than a day."""
         params: dict[str, Any] = {"state": [one.value for one in state]} if state else {}
         page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
         found = list(page.contributors)
@@ -554,7 +554,7 @@ class Client:
         return self._transport.read(TokenRotated, "POST", "/cluster/token", timeout=_ROTATION_S)
 
     def measure_contributor(self, contributor_id: str) -> ContributorRecord:
-        """Request a new measurement of a machine for when it is idle; return the machine's current record."""
+        """Request that a machine be measured again when it is idle; return the machine's current record."""
         return self._transport.read(ContributorRecord, "POST", f"/contributors/{contributor_id}/measurement")
 
     def clear_contributor(self, contributor_id: str) -> ContributorRecord:

@@ -31,7 +31,7 @@ def read_job_file(path: Path) -> TrainJob:
 
 
 def read_submission(path: Path) -> Named:
-    """Read a job or a deployment from a file, or from standard input if the path is ``-``; its ``kind`` says which.
+    """Read a job or deployment, as its ``kind`` says, from a file or, if the path is ``-``, from standard input.
 
     Raises:
         UserError: the input cannot be read, or is neither a job nor a deployment.

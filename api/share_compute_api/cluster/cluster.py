@@ -58,7 +58,7 @@ class ClusterInfo:
     head_node_id: str
     """Id of the head's Ray node, in hexadecimal."""
     advertise_address: str
-    """IP address at which other machines reach this machine, in the form for URLs."""
+    """IP address at which other machines reach this machine, as in URLs: IPv6 in brackets."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that the nodes of contributors must be started with."""
 
@@ -373,5 +373,5 @@ class Cluster:
 
 
 def for_url(address: str) -> str:
-    """Return an IP address in the form for a URL, with brackets for IPv6."""
+    """Return an IP address as it is written in URLs: IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address

@@ -35,7 +35,7 @@ async def unresponsive(
             _is_answered(ping_gateway(period_s)), _is_answered(ping_head(period_s)), asyncio.sleep(period_s)
         )
         gateway_missed = 0 if gateway_answers else gateway_missed + 1
-        if gateway_answers:  # without an answer of the gateway the head's state is unknown
+        if gateway_answers:  # without an answer from the gateway, the head's state is unknown
             head_missed = 0 if head_answers else head_missed + 1
         if gateway_missed >= MOST_MISSED:
             return "gateway"

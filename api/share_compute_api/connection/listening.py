@@ -213,7 +213,7 @@ class _Guarded(H11Protocol):
 
     - The head of a request must be complete within `head_s`. The time begins with the connection. On a connection that
       was kept alive, it begins with the first byte of the request.
-    - A client must send a body, and read an answer, at `least_bytes_per_s` or more on average over each period of
+    - A client must send a body, and read a response, at `least_bytes_per_s` or more on average over each period of
       `stall_s`. Time in which the server itself does not read or has nothing to send (an event stream) does not count.
     """
 
