@@ -2,11 +2,11 @@
 
 The goal is at most ``target_ongoing_requests`` sequences on each replica, running and queued.
 
-- Scaling up goes to the minimum number needed throughout ``upscale_delay_s``.
-- Scaling down goes to the maximum number needed throughout ``downscale_delay_s``.
+- Scaling up needs more load for ``upscale_delay_s``. The new number is the minimum that was needed in this time.
+- Scaling down needs less load for ``downscale_delay_s``. The new number is the maximum that was needed in this time.
 - Scaling down leaves spare capacity (`_FILLED`), so that the number of replicas does not oscillate.
 - Scaling up from 0 has no delay.
-- Scaling to 0 needs a minimum of 0, and no sequence for ``downscale_to_zero_delay_s``.
+- Scaling to 0 needs a range that includes 0, and no sequence for ``downscale_to_zero_delay_s``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Demand:
 
     @property
     def sequences(self) -> int:
-        """Number of all sequences, with and without a replica."""
+        """Total number of sequences, on replicas and waiting for one."""
         return sum(self.ongoing) + self.waiting
 
 
@@ -48,7 +48,10 @@ class Decision:
 
 
 class _Lasting:
-    """Minimum (or maximum) number of replicas needed since scaling up (or down) became necessary."""
+    """Tracker of the number of replicas needed for as long as scaling in one direction has been necessary.
+
+    For scaling up it keeps the minimum of these numbers, for scaling down the maximum.
+    """
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:
         self._mildest = mildest
@@ -56,7 +59,12 @@ class _Lasting:
         self._needed = 0
 
     def see(self, needed: int | None, now_s: float) -> None:
-        """Record the number of replicas needed now; None if no change in this direction is needed."""
+        """Record the number of replicas needed now.
+
+        Args:
+            needed: the number; None if no change in this direction is needed.
+            now_s: current time in seconds.
+        """
         if needed is None:
             self._since_s = None
         elif self._since_s is None:
@@ -65,7 +73,7 @@ class _Lasting:
             self._needed = self._mildest(self._needed, needed)
 
     def after(self, delay_s: float, now_s: float) -> int | None:
-        """Return the new number of replicas, or None until a change has been needed for ``delay_s``."""
+        """Return the new number of replicas; None if a change has not been needed for ``delay_s`` yet."""
         if self._since_s is None or now_s - self._since_s < delay_s:
             return None
         return self._needed
@@ -76,7 +84,8 @@ class Autoscaler:
 
     Args:
         limits: range, target and delays.
-        concurrent: maximum number of sequences that a replica runs at a time; the target if ``limits`` sets none.
+        concurrent: maximum number of sequences that a replica runs at a time. It is the target load if ``limits`` sets
+            no target.
         wanted: initial number of replicas, clamped to the range.
     """
 
@@ -95,7 +104,7 @@ class Autoscaler:
         return self.limits.target_ongoing_requests or self._concurrent
 
     def limit(self, limits: ReplicasSpec) -> Decision | None:
-        """Replace the limits, and clamp the number of replicas to them; return the change, or None if there is none."""
+        """Replace the limits and clamp the number of replicas to them; return the change, or None if there is none."""
         self.limits = limits
         self._forget()
         return self._become(_within(limits, self.wanted), f"{limits} were asked for")

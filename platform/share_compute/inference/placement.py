@@ -31,7 +31,7 @@ _PROCESS_BYTES = 480 * 2**20
 _MOST_QUEUED = 512
 """Maximum number of sequences that wait to start."""
 _MOST_QUEUED_TEXTS = 8192
-"""Maximum number of texts that wait for an encoder, and of texts that it computes at a time."""
+"""Maximum number of texts that wait for an encoder; also the maximum that it computes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class MemoryBudget:
     working_bytes: int
     """Memory for intermediate results, without weights and caches."""
     cache_bytes: int
-    """Memory for the caches of sequences, beside weights and intermediate results."""
+    """Memory left for the caches of sequences, after weights and intermediate results."""
     holds_weights_twice: bool
     """Whether packed weights (reordered for the CPU) fit in addition to plain ones."""
 
@@ -65,7 +65,7 @@ class Holding:
     cache_token_bytes: int
     """Memory that the shard's caches take for one token of a sequence."""
     resident_bytes: int | None
-    """Memory of the process, including packed weights that it has still to make; None if it does not compute on
+    """Memory of the process, including packed weights that it has yet to create; None if it does not compute on
     the CPU."""
 
 
@@ -111,8 +111,8 @@ class Placement:
 def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
     """Return the maximum length of a deployment's sequences in tokens, prompt and answer together.
 
-    It is the smaller of ``max_seq`` and the model's window, or the one that is known. If neither is known, it is
-    ``prompt_tokens`` + ``new_tokens``.
+    This is the smaller of ``max_seq`` and the model's window. If only one of them is known, it is that one; if neither
+    is known, it is ``prompt_tokens`` + ``new_tokens``.
     """
     known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
     return min(known, default=spec.prompt_tokens + spec.new_tokens)
@@ -130,8 +130,8 @@ def place(
 ) -> Placement:
     """Plan the stages of a deployment, for the requested number of concurrent sequences or fewer.
 
-    If no plan is feasible for the requested number, half of it is tried, and so on down to one. An encoder has no
-    caches, so no smaller number is tried for it.
+    The requested number is halved until a plan is feasible, down to one sequence. An encoder has no caches, so only the
+    requested number is tried.
 
     Args:
         spec: specification of the deployment.
@@ -257,7 +257,7 @@ def limits_of(
 def _step_tokens(spec: ServeJob, stages: int) -> int:
     """Return the maximum number of positions that one engine step computes.
 
-    Memory is planned for engine steps of ``prompt_tokens`` positions.
+    It is at most ``prompt_tokens``, but at least `_LEAST_STEP_TOKENS`: memory is planned for engine steps of this size.
     """
     most = max(_CHUNK_TOKENS, _MOST_STEP_TOKENS // stages)
     return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)
@@ -282,7 +282,7 @@ def _text_step_tokens(window_tokens: int) -> int:
 
 
 def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> SchedulerLimits:
-    """Return the scheduler's limits while there are no stages yet and all sequences wait."""
+    """Return the scheduler's limits for the time before the first stages exist, when all sequences wait."""
     if embeds:
         return _limits_of_texts(window_tokens, 1)
     return SchedulerLimits(

@@ -16,7 +16,7 @@ from share_compute.errors import UserError
 
 _ANY_OBJECT = '{"type": "object"}'
 _OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
-"""Limits each run of whitespace to 64 characters, because a model could generate whitespace without end."""
+"""Options that limit each run of whitespace to 64 characters, because a model could generate it without end."""
 _KEPT = 32
 """Maximum number of compiled schemas that are cached for later requests."""
 _TRIED_BYTES = 8
@@ -45,7 +45,7 @@ def check_schema(schema: str) -> None:
 
 
 def _tried(grammar: str) -> str:
-    """Generate a few bytes that the grammar allows; return the error message of llguidance, or ""."""
+    """Generate a few bytes that the grammar allows; return the error message of llguidance, or "" on success."""
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     for _ in range(_TRIED_BYTES):
         allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8))
@@ -67,7 +67,7 @@ class Grammar:
     """State of the constraint on one sequence's text.
 
     Args:
-        matcher: matcher of the schema; other sequences need their own copies.
+        matcher: matcher of the schema; each sequence needs its own copy.
         vocabulary_size: number of logits of the model.
     """
 

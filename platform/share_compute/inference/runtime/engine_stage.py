@@ -63,14 +63,14 @@ class EngineStage(ABC):
     def seal(self, *, keeps_plain: bool = True) -> None:
         """Optimize the filled shard for computing; its tensors cannot be filled afterwards.
 
-        A second call with ``keeps_plain=False`` frees second copies of weights.
+        A second call with ``keeps_plain=False`` frees all second copies of weights.
 
         Args:
             keeps_plain: whether packed and plain copies of weights may be kept, which takes up to twice the memory.
         """
 
     def warm_up(self) -> None:
-        """Do slow preparations before the first request. The default does nothing."""
+        """Do slow preparation work before the first request. The base class does nothing."""
 
     @abstractmethod
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:

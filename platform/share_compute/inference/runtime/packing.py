@@ -1,7 +1,8 @@
 """Weight packing: reorder weights with oneDNN, to speed up products of a few rows on a CPU.
 
 Products of one or two rows are faster with plain (unpacked) weights than with packed ones. So plain weights can be kept
-beside packed ones, except in bfloat16. The operators for packing have no public name; torch.compile uses them, too.
+in addition to packed ones, except in bfloat16. The operators for packing have no public name; torch.compile uses them,
+too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _ROWS = 8
 _PLAIN_ROWS = 2
 """Maximum number of rows that are multiplied with plain weights, if these are kept."""
 _SMALL = 2**19
-"""Minimum number of weights of a float32 matrix to pack; packing smaller ones saves no time."""
+"""Minimum number of weights in a float32 matrix for packing it; packing smaller matrices saves no time."""
 
 
 class PackedLinear(nn.Module):
@@ -64,7 +65,7 @@ class PackedLinear(nn.Module):
         return outputs
 
     __call__ = forward
-    """Calls skip torch's search for hooks."""
+    """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -89,7 +90,7 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
 
     Args:
         module: module whose weights are filled.
-        keeps_plain: whether plain weights are kept beside packed ones, which takes twice the memory.
+        keeps_plain: whether plain weights are kept in addition to packed ones, which takes twice the memory.
     """
     uses: dict[int, int] = {}
     for part in module.modules():

@@ -101,7 +101,7 @@ class Int8Linear(nn.Module):
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
 
     __call__ = forward
-    """Calls skip torch's search for hooks."""
+    """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""
 
     def _products(self, rows: Tensor, integers: Tensor) -> Tensor:
         """Multiply inputs ``[rows, in]`` with integers ``[out, in]``; return ``[rows, out]``, bfloat16, unscaled."""

@@ -2,7 +2,7 @@
 
 Transformers models call the attention function that their configuration names; here it is `attend`. It computes
 attention for each chunk separately. There is no list of supported architectures: `Probe` and `attend` raise an error
-for models that need other attention.
+for models that need a different kind of attention.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AttentionChunk:
         return 0 if window is None else max(0, self.start + 1 - window)
 
     def is_triangle(self, window: int | None) -> bool:
-        """Return whether the mask is purely causal: the chunk begins at position 0, and the window covers it."""
+        """Return whether the mask is purely causal: the chunk begins at position 0, and the window covers all of it."""
         return self.start == 0 and (window is None or self.count <= window)
 
 
@@ -91,7 +91,7 @@ class Attention:
             key: ``[1, kv_heads, tokens, key_size]``.
             value: ``[1, kv_heads, tokens, value_size]``.
             scaling: factor of the products of queries and keys; None for ``key_size ** -0.5``.
-            window: number of last positions that each token attends to, its own included; None for all.
+            window: number of positions that each token attends to: its own and those before it; None for all.
             softcap: bound of the scaled products, applied with tanh; None for no bound.
             sinks: attention sinks ``[heads]``: logits that take part in the softmax but have no value; None for none.
 
@@ -218,7 +218,7 @@ class TextAttention(Attention):
 
 
 def _near(query: Tensor, window: int | None) -> Tensor | None:
-    """Return the mask ``[query token, key token]``, true within the window; None if the window covers the text."""
+    """Return the mask ``[query token, key token]``, true within the window; None if the window covers all tokens."""
     count = query.shape[2]
     if window is None or count <= window:
         return None

@@ -1,7 +1,8 @@
 """Sampling: draw tokens from a model's logits, according to the options of each sequence.
 
-Each draw uses one exponential random number per token id, which depends only on the seed and the token's position. The
-token with the largest quotient of probability and random number is drawn (equivalent to the Gumbel-max trick).
+Each draw uses one exponential random number per token id. These numbers depend only on the seed and the position to
+fill. The token with the largest quotient of probability and random number is drawn (equivalent to the Gumbel-max
+trick).
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class Sampler:
     def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> SampledToken:
         sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
         if sequence.end is not None:
-            # The scheduler sent this step before it knew of the end, and drops the token.
+            # The scheduler sent this step before it knew that the sequence had ended; it will drop the token.
             return SampledToken(chunk.sequence, position, sequence.end, finish="stop")
         sequence.note(token)
         logprob: float | None = None
@@ -213,7 +214,7 @@ def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
             best = weights.topk(min(_LIKELIEST, len(weights))).values
             if best.sum() < options.top_p * total:
                 best = weights.sort(descending=True).values
-        # Keep a token if the more probable ones together have less than top_p: the kept tokens have at least top_p.
+        # Keep a token if all more probable tokens together have less than top_p. So the kept ones have at least top_p.
         before = best.cumsum(0) - best
         least = torch.maximum(least, best[(before < options.top_p * total).sum() - 1])
     return least

@@ -43,7 +43,8 @@ class ServingStage(EngineStage):
         device: device of the shard.
         dtype: type of weights, hidden states, keys and values.
         quantizes: whether the weights of linear layers are int8; see `quantize`.
-        window_tokens: maximum length of a sequence, used by `settle_positions`; None takes that of the configuration.
+        window_tokens: maximum length of a sequence in tokens, used by `settle_positions`; None for the length in
+            ``config``.
         tokenizer: folder of the tokenizer, for constrained text; None if there is none.
 
     Raises:
@@ -249,8 +250,8 @@ def _sampled_rows(step: EngineStep) -> tuple[list[Chunk], list[int]]:
 def settle_positions(model: nn.Module, window_tokens: int, device: torch.device) -> None:
     """Fix the rotary frequencies of a model for ``window_tokens``.
 
-    Some models (dynamic NTK, longrope) derive these frequencies from the longest text of a batch. Here unrelated texts
-    share batches, so results would depend on other requests.
+    Some models (dynamic NTK, longrope) derive these frequencies from the longest text of a batch. Here a batch contains
+    texts of unrelated requests, so the results of one request would depend on the others.
     """
     last = torch.tensor([[window_tokens - 1]], device=device)
     for module in model.modules():

@@ -47,7 +47,7 @@ def call_directly(module: nn.Module) -> None:
 
 
 def fuse_norms(module: nn.Module) -> None:
-    """Replace submodules that compute an RMS norm by a `FusedNorm`; torch's own norm classes stay.
+    """Replace submodules that compute an RMS norm by a `FusedNorm`, except instances of torch's own norm classes.
 
     A submodule is replaced if a `FusedNorm` gives the same outputs for random rows. The weights of the `FusedNorm` are
     those of the submodule, or 1 plus those of the submodule.

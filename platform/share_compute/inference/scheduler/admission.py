@@ -22,7 +22,7 @@ class Admission:
 
     A sequence whose KV slot cannot grow is preempted: it gives up the slot, and continues before any new sequence
     starts. If a sequence lacks KV capacity, sequences of other owners may overtake it, up to `_MOST_PASSES` times. A
-    sequence waits while another sequence computes a prefix that can then be copied.
+    sequence also waits while another sequence computes a prefix that the first can copy afterwards.
 
     Args:
         limits: limits of this epoch.
@@ -40,12 +40,12 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Number of sequences that run."""
+        """Number of running sequences."""
         return len(self._open)
 
     @property
     def has_prompts(self) -> bool:
-        """Whether there may be prompts to compute in an engine step."""
+        """Whether the next engine step may have prompts to compute."""
         queue = self._queue
         can_begin = self.num_open < self._limits.max_sequences and (
             queue.num_waiting or queue.num_interrupted

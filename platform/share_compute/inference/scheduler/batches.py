@@ -1,7 +1,7 @@
 """Decode batches of about equal size, so that all stages work at the same time.
 
-A sequence that changes its batch joins the new one only when none of its tokens is in flight. Otherwise the next step
-of the new batch might wait for that token.
+A sequence that moves to another batch joins that batch only when it has no token in flight. Otherwise the next step of
+the new batch might wait for that token.
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ class Batches:
         return sorted(self._members[batch].values(), key=lambda live: (live.last_step, live.order))
 
     def join(self, live: LiveSequence, batch: int) -> None:
-        """Add a sequence to ``batch``, whose engine step computes the end of the sequence's prompt.
+        """Add a sequence that starts to decode.
 
-        If this batch already has its share of the sequences, `balance` adds the sequence to the smallest batch later.
+        If ``batch`` already has its share of the sequences, `balance` adds the sequence to the smallest batch later.
+
+        Args:
+            live: the sequence.
+            batch: batch of the engine step that computes the end of the sequence's prompt.
         """
         everyone = sum(map(len, self._members)) + len(self._moving) + 1
         if len(self._members[batch]) * len(self._members) < everyone:

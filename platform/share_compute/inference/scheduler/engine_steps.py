@@ -8,8 +8,8 @@ Server and stages rely on these invariants:
    then opens those in `EngineStep.opens`. Then it computes the chunks, each of a different sequence.
 3. The first chunk in a KV slot begins at `Opening.copy_tokens`, and each next chunk where the previous one ended. The
    chunks with the tokens of `Opening.history` come first. The last of these samples, and so does every later chunk.
-4. A sampled token is the input of the next chunk in its KV slot, so that chunk contains no tokens. Tokens sampled after
-   the end of a sequence are dropped.
+4. A sampled token is the input of the next chunk in its KV slot. The first stage receives it from the last stage, so
+   the chunk itself contains no tokens. Tokens sampled after the end of a sequence are dropped.
 5. In an encoder, each sequence has one chunk, its whole text, which gives a `Pooled`. No KV slots are opened or closed.
 6. A new epoch begins with no KV slots and no steps in flight.
 """
@@ -34,13 +34,13 @@ class Opening:
     """Capacity of the slot in positions."""
     options: SamplingOptions
     history: tuple[int, ...]
-    """Prompt, then the tokens emitted so far."""
+    """Tokens of the prompt, then the tokens emitted so far."""
     prompt_tokens: int
     """Number of prompt tokens; the history begins with them."""
     copy_from: int | None = None
-    """Sequence whose slot to copy from, which this step neither closes nor opens; None to copy nothing."""
+    """Sequence whose KV slot is copied; the step neither closes nor opens that slot. None to copy nothing."""
     copy_tokens: int = 0
-    """Number of positions to copy; fewer than the history has, because its last one must be computed."""
+    """Number of positions to copy; less than the length of the history, because its last token must be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SlotGrowth:
 
     sequence: int
     capacity_tokens: int
-    """New capacity in positions; the written positions stay."""
+    """New capacity in positions; positions that are written keep their contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class EngineStep:
     """Number of the step, counted over all epochs of a scheduler."""
     epoch: int
     batch: int
-    """Decode batch of the step."""
+    """Index of the decode batch that the step belongs to."""
     opens: tuple[Opening, ...]
     closes: tuple[int, ...]
     """Sequences whose KV slots are freed."""

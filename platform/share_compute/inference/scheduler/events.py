@@ -30,9 +30,9 @@ def _read_error(document: Any) -> ShareComputeError:
 Base64 = Annotated[
     bytes, PlainValidator(_read_base64), PlainSerializer(lambda value: base64.b64encode(value).decode())
 ]
-"""Bytes, in JSON as base64."""
+"""Bytes that are written to JSON as base64."""
 ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
-"""A `ShareComputeError`, in JSON as its code, message and facts."""
+"""A `ShareComputeError` that is written to JSON as its code, message and facts."""
 FinishReason = Literal["stop", "length", "cancelled"]
 """Cause of a sequence's end: a stop token or a complete grammar, the maximum length, or `Scheduler.cancel`."""
 
@@ -75,7 +75,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A sequence cannot go on; this is its last event. Tokens emitted before stay valid."""
+    """A sequence cannot continue; this is its last event. The tokens that it emitted earlier stay valid."""
 
     sequence: int
     error: ErrorDocument
@@ -113,7 +113,7 @@ class Totals:
     prefix_hits: int = 0
     """Number of KV slots that started with a copy of another slot's first tokens."""
     prefix_tokens: int = 0
-    """Number of positions in these copies."""
+    """Total number of positions that were copied into these KV slots (`prefix_hits`)."""
     computed_tokens: int = 0
     """Number of positions in all engine steps that were sent."""
     emitted_tokens: int = 0
@@ -139,7 +139,7 @@ class Stats:
     kv_tokens: int
     """KV capacity of all slots together, in tokens; 0 for an encoder."""
     kv_tokens_used: int
-    """KV capacity reserved for sequences that run, in tokens."""
+    """KV capacity reserved for running sequences, in tokens."""
     kv_tokens_cached: int
-    """KV capacity in slots of ended sequences, which are kept for prefix copies, in tokens."""
+    """KV capacity, in tokens, of slots that are kept for prefix copies after their sequences ended."""
     totals: Totals

@@ -26,7 +26,7 @@ class OwnerQueue:
     interrupted: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that started, but whose KV slots were lost or given up; in order of arrival."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
-    """Sequences that have started, with known tokens that were not sent to the stages yet; by sequence id."""
+    """Started sequences with known tokens that have not been sent to the stages, by sequence id."""
     num_live: int = 0
     """Number of sequences that have not ended."""
 
@@ -70,7 +70,7 @@ class FairQueue:
         self.num_prefilling += 1
 
     def prefilled(self, live: LiveSequence) -> None:
-        """Record that all known tokens of a sequence are sent."""
+        """Record that all known tokens of a sequence have been sent."""
         del self._owners[live.owner].prefilling[live.id]
         self.num_prefilling -= 1
 
@@ -86,7 +86,7 @@ class FairQueue:
             self._owners.clear()
 
     def charge(self, live: LiveSequence) -> None:
-        """Charge the owner of a sequence for the positions that were sent and not charged before."""
+        """Charge the owner of a sequence for the positions that were sent since the last charge."""
         self._owners[live.owner].served_tokens += live.charge()
 
     def in_turn(self) -> list[OwnerQueue]:
@@ -97,7 +97,7 @@ class FairQueue:
         )
 
     def candidates(self, owner: OwnerQueue) -> deque[LiveSequence]:
-        """Return an owner's sequences that may start: only interrupted ones while any owner has some, else new ones."""
+        """Return an owner's sequences that may start: interrupted ones while any owner has some, else waiting ones."""
         return owner.interrupted if self.num_interrupted else owner.waiting
 
     def queued(self) -> Iterator[LiveSequence]:
@@ -131,7 +131,7 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Forget owners without sequences whose counters are not above ``least``: they would return with ``least``.
+            # A returning owner starts at ``least`` or higher: counters of absent owners up to ``least`` are dropped.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()

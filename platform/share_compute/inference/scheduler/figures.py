@@ -60,7 +60,7 @@ class LatencyMeter:
         self._began[sequence] = now_s
 
     def sent(self, sequences: int) -> None:
-        """Record that an engine step of ``sequences`` sequences was sent."""
+        """Record that an engine step with ``sequences`` sequences was sent."""
         if sequences:
             self._batches.append(sequences)
 

@@ -35,7 +35,7 @@ class SchedulerLimits:
     max_queued: int
     """Maximum number of sequences that wait to start."""
     run_ahead: int = 1
-    """Number of further engine steps of a batch that may be sent before the tokens of its previous step are back."""
+    """Number of engine steps of a batch that may be sent ahead while the result of its previous step is pending."""
     answer_tokens: int = 128
     """Length of a typical answer in tokens; see `LiveSequence`."""
     embeds: bool = False

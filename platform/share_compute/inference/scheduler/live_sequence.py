@@ -15,10 +15,10 @@ class LiveSequence:
 
     Args:
         generation: the prompt, the sampling options, and the tokens that were emitted before.
-        order: arrival number.
+        order: position in the order of arrival.
         new_tokens: maximum number of tokens to generate: as requested, or fewer if not all fit after the prompt.
-        answer_tokens: length of a typical answer in tokens. KV capacity for the answer is this number, doubled whenever
-            it is too small.
+        answer_tokens: length of a typical answer in tokens. The KV capacity reserved for the answer starts at this
+            number, and doubles whenever it is too small.
     """
 
     generation: Generation
@@ -26,32 +26,32 @@ class LiveSequence:
     new_tokens: int
     answer_tokens: int
     tokens: list[int] = field(init=False)
-    """Prompt, then the tokens emitted so far."""
+    """Tokens of the prompt, then the tokens emitted so far."""
     keys: list[int] = field(init=False)
     """Keys of the full blocks of tokens; see `share_compute.inference.scheduler.prefixes`."""
     is_open: bool = False
     """Whether the sequence runs: it has a KV slot, or is a text that an encoder computes."""
     prefill_tokens: int = 0
-    """Number of tokens known when its KV slot was opened."""
+    """Number of tokens that were known when the KV slot was opened."""
     slot_tokens: int = 0
-    """Capacity of its KV slot, in positions."""
+    """Capacity of the sequence's KV slot, in positions."""
     first_step: int = 0
     """Id of the first engine step that can contain this sequence. Tokens of earlier steps belong to an older sequence
     with the same id."""
     sent: int = 0
-    """Number of positions of its KV slot that are written once all engine steps sent so far have been computed."""
+    """Number of positions of the KV slot that are written once all engine steps sent so far have been computed."""
     planned: int = 0
     """Number of generated tokens, including those of engine steps in flight."""
     charged: int = 0
-    """Number of positions, from the first, that were copied or charged to its owner."""
+    """Number of positions, from the first, that were copied from another slot or charged to the owner."""
     cached_tokens: int | None = None
-    """Number of prompt tokens copied from another sequence at its first start; None before that."""
+    """Number of prompt tokens that were copied from another sequence at the first start; None before the start."""
     passes: int = 0
-    """Number of other owners' sequences that overtook this one because it lacked KV capacity."""
+    """Number of times that a sequence of another owner overtook this sequence, because this one lacked KV capacity."""
     batch: int | None = None
     """Decode batch; None while the sequence is in no batch."""
     last_step: int = -1
-    """Id of the last engine step in which it decoded; -1 if there is none."""
+    """Id of the last engine step in which the sequence decoded; -1 if there is none."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.generation.prompt, *self.generation.emitted]
@@ -89,12 +89,12 @@ class LiveSequence:
 
     @property
     def wanted_tokens(self) -> int:
-        """KV capacity to reserve at a start or growth; at most `most_tokens`."""
+        """KV capacity to reserve when the slot is opened or grows; at most `most_tokens`."""
         return self._slot_tokens_for(max(len(self.tokens), self.sent + 1))
 
     @property
     def next_slot_tokens(self) -> int:
-        """KV capacity to grow to when its slot is full; 0 if the slot already has `most_tokens`."""
+        """KV capacity to grow to when the KV slot is full; 0 if the slot already has `most_tokens`."""
         return 0 if self.slot_tokens == self.most_tokens else self._slot_tokens_for(self.slot_tokens + 1)
 
     def _slot_tokens_for(self, tokens: int) -> int:
@@ -105,7 +105,7 @@ class LiveSequence:
 
     @property
     def is_full(self) -> bool:
-        """Whether its KV slot has no position left for the next input token."""
+        """Whether the KV slot has no position left for the next input token."""
         return self.sent == self.slot_tokens
 
     @property
@@ -115,12 +115,12 @@ class LiveSequence:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all tokens of the engine steps sent for it are known."""
+        """Whether all tokens of the engine steps sent for the sequence are known."""
         return self.planned == self.num_emitted
 
     @property
     def work_tokens(self) -> int:
-        """Maximum number of tokens to process if it starts now: the known ones and those left to generate."""
+        """Maximum number of tokens to process if the sequence starts now: known tokens, and tokens left to generate."""
         return len(self.tokens) + self.new_tokens - self.num_emitted
 
     def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
@@ -188,7 +188,7 @@ class LiveSequence:
         return Chunk(self.id, self.sent - 1, 1, None, samples=True)
 
     def charge(self) -> int:
-        """Return the number of positions to charge: those sent and not charged before. Record them as charged."""
+        """Record the positions sent since the last call as charged, and return their number."""
         new = max(0, self.sent - self.charged)
         self.charged += new
         return new

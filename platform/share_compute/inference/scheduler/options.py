@@ -37,7 +37,7 @@ class SamplingOptions(StrictModel):
     min_tokens: int = Field(default=0, ge=0)
     """Minimum number of tokens to generate before a stop token may be drawn; ignored with ``json_schema``."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Number of most probable tokens to report with log-probabilities, beside the drawn one; None reports none."""
+    """Number of most probable tokens to report with log-probabilities, besides the drawn one; None reports none."""
     json_schema: str | None = None
     """JSON schema that the text follows; "" allows any JSON object, None any text."""
 
@@ -54,7 +54,7 @@ class Generation(StrictModel):
     """Request to generate one sequence, or to embed one text."""
 
     sequence: int = Field(ge=0)
-    """Number of the sequence; no other sequence that has not ended may have it."""
+    """Number of the sequence; unique among the sequences that have not ended."""
     owner: str
     """Owner of the sequence: id of the API key."""
     prompt: tuple[TokenId, ...]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 BLOCK = 16
-"""Number of tokens in a block; fewer common tokens are not worth a copy."""
+"""Number of tokens in a block. A shorter common prefix is not worth a copy."""
 
 
 def add_keys(keys: list[int], tokens: Sequence[int]) -> None:
@@ -40,7 +40,9 @@ class PrefixIndex:
                 del self._holders[key]
 
     def deepest(self, keys: Sequence[int], most: int) -> tuple[int, list[int]]:
-        """Return the length of the longest match in blocks, and sequences that have it, the last added first.
+        """Return the length in blocks of the longest known prefix of ``keys``, and sequences that have this prefix.
+
+        The most recently added sequences come first.
 
         Return (0, []) if no sequence has the first block.
 
@@ -57,7 +59,7 @@ class PrefixIndex:
 
 
 def common_tokens(one: Sequence[int], other: Sequence[int], known: int) -> int:
-    """Return the length of the common prefix of two sequences, or 0 if it is shorter than ``known`` tokens."""
+    """Return the number of tokens in the common prefix of two sequences, or 0 if it is less than ``known``."""
     if one[:known] != other[:known]:
         return 0
     length = known

@@ -72,7 +72,7 @@ class Scheduler:
     """Scheduler of the sequences of one replica; see the module docstring.
 
     Args:
-        limits: limits of the present stages.
+        limits: limits of the current stages.
         epoch: epoch of these stages.
     """
 
@@ -112,7 +112,7 @@ class Scheduler:
         Raises:
             UserError: a prompt is empty, or there are more sequences than `SchedulerLimits.max_queued`.
             TooLong: a prompt leaves no space for a token, or a text to embed is too long.
-            Conflict: a live sequence has the number of a new one, or two new ones have the same number.
+            Conflict: a new sequence has the number of a live sequence or of another new one.
             Busy: too many sequences wait already; ``details`` has the retry delay.
         """
         sequences = [
@@ -202,7 +202,7 @@ class Scheduler:
     def next_steps(self) -> list[EngineStep]:
         """Build all engine steps that may be sent now, and return them.
 
-        The caller must send all of them to all stages, in this order: they count as sent.
+        The steps are recorded as sent, so the caller must send all of them to every stage, in this order.
         """
         self._batches.balance()
         steps: list[EngineStep] = []
@@ -234,17 +234,17 @@ class Scheduler:
     def reform(self, epoch: int, limits: SchedulerLimits) -> list[SequenceEvent]:
         """Continue on new stages, which have no KV slots yet.
 
-        If KV capacity is smaller than before, the maximum number of tokens of sequences may be reduced.
+        If there is less KV capacity than before, sequences may be limited to fewer tokens.
 
         Args:
-            epoch: new epoch; later than the present one.
+            epoch: new epoch; later than the current one.
             limits: limits of the new stages.
 
         Returns:
             `Failed` for sequences whose tokens so far leave no capacity for another token on the new stages.
 
         Raises:
-            StaleEpoch: ``epoch`` is not later than the present one.
+            StaleEpoch: ``epoch`` is not later than the current one.
         """
         if epoch <= self.epoch:
             raise StaleEpoch(f"epoch {epoch} is not later than {self.epoch}")
@@ -265,7 +265,7 @@ class Scheduler:
         self._closes_now = self._ledger.has_closes
 
     def stats(self) -> Stats:
-        """Return the present statistics."""
+        """Return the current statistics."""
         return Stats(
             queued=self._queue.num_waiting,
             interrupted=self._queue.num_interrupted,
@@ -390,7 +390,7 @@ class Scheduler:
 
 
 def _ended_before(live: LiveSequence) -> FinishReason | None:
-    """Return the finish reason of a new sequence; None if there are tokens left to generate."""
+    """Return the finish reason of a sequence that ends before it starts; None if tokens are left to generate."""
     emitted, options = live.generation.emitted, live.generation.options
     if emitted and emitted[-1] in options.stop_token_ids:
         return "stop"

@@ -27,7 +27,7 @@ class _Entry:
     keys: list[int]
     """Keys of the full blocks of the tokens; see `share_compute.inference.scheduler.prefixes`."""
     indexed: int = 0
-    """Number of these keys that are in the prefix index."""
+    """Number of ``keys``, from the first, that are in the prefix index."""
     written: int = 0
     """Number of positions, from the first, that the engine steps built so far write."""
 
@@ -61,8 +61,8 @@ class SlotLedger:
         self._cached: dict[int, None] = {}
         """Ended sequences with a slot, the least recently used first."""
         self._copied: set[int] = set()
-        """Ended sequences that the engine step being built copies from. A step closes slots before it copies, so their
-        slots are kept."""
+        """Ended sequences that the engine step being built copies from. A step closes slots before it copies, so
+        slots of these sequences stay open."""
         self._closing: list[int] = []
         self._index = PrefixIndex()
 
@@ -70,7 +70,7 @@ class SlotLedger:
         return sequence in self._entries
 
     def fits(self, capacity_tokens: int) -> bool:
-        """Return whether a new slot of this capacity fits, if need be after closing slots of ended sequences."""
+        """Return whether a new slot of this capacity fits, possibly after closing slots of ended sequences."""
         kept = sum(self._entries[sequence].capacity_tokens for sequence in self._copied)
         return self.used_tokens + kept + capacity_tokens <= self.kv_tokens
 
@@ -113,7 +113,7 @@ class SlotLedger:
         return source, prefix.num_tokens
 
     def grow(self, sequence: int, capacity_tokens: int) -> bool:
-        """Enlarge a slot if the larger slot fits beside the old one; return whether it was enlarged."""
+        """Enlarge a slot if the old and the new slot together fit into the KV capacity; return whether they did."""
         if not self.fits(capacity_tokens):
             return False
         self._evict(capacity_tokens)
@@ -152,7 +152,7 @@ class SlotLedger:
             self._close(sequence)
 
     def forget(self, sequence: int) -> None:
-        """Close the slot that `retire` cached for a sequence, if any. Call this before its number is reused."""
+        """Close the slot that `retire` kept for a sequence, if any. Call this before reusing the sequence's number."""
         if sequence in self._cached:
             self._close(sequence)
 
