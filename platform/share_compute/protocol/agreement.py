@@ -42,7 +42,7 @@ def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agre
     }
     (common, votes), *_ = Counter(voices.values()).most_common(1)
     changed = {worker for worker in before.keys() & digests.keys() if before[worker] != digests[worker]}
-    # Members that joined later received weights from a disputed member, which may be wrong.
+    # Members that joined later received their weights from a disputed member, so these weights may be wrong.
     if late and not set(digests.values()) & set(before.values()):
         return Agreement(disputed=everybody)
     if 2 * votes > len(voices) and (not late or common in before.values()):

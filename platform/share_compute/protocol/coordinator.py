@@ -1,7 +1,7 @@
 """The coordinator's side of the step protocol: a state machine that commits steps and begins epochs.
 
 `CoordinatorMachine.handle` takes one event and returns effects. An epoch is recorded in the step log before members are
-halted for it, and a step before members apply it.
+halted for it. A step is recorded before members apply it.
 
 - Member: a process of the job on one machine.
 - Epoch: a period in which the members and their layers stay the same. It is not a pass over the data.
@@ -63,7 +63,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The answer to `WriteStepLog`: it is stored, and the step log now has this state."""
+    """The answer to `WriteStepLog`: the record is stored, and the step log now has this state."""
 
     epoch: int
     committed: int
@@ -88,7 +88,7 @@ class MembershipPlanned:
 
 @dataclass(frozen=True, slots=True)
 class MembershipInfeasible:
-    """The answer to `PlanMembership` if the reporting members cannot hold the whole model."""
+    """The answer to `PlanMembership` if the members that sent reports cannot hold the whole model."""
 
     epoch: int
 
@@ -169,7 +169,7 @@ class Blame:
     worker: Worker
     step: int
     what: str
-    """The offence, as text for people."""
+    """Human-readable description of the offence."""
     is_grave: bool = False
     """Whether this offence alone puts the member's machine in quarantine. If not, see `quarantines`."""
     accuser: Worker | None = None
@@ -191,7 +191,7 @@ class StartOver:
 
     step: int
     workers: frozenset[Worker] = frozenset()
-    """Members that hold different gradients; empty if numbers are not finite."""
+    """Members that hold different gradients; empty if the cause is numbers that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class Disputed:
-    """Members hold different gradients even after they computed them again. The job cannot continue."""
+    """Members hold different gradients even after computing them a second time. The job cannot continue."""
 
     step: int
     workers: frozenset[Worker]
@@ -215,7 +215,7 @@ class Disputed:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """All members pause after the last requested step. Repeated if an epoch begins during the pause."""
+    """All members pause after the last requested step. This is repeated if an epoch begins during the pause."""
 
     step: int
 
@@ -256,8 +256,8 @@ class CoordinatorMachine:
     Args:
         epoch: last epoch in the step log.
         committed: last committed step.
-        decide: function from the `Prepared` of all members to the factor by which the gradient is multiplied; it
-            returns None if their numbers are not finite.
+        decide: function from the `Prepared` messages of all members to the factor by which the gradient is multiplied.
+            It returns None if numbers in the messages are not finite.
         patience: maximum number of ticks without a new answer, while the coordinator waits for members. After more
             ticks, the next epoch begins.
     """

@@ -9,14 +9,14 @@ from share_compute.protocol.agreement import compare
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
 
-UNBELIEVED = "it rejected a tensor of another member again, and its word alone is taken once"
+UNBELIEVED = "it rejected a tensor of another member again, but only one claim is believed without evidence"
 """Reason that is reported when a member is excluded for its second accusation."""
 
 
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
     """Return whether an offence that is not grave (see `Blame.is_grave`) puts its machine in quarantine.
 
-    It does if the machine has an earlier offence with another accuser than ``accuser``, or without an accuser.
+    It does if the machine has an earlier offence that was reported by a different accuser, or has no accuser.
 
     Args:
         accuser: member whose claim is the only evidence of the offence; None if there is other evidence.
@@ -55,7 +55,7 @@ class Doubts:
     suspect: Worker | None = None
     """Member whose numbers were not finite. The step is restarted without it."""
     what: str = ""
-    """Defect in the suspect's numbers, as text for people."""
+    """Human-readable description of the defect in the suspect's numbers."""
     accuser: Worker | None = None
     """Member that reported the suspect; None if the suspect reported itself."""
     answers: dict[tuple[Worker, tuple[int, int]], str] = field(default_factory=dict)

@@ -22,34 +22,34 @@ class FailureKind(Enum):
     partition = "partition"
     """The process and the failure's ``peers`` cannot reach each other for a while. See `InjectedFailure`."""
     delay = "delay"
-    """The message that is sent at the point arrives later."""
+    """The message that is sent at the failure's `Point` arrives later."""
     duplicate = "duplicate"
-    """The message that is sent at the point arrives twice."""
+    """The message that is sent at the failure's `Point` arrives twice."""
     reorder = "reorder"
-    """The message that is sent at the point is overtaken by the next message on the same route."""
+    """The message that is sent at the failure's `Point` is overtaken by the next message on the same route."""
     drop = "drop"
-    """The message that is sent at the point never arrives."""
+    """The message that is sent at the failure's `Point` never arrives."""
     corrupt = "corrupt"
-    """The message that is sent at the point arrives with a flipped bit."""
+    """The message that is sent at the failure's `Point` arrives with a flipped bit."""
     reshape = "reshape"
-    """The tensor that is sent at the point has a wrong shape."""
+    """The tensor that is sent at the failure's `Point` has a wrong shape."""
     retype = "retype"
-    """The tensor that is sent at the point has a wrong dtype."""
+    """The tensor that is sent at the failure's `Point` has a wrong dtype."""
     resize = "resize"
-    """The tensor that is sent at the point has too few bytes for its shape."""
+    """The tensor that is sent at the failure's `Point` has too few bytes for its shape."""
     poison = "poison"
-    """The numbers that the process computes or sends at the point are not finite."""
+    """The numbers that the process computes or sends at the failure's `Point` are not finite."""
     deviate = "deviate"
-    """The numbers that the process computes or sends at the point are finite and wrong."""
+    """The numbers that the process computes or sends at the failure's `Point` are finite but wrong."""
     accuse = "accuse"
-    """The process rejects the tensor that arrives at the point, although the tensor is correct."""
+    """The process rejects the tensor that arrives at the failure's `Point`, although the tensor is correct."""
 
     def __str__(self) -> str:
         return self.value
 
     @property
     def is_of_message(self) -> bool:
-        """Whether the failure affects one message that is sent at the point."""
+        """Whether the failure affects one message, which is sent at the failure's `Point`."""
         of_process = FailureKind.kill, FailureKind.stop, FailureKind.partition, FailureKind.accuse
         return self not in (*of_process, *_MADE)
 

@@ -32,7 +32,7 @@ class Misfit:
     source: Worker
     label: TensorLabel
     what: str
-    """Defect of the tensor, as text for people."""
+    """Human-readable description of the tensor's defect."""
     is_certain: bool
     """False if the only defect is that the tensor is not finite."""
 

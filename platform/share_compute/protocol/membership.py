@@ -16,7 +16,7 @@ Worker = str
 
 
 class Task(NamedTuple):
-    """The cells of one microbatch in one stage: the member that runs them, and which of them it must run."""
+    """Work on one microbatch in one stage: the member that computes it, and the cells that this member must run."""
 
     worker: Worker
     forward: bool = True
@@ -24,17 +24,17 @@ class Task(NamedTuple):
     adds: bool = True
     """Whether the backward adds to the gradient. If not, it only recomputes a tensor for the previous stage."""
     holder: Worker | None = None
-    """Member whose sum already includes the microbatch's gradient; None if there is none."""
+    """Member whose gradient sum already includes the microbatch; None if there is no such member."""
 
 
 class Resend(NamedTuple):
-    """A tensor that the holder kept, and that a member of an adjacent stage needs again."""
+    """A tensor that ``holder`` kept, and that ``target``, a member of an adjacent stage, needs again."""
 
     holder: Worker
     cargo: Literal["activation", "gradient"]
     microbatch: int
     stage: int
-    """Stage of the holder."""
+    """Index of the stage of ``holder``."""
     target: Worker
 
 
@@ -59,8 +59,8 @@ class Membership:
             those of other members.
         reduced: members that hold the reduced gradient of the open step, by stage. Other members of the stage copy it
             from the first one.
-        backups: backup of each member that has one. A backup holds a copy of the member's state.
-        followers: catch-up replicas of each member. They copy its state before they take over some of its layers.
+        backups: backup of each member that has one; it holds a copy of the member's state.
+        followers: catch-up replicas of each member, which copy the member's state before they take over layers from it.
         is_tied: whether the first and the last stage share a parameter.
     """
 
@@ -103,7 +103,7 @@ class Membership:
         raise ValueError(f"{worker} is in no stage of epoch {self.epoch}")
 
     def shard_of(self, worker: Worker) -> tuple[int, int]:
-        """Return the layers [start, stop) of a member; raise ValueError if it is in no stage."""
+        """Return the layers [start, stop) of a member; raise ValueError if the member is in no stage."""
         return self.shards[self.stage_of(worker)]
 
     def tasks_of(self, step: int) -> Tasks:
@@ -117,5 +117,5 @@ class Membership:
 
 
 def fresh(owners: Sequence[Sequence[Worker]]) -> Tasks:
-    """Return the tasks of a step of which no cell is done yet."""
+    """Return the tasks of a step in which no cell is done yet."""
     return tuple(tuple(Task(worker) for worker in stage) for stage in owners)

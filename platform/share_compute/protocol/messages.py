@@ -31,7 +31,7 @@ class TensorLabel(NamedTuple):
     cargo: Cargo
     microbatch: int
     stage: int
-    """Stage that sent the tensor."""
+    """Index of the stage that sent the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Member to coordinator: what the member holds after it halted."""
+    """Member to coordinator: the member has halted, and holds these results."""
 
     epoch: int
     worker: Worker
@@ -78,7 +78,7 @@ class Form:
 
     membership: Membership
     keeps_step: bool = True
-    """Whether results of the open step that members hold still count."""
+    """Whether members keep their results of the open step; if false, they discard them."""
     pauses: bool = False
     """Whether the open step waits for `Proceed`."""
     generation: int = 0
@@ -111,7 +111,7 @@ class Prepared:
     losses: Mapping[int, float] = field(default_factory=dict)
     """Loss of each microbatch, summed over its targets; empty except at members of the last stage."""
     digest: str = ""
-    """Digest of the reduced gradient, to compare the members of a stage; empty if it is not compared."""
+    """Digest of the reduced gradient, for comparison with other members of the stage; empty if none is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Rejected:
     """Member that computed or sent the tensor; may be the reporting member."""
     label: TensorLabel
     what: str
-    """Defect of the tensor, as text for people."""
+    """Human-readable description of the tensor's defect."""
     is_certain: bool = True
     """Whether the tensor proves a fault. False for a tensor that is not finite, because the model may diverge."""
 

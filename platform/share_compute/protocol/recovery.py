@@ -71,9 +71,10 @@ class _Held:
             self._reports.append([report for report in row if report.worker not in self.forgets])
 
     def _count_once(self, row: Sequence[Report]) -> None:
-        """Count each microbatch once: a member whose sums overlap with counted ones must forget its sums.
+        """Choose members whose gradient sums share no microbatch; add the other members to ``forgets``.
 
-        After missing an epoch, a member may hold gradients that other members recomputed.
+        After missing an epoch, a member may hold gradients that other members recomputed. On overlap, the member with
+        more microbatches is chosen.
         """
         counted: set[int] = set()
         for report in sorted(row, key=lambda report: -len(report.summed)):
@@ -85,7 +86,7 @@ class _Held:
     def by(
         self, what: Literal["summed", "forwarded", "activations", "gradients"], place: int, microbatch: int
     ) -> Worker | None:
-        """Return the first member of a stage that holds this result of a microbatch; None if none does."""
+        """Return the first member of stage ``place`` that holds a result of a microbatch; None if no member does."""
         for report in self._reports[place]:
             if microbatch in getattr(report, what):
                 return report.worker
@@ -111,7 +112,7 @@ def _tasks(
     adds: Sequence[Sequence[bool]],
     backwards: Sequence[Sequence[bool]],
 ) -> Tasks:
-    """Return the tasks: the given backwards, and the forwards that are still needed.
+    """Return the tasks of the step: the backwards marked in ``backwards``, and the forwards that are still needed.
 
     A forward may need a forward of the previous stage, so stages are visited from the last to the first.
     """

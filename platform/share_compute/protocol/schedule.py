@@ -17,7 +17,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The forward (``2F``) or the backward (``2B``) of one microbatch, here of microbatch 2."""
+    """The forward or the backward of one microbatch; for microbatch 2 they print as ``2F`` and ``2B``."""
 
     kind: Literal["F", "B"]
     microbatch: int
@@ -41,7 +41,10 @@ def blocks(shares: Sequence[int]) -> list[tuple[int, ...]]:
 def global_order(shares: Sequence[int]) -> list[int]:
     """Return microbatch ids in the global order: round robin over the blocks of the widest stage.
 
-    A block of twice the size is visited twice as often. ``shares`` is the number of microbatches of each member.
+    A block of twice the size is visited twice as often.
+
+    Args:
+        shares: number of microbatches of each member of the widest stage.
     """
     return round_the_blocks(blocks(shares))
 
@@ -57,7 +60,10 @@ def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
 
 
 def windows(stage_sizes: Sequence[int]) -> list[int]:
-    """Return, for each stage, by how many positions of the global order its forwards may run ahead of its backwards."""
+    """Return the window of each stage: the number of positions by which its forwards may run ahead of its backwards.
+
+    Positions are those of the global order.
+    """
     ahead = [0] * len(stage_sizes)
     for stage in range(len(stage_sizes) - 2, -1, -1):
         ahead[stage] = ahead[stage + 1] + max(stage_sizes[stage], stage_sizes[stage + 1])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Node(NamedTuple):
-    """The sum of the gradients of microbatches start to stop - 1, in the tree's order."""
+    """The sum of the gradients of microbatches [start, stop), added in the order of the tree."""
 
     start: int
     stop: int
