@@ -27,10 +27,10 @@ class ChurnEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Exponential distributions of the times until a present machine fails and until a failed one returns.
+    """Exponential distributions of two times: until a present machine fails, and until a failed machine returns.
 
     Raises:
-        UserError: a mean time is not more than 0 and finite.
+        UserError: a mean time is not positive and finite.
     """
 
     mean_up_s: float

@@ -32,16 +32,16 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _LEAST_CANDIDATES = 16
-"""Least limit on the number of machines in a later search; the limit is twice the first plan's members if this is
-more."""
+"""Minimum limit on the number of machines that a later search considers. The limit is twice the number of members in
+the first plan, but not less than this."""
 _SLOWER = 1.1
-"""Largest ratio of the step time with a spare to the step time before."""
+"""Maximum ratio of the step time with the spare to the step time with the dead member."""
 _MOST_SPARES = 8
 """Maximum number of spares (the fastest) to try from the dead member's region, and again from all regions."""
 _MOST_CELLS = 20_000
-"""Maximum number of forward and backward passes of microbatches through stages for which a step is simulated.
+"""Maximum number of cells in a step whose time is simulated. For larger steps, `TrainingCost.step_s` gives the time.
 
-For more, the cost formula gives the step time.
+A cell is the forward or the backward of one microbatch in one stage.
 """
 
 Flags = NDArray[np.bool_]
@@ -70,7 +70,9 @@ class FleetPlanner:
         return np.array([machine.flops_per_s() for machine in self._topology.contributors])
 
     def first_plan(self) -> Layout:
-        """Plan on all machines as `share_compute.planning.planner.solve` does, and keep its number of microbatches.
+        """Plan on all machines as `share_compute.planning.planner.solve` does.
+
+        Later plans keep the number of microbatches of this plan.
 
         Raises:
             PlanInfeasible: the machines cannot hold the job; the error says what is missing.
@@ -136,7 +138,7 @@ class FleetPlanner:
         return best if best and self.step_s(best) <= _SLOWER * self.step_s(layout) else None
 
     def _cells(self, stage: StageLayout) -> NDArray[np.float64]:
-        """Return the seconds of a microbatch in a stage, forward and backward, on each machine; infinite if unknown."""
+        """Return the seconds for forward and backward of a microbatch in a stage, by machine; infinite if unknown."""
         through = self.cost.forward_s + self.cost.backward_s
         with np.errstate(invalid="ignore"):
             cells = through[:, stage.stop] - through[:, stage.start]

@@ -2,11 +2,11 @@
 
 Peaks of GPUs are from their vendors' data sheets. Most other figures are assumptions. Links depend on the site:
 
-- A home has Wi-Fi or a switch inside. Outside, the line's upload rate counts: 10 Mbit/s (DSL) to 500 Mbit/s (fibre).
+- A home has Wi-Fi or a switch inside. Its line limits links to other sites: upload at 10 (DSL) to 500 Mbit/s (fibre).
 - A campus has 1 Gbit/s to each desk.
 - A data centre has 25 Gbit/s in a cluster.
 
-Sites are points in a unit square; latency one way grows by `_WIDEST_S` per unit of distance. Each machine has links to
+Sites are points in a unit square; one-way latency grows by `_WIDEST_S` per unit of distance. Each machine has links to
 the Ray head, which is at the first machine's site, and to at most `_PEERS` machines that joined before.
 """
 
@@ -118,7 +118,7 @@ class _Site:
     place: tuple[float, float]
 
     def link(self, other: _Site) -> tuple[float, float]:
-        """Return (latency in s, bytes/s) between a machine here and one at the other site."""
+        """Return (latency in s, bytes/s) of a link between a machine at this site and a machine at ``other``."""
         if other is self:
             return self.latency_s, self.bytes_per_s
         apart = float(np.hypot(self.place[0] - other.place[0], self.place[1] - other.place[1]))

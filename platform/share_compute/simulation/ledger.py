@@ -1,4 +1,4 @@
-"""Sums of a simulated job: its time by use, and its committed and lost steps."""
+"""Totals of a simulated job: its time by purpose, and its committed and lost steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEARLY = 1e-9
 
 
 class Ledger:
-    """Sums of the time and steps of a job's epochs. Callers open and close the epochs in order of time.
+    """Totals of time and steps over a job's epochs. Callers open and close the epochs in order of time.
 
     Args:
         duration_s: length of the whole simulation, in seconds.
@@ -37,7 +37,7 @@ class Ledger:
 
     @property
     def hours(self) -> Hours:
-        """Time by its use, until the end of the last closed epoch."""
+        """Time by purpose, until the end of the last closed epoch."""
         return Hours(**{name: self._hours[name] for name in Hours.model_fields})
 
     @property

@@ -6,12 +6,12 @@ from share_compute.files.strict import StrictModel
 
 
 class Hours(StrictModel):
-    """Time of a job by its use, in seconds. The fields add up to the simulated time."""
+    """Time of a job by purpose, in seconds. The fields add up to the simulated time."""
 
     computing_s: float = 0.0
     """Time for committed steps, and for the step in progress at the end."""
     redoing_s: float = 0.0
-    """Time for work that was lost at the death of a machine and computed again."""
+    """Time for work that was computed again after the death of a machine."""
     noticing_s: float = 0.0
     planning_s: float = 0.0
     moving_s: float = 0.0
@@ -54,11 +54,11 @@ class SimulationReport(StrictModel):
     """Number of machine deaths at which work of the step in progress was lost."""
     epochs: int
     deaths: int
-    """Deaths of machines, whether or not they held a part of the job."""
+    """Number of deaths of machines, whether or not they held a part of the job."""
     member_deaths: int
-    """Deaths of machines that held a part of the job."""
+    """Number of deaths of machines that held a part of the job."""
     replacements: int
-    """Deaths after which a similar machine took the place of the dead one."""
+    """Number of deaths after which a similar machine replaced the dead machine."""
     searches: int
     """Number of times that the planner was asked for a plan, including the first plan."""
     hours: Hours

@@ -40,7 +40,7 @@ class Change:
     """Last layout whose members had all their state; None if there is none."""
     new: Layout
     gone: frozenset[int] = frozenset()
-    """Machines that died since the old layout had all its state; some may not be its members."""
+    """Machines that died since the old layout had all its state; they need not be members of that layout."""
     is_death: bool = False
     """Whether the change follows a death that had to be detected first."""
     is_search: bool = True
@@ -56,7 +56,7 @@ class Rules(Protocol):
         Args:
             in_progress: share of the step that was computed before the death (0 to 1).
             old: layout until the death.
-            new: layout after it; None if no machines can hold the job now.
+            new: layout after the death; None if the present machines cannot hold the job.
         """
 
     def pause(self, cost: TrainingCost, change: Change) -> Downtime:
@@ -133,7 +133,7 @@ def _spans(layout: Layout) -> list[tuple[int, int]]:
 
 
 def _left(old: StageLayout, new: StageLayout) -> float:
-    """Return the share of a stage's microbatches that belonged to members that are not in it any more."""
+    """Return the share of a stage's microbatches that belonged to members that have left the stage."""
     return sum(
         share for member, share in zip(old.members, old.shares, strict=True) if member not in new.members
     ) / sum(old.shares)

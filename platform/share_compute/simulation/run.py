@@ -1,4 +1,4 @@
-"""Simulates a job on a fleet whose machines leave and return, and reports its steps and the use of its time.
+"""Simulates a job on a fleet whose machines leave and return, and reports the job's steps and time by purpose.
 
 Between two membership changes all steps take the same time, so the clock advances from event to event.
 

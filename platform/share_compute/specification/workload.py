@@ -17,7 +17,7 @@ AUTOCAST_KEPT = 0.7
 Norms, sums and the residual stream stay float32. The fraction was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Least value of the maximum bucket size in gradient fusion mode auto. The cost model assumes buckets of this size."""
+"""Smallest bucket limit, in bytes, of gradient fusion mode auto. The cost model assumes buckets of this size."""
 
 
 @dataclass(frozen=True, slots=True)
