@@ -90,7 +90,7 @@ def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[s
 
 
 def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
-    """Return {contributor id: its job or deployment, and the part of the model planned for it} for leased machines."""
+    """Return the job or deployment of each leased machine and its planned part of the model, by contributor id."""
     jobs = {row.id: row.job_id for row in rows if row.job_id}
     deployments = {row.id: row.deployment_id for row in rows if row.deployment_id}
     held: dict[str, HeldRecord] = {}

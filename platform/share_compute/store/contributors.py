@@ -121,8 +121,8 @@ class Contributors:
         """Return a page of contributors in the order they joined, and the cursor of the next page if there is one.
 
         Args:
-            states: states to include; default: all states, but of the machines that are gone only those of the last
-                day (see `here_since`).
+            states: states to include; by default all, without machines that left or were lost more than a day ago (see
+                `here_since`).
             limit: maximum number of contributors to return.
             cursor: cursor that came with the previous page; None for the first page.
         """
@@ -327,14 +327,17 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def leave(self, contributor_id: str) -> ContributorRecord:
-        """Set a contributor's state to ``draining``, or ``left`` if it has no Ray node; do nothing if it is gone."""
+        """Set a contributor's state to ``draining``, or ``left`` if it has no Ray node.
+
+        Do nothing if the contributor has left or is lost.
+        """
         with self._database.write() as session:
             row = _row(session, contributor_id)
             _drain(session, row, "its owner takes it back", self._clock())
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Drain all contributors of a host as `leave` does; they cannot come back without a new invite."""
+        """Drain all contributors of a host as `leave` does; they cannot rejoin without a new invite."""
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):
@@ -369,7 +372,7 @@ class Contributors:
             NotFound: no contributor has this id.
             NotAuthorized: the operator sent the contributor away.
             UserError: the contributor lends more than its invite allows.
-            Conflict: another machine took its name meanwhile.
+            Conflict: another machine has taken the contributor's name.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -418,7 +421,7 @@ def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
 def note_offence(
     session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
 ) -> None:
-    """Record an offence of a machine; quarantine the machine if the report says so, or `quarantines` does.
+    """Record an offence of a machine; quarantine the machine if the report or `quarantines` requires it.
 
     If the machine is unknown, do nothing.
 
@@ -436,7 +439,7 @@ def note_offence(
         select(EventRow.data)
         .where(EventRow.contributor_id == row.id, EventRow.kind == "offence")
         .order_by(EventRow.seq.desc())
-        .limit(row.offences)  # the operator cleared older offences
+        .limit(row.offences)  # excludes offences that the operator has cleared
     ).all()
     row.offences += 1
     data = {"name": row.name, **offence.model_dump(mode="json", exclude={"type", "machine"})}
@@ -457,7 +460,7 @@ def note_cut(session: Session, source: str, target: str) -> None:
     Args:
         session: session of the transaction that records the report.
         source: id of the contributor at which the link begins.
-        target: id of the contributor at which it ends.
+        target: id of the contributor at which the link ends.
     """
     row = session.get(ContributorRow, source)
     if row is not None and row.links is not None:
@@ -470,7 +473,7 @@ def note_cut(session: Session, source: str, target: str) -> None:
 def here_since(moment: datetime) -> ColumnElement[bool]:
     """Return the SQL condition for machines that are present, or that left or were lost at ``moment`` or later.
 
-    A machine that is gone is left out if a machine with the same name is present or left later.
+    The condition excludes a machine that is gone if another machine with its name is present or left later.
     """
     other = aliased(ContributorRow)
     is_later = or_(other.left_at.is_(None), other.left_at > ContributorRow.left_at)

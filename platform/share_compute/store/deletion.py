@@ -58,7 +58,7 @@ class Deletions:
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is not over and ``cancel`` is false, or its files are used (see `user_of`).
+            Conflict: the job is not over and ``cancel`` is false, or its files are in use (see `user_of`).
         """
         now = self._clock()
         with self._database.write() as session:
@@ -83,18 +83,18 @@ class Deletions:
 
         Raises:
             NotFound: the job does not exist, or has no artifact with this name.
-            Conflict: the job's files are used (see `user_of`).
+            Conflict: the job's files are in use (see `user_of`).
         """
         now = self._clock()
         with self._database.write() as session:
             delete_artifact(session, artifact_row(session, job_id, name), now)
 
     def deployment(self, key: str) -> None:
-        """Delete the row and the events of a deployment that is over, given its id or its name.
+        """Delete the row and the events of a stopped or failed deployment, given its id or its name.
 
         Raises:
             NotFound: no deployment has this id or name.
-            Conflict: the deployment is not over.
+            Conflict: the deployment is still live.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -138,7 +138,7 @@ def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) 
     """Delete a job's rows and record its folder for removal, in the caller's transaction.
 
     Raises:
-        Conflict: the job's files are used (see `user_of`).
+        Conflict: the job's files are in use (see `user_of`).
     """
     require_unused(session, row.id)
     for table in (EventRow, MetricRow, ArtifactRow):
@@ -152,7 +152,7 @@ def delete_artifact(session: Session, row: ArtifactRow, now: datetime) -> None:
     """Delete an artifact's row and record its folder for removal, in the caller's transaction.
 
     Raises:
-        Conflict: the job's files are used (see `user_of`).
+        Conflict: the job's files are in use (see `user_of`).
     """
     require_unused(session, row.job_id)
     session.delete(row)
@@ -180,9 +180,9 @@ def require_unused(session: Session, job_id: str) -> None:
 
 
 def user_of(session: Session, job_id: str) -> str | None:
-    """Return ``deployment NAME`` or ``job ID`` of a user of a job's files; None if there is none.
+    """Return the first deployment or other job that uses a job's files, as ``deployment NAME`` or ``job ID``, or None.
 
-    Users are the live deployments and the other unfinished jobs whose model or data contains the job's id.
+    Users are live deployments and other unfinished jobs with the job's id in their model or data.
     """
     live = [state.value for state in LIVE]
     for name, spec in session.execute(

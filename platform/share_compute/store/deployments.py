@@ -183,7 +183,7 @@ class Deployments:
             return DeploymentRecord.model_validate(row)
 
     def scaled(self, deployment_id: str, before: int, wanted: int, reason: str) -> None:
-        """Write an event that says that the autoscaler changed the wanted number of replicas, and why.
+        """Record in an event that the autoscaler changed the number of replicas from ``before`` to ``wanted``.
 
         Raises:
             NotFound: no deployment has this id.
@@ -194,7 +194,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event that says that a replica was interrupted.
+        """Record in an event that a replica was interrupted.
 
         Args:
             deployment_id: id of the deployment.
@@ -211,7 +211,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), interrupted=facts)
 
     def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event that says that a replica resumed after an interruption.
+        """Record in an event that a replica resumed after an interruption.
 
         Args:
             deployment_id: id of the deployment.
@@ -229,7 +229,7 @@ class Deployments:
     def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
         """Take a deployment down, given its id or its name. A second call changes nothing.
 
-        The name is free at once.
+        Another deployment can use the name at once.
 
         Raises:
             NotFound: no deployment has this id or name.

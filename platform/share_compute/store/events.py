@@ -25,7 +25,7 @@ class Events:
         self._clock = clock
 
     def record(self, kind: str, data: dict[str, Any]) -> None:
-        """Write an event in a transaction of its own."""
+        """Write an event in its own transaction."""
         with self._database.write() as session:
             add_event(session, kind, self._clock(), data)
 
@@ -39,10 +39,10 @@ class Events:
         without: Collection[str] = (),
         limit: int = 500,
     ) -> list[EventRecord]:
-        """Return at most ``limit`` events after number ``seq``, oldest first.
+        """Return at most ``limit`` events with numbers above ``seq``, oldest first.
 
-        Each id that is given restricts the result to events of that job, deployment or contributor. Events of the kinds
-        in ``without`` are left out.
+        Each given id restricts the result to events of that job, deployment or contributor. Events of the kinds in
+        ``without`` are left out.
         """
         query = select(EventRow).where(EventRow.seq > seq).order_by(EventRow.seq).limit(limit)
         if job_id is not None:

@@ -67,7 +67,7 @@ class Invites:
             return _records(session, rows)
 
     def check(self, code: str) -> InviteRecord:
-        """Return the invite if the code can be used now, without using it.
+        """Return the invite with this code if machines can join with it now. This does not use the invite up.
 
         Raises:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the invite is unknown, used up, revoked or expired.

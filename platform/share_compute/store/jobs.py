@@ -172,7 +172,7 @@ class Jobs:
         return {state: found.get(state, 0) for state in JobState}
 
     def explain(self, job_id: str, reason: str) -> None:
-        """Record the reason why a job is still queued; do nothing if it is not queued any more."""
+        """Record the reason why a job is still queued; do nothing if the job is no longer queued."""
         with self._database.write() as session:
             row = job_row(session, job_id)
             if row.state == JobState.queued and row.reason != reason:
@@ -186,7 +186,7 @@ class Jobs:
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is not queued, or a contributor is unknown, not ready or already leased. Nothing is
+            Conflict: the job is not queued, or a contributor is unknown, not ready or already leased. Then nothing is
                 changed.
         """
         with self._database.write() as session:
@@ -227,7 +227,7 @@ class Jobs:
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is at another attempt, or the state machine forbids the change.
+            Conflict: ``attempt`` is not the job's current attempt, or the state machine forbids the change.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
@@ -236,7 +236,7 @@ class Jobs:
             return JobRecord.model_validate(row)
 
     def cancel(self, job_id: str) -> JobRecord:
-        """Cancel a queued job at once, or ask an active one to stop; a second request to stop changes nothing.
+        """Cancel a queued job at once, or ask an active job to stop. A second request to stop changes nothing.
 
         Raises:
             NotFound: no job has this id.
@@ -288,15 +288,15 @@ class Jobs:
 
         Args:
             job_id: id of the job.
-            why: reason for which the job is queued again. This method appends where the job continues.
+            why: reason for which the job is queued again. This method appends the point from which the job continues.
             attempt: number of the attempt that is over.
             fruitless_attempts: number of consecutive attempts that ended before they committed a step.
             error: code and facts of the cause, for the event.
-            leaves_members: whether members of a training job may still run; the job then keeps its step.
+            leaves_members: whether members of a training job may still run; if so, the job keeps its step.
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is at another attempt, or has succeeded or is queued.
+            Conflict: ``attempt`` is not the job's current attempt, or the job has succeeded or is queued.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
@@ -308,7 +308,7 @@ class Jobs:
     def requeue_interrupted(
         self, why: str, *, but: Collection[str] = (), kinds: Collection[str] = ("train",)
     ) -> list[JobRecord]:
-        """Requeue active jobs whose attempts were interrupted; cancel the ones that were asked to stop.
+        """Requeue active jobs whose attempts were interrupted, but cancel jobs that were asked to stop.
 
         Members of training jobs may still run, so the jobs keep their step (see ``leaves_members`` of `requeue`).
 
@@ -395,7 +395,7 @@ def move_job(
 
 
 def ask_to_stop(session: Session, row: JobRow, now: datetime) -> None:
-    """Cancel a queued job, or ask an active one to stop, in the caller's transaction."""
+    """Cancel a queued job, or ask an active job to stop, in the caller's transaction."""
     if row.state == JobState.queued:
         move_job(session, row, JobState.cancelled, "cancelled before it ran", now)
     elif row.cancel_requested_at is None:

@@ -29,7 +29,7 @@ class ApiKeys:
         self._clock = clock
         self._lock = threading.Lock()
         self._verified: dict[str, tuple[ApiKeyRecord, float]] = {}
-        """Cache by hash of the key: the record, and the time until which it is valid (monotonic clock, in seconds)."""
+        """Cached (record, expiry in seconds of the monotonic clock) of each verified key, by hash of the key."""
         self._revocations = 0
 
     def create(self, name: str, scopes: Collection[Scope] = (Scope.chat,)) -> tuple[ApiKeyRecord, str]:

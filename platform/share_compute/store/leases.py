@@ -22,7 +22,7 @@ class Leases:
         self._clock = clock
 
     def take(self, deployment_id: str, contributor_ids: Collection[str]) -> list[ContributorRecord]:
-        """Lease to a deployment those given machines that are ready and free; return all machines leased to it."""
+        """Lease the given machines that are ready and free to a deployment; return all machines leased to it."""
         wanted = (
             ContributorRow.id.in_(contributor_ids),
             ContributorRow.state == ContributorState.ready.value,

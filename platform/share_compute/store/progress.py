@@ -57,7 +57,7 @@ class Progress:
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is at another attempt, or is not active. Nothing is written.
+            Conflict: ``attempt`` is not the job's current attempt, or the job is not active. Then nothing is written.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -89,7 +89,7 @@ class Progress:
             return _timings(job_row(session, job_id))
 
     def last_step(self, job_id: str) -> int:
-        """Return the last training step of a job that has metrics; 0 if there is none."""
+        """Return the last step for which a job has training metrics; 0 if there is none."""
         query = select(func.max(MetricRow.step)).where(MetricRow.job_id == job_id, MetricRow.split == "train")
         with self._database.read() as session:
             return session.scalar(query) or 0
@@ -103,7 +103,7 @@ class Progress:
             job_id: id of the job.
             after_step: only steps after this one.
             until_step: only steps up to this one; None for all.
-            most: number of metrics above which a split is reduced to about this number, by min-max decimation of the
+            most: approximate maximum number of metrics of each split; more are reduced by min-max decimation of the
                 loss. None for all.
         """
         wanted = [MetricRow.job_id == job_id, MetricRow.step > after_step]
@@ -120,7 +120,7 @@ class Progress:
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
 
     def add_artifact(self, job_id: str, saved: ArtifactSaved) -> ArtifactRecord:
-        """Record an artifact that was made outside of the job's attempts; replace one with the same name.
+        """Record an artifact that was made outside of the job's attempts; replace an artifact with the same name.
 
         Raises:
             NotFound: no job has this id.
@@ -164,8 +164,8 @@ def artifact_row(session: Session, job_id: str, name: str) -> ArtifactRow:
 def _decimated(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
     """Return a subquery for the (split, step) of the metrics that remain after min-max decimation of the loss.
 
-    If a split has more than ``most`` metrics, ``most // 2`` sections of consecutive steps keep their minimum and
-    maximum each. The first and the last step of the split are kept too.
+    If a split has more than ``most`` metrics, its steps are divided into ``most // 2`` sections of consecutive steps.
+    Each section keeps its minimum and its maximum. The first and the last step of the split are kept too.
     """
     loss = MetricRow.data["loss"].as_float()
     rows = select(
@@ -272,7 +272,7 @@ def _lay(session: Session, row: JobRow, plan: Plan, now: datetime, expected: Col
 
 
 def _lease(session: Session, row: JobRow, plan: Plan, now: datetime, *states: ContributorState) -> None:
-    """Lease those machines of a plan to the job that are in one of ``states`` and not leased yet."""
+    """Lease to a job the machines of its plan that are in one of ``states`` and not leased yet."""
     used = ContributorRow.id.in_(plan.machines)
     free = ContributorRow.job_id.is_(None) & ContributorRow.deployment_id.is_(None)
     usable = ContributorRow.state.in_([state.value for state in states])

@@ -36,7 +36,7 @@ class ApiKeyRecord(Record):
     revoked_at: datetime | None
 
     def may(self, scope: Scope) -> bool:
-        """Return whether the key holds a scope, or one that includes it."""
+        """Return whether the key holds this scope, or a scope that includes it."""
         return scope in held(self.scopes)
 
     def owns(self, owner: str | None) -> bool:

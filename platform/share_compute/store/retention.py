@@ -33,7 +33,7 @@ _ROWS_AT_ONCE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Retention times in days, after the end of the job or, for events, after the event; None keeps items for ever."""
+    """Retention times in days, after the end of the job or, for events, after the event; None keeps items forever."""
 
     jobs_days: float | None = None
     artifacts_days: float | None = None
@@ -85,7 +85,7 @@ class Retention:
         return [one for one in self.find(keep, data_folder) if self._delete(one, keep, now, data_folder)]
 
     def _delete(self, one: Prunable, keep: Keep, now: datetime, data_folder: Path) -> bool:
-        """Delete one item, unless its job was resumed or its files are used meanwhile; return whether it was deleted.
+        """Delete one item and return True; return False if meanwhile its job was resumed or its files are in use.
 
         For metrics and events, the result is always True.
         """
@@ -187,8 +187,8 @@ def _rows(session: Session, job_id: str) -> int:
 def _old_events(before: datetime) -> list[ColumnElement[bool]]:
     """Return the conditions for events earlier than ``before`` that can be deleted.
 
-    Events of unfinished jobs and of live deployments are kept. The last event of each machine that changed its work is
-    kept too.
+    Events of unfinished jobs and of live deployments are kept. For each machine, the last event that changed its work
+    is kept too.
     """
     is_over = or_(
         EventRow.job_id.is_(None), EventRow.job_id.in_(select(JobRow.id).where(JobRow.state.in_(FINAL_JOBS)))

@@ -47,7 +47,7 @@ class Store:
         self._watchdog: Watchdog | None = None
         self._fence_listeners: list[Callable[[Fenced], None]] = []
         self.fenced: Fenced | None = None
-        """Error that says why this server may not write any more; None while it may."""
+        """Error that says why this server may no longer write; None while it may write."""
         self.clock = clock
         self.keys = ApiKeys(self._database, clock)
         self.invites = Invites(self._database, clock)
@@ -75,8 +75,8 @@ class Store:
         """Lock the database against other servers until `close`; the system releases the lock when the process ends.
 
         Raises:
-            Conflict: another server has locked it.
-            Unavailable: the database does not answer, or the lock file beside it cannot be written.
+            Conflict: another server has locked the database.
+            Unavailable: the database does not answer, or the lock file next to it cannot be written.
         """
         if self._lock is None:
             self._lock = self._database.lock()
@@ -92,7 +92,7 @@ class Store:
 
         Raises:
             Conflict: another server holds the database.
-            Unavailable: the database does not answer, or the lock file beside it cannot be written.
+            Unavailable: the database does not answer, or the lock file next to it cannot be written.
         """
         if self._watchdog is None:
             self.lock()

@@ -2,7 +2,7 @@
 
 Each change of a machine's work is an event of kind ``work``. The event names the job or the deployment that the machine
 is leased to, and the part of the model that the machine holds. The part is missing before the plan is made. Job and
-deployment are null when the machine is free again. When a machine leaves or is lost, its work ends with its
+deployment are both null when the machine becomes free. When a machine leaves or is lost, its work ends with its
 ``contributor`` event, without a ``work`` event.
 """
 
@@ -65,7 +65,7 @@ def record_free(session: Session, now: datetime, *held: Any) -> None:
     Args:
         session: session of the transaction.
         now: current time.
-        held: SQL conditions that the machines match.
+        held: SQL conditions that select the machines.
     """
     record_work(session, now, dict.fromkeys(session.scalars(select(ContributorRow.id).where(*held)), FREE))
 
@@ -113,7 +113,7 @@ class WorkHistory:
     def busy(self, contributor_id: str, *, since: datetime, points: int = 240) -> list[BusyRecord]:
         """Return the measured utilization of a machine by training jobs, oldest first.
 
-        If there are more than ``points`` measurements, the means of consecutive ones are returned.
+        If there are more than ``points`` measurements, consecutive measurements are averaged.
 
         Args:
             contributor_id: id of the machine.
@@ -185,9 +185,9 @@ def _periods(session: Session, contributor_id: str) -> Iterator[_Period]:
 
 
 def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> float | None:
-    """Return the time that a machine computed in a step, in seconds; None if it is unknown.
+    """Return the time in seconds for which a machine computed in a step; None if it is unknown.
 
-    Events of older releases have only the time of the busiest machine of each stage; this time is returned then.
+    Events of older releases have only the time of the busiest machine of each stage; then this time is returned.
     """
     machines: dict[str, float] = data.get("machines") or {}
     if machines or stage is None:

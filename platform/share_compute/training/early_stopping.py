@@ -45,7 +45,7 @@ class EarlyStopping:
 
     @property
     def reason(self) -> str:
-        """Reason for which the job ends, as text for people."""
+        """Human-readable reason for which the job ends."""
         return (
             f"validation loss has not fallen below {self.best_loss:.4f} (step {self.best_step}) "
             f"in {self.worse} validations"

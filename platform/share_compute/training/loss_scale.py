@@ -58,7 +58,7 @@ class NotFinite(UserError):
     """Raised when a loss or a gradient is not finite."""
 
     witnesses: str = ""
-    """Text for the end of the message, about the machines that found the numbers."""
+    """Text about the machines that found the numbers; it is appended to the error's message."""
 
 
 def not_finite(what: str, step: int) -> NotFinite:

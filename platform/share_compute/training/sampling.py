@@ -20,7 +20,7 @@ def continue_greedily(
     Among equally likely tokens, the one with the lowest id is chosen.
 
     Args:
-        forward: function from ids ``[1, seq]`` to the logits of the last position ``[vocabulary]``; in `eval` mode.
+        forward: function from ids ``[1, seq]`` to the logits of the last position ``[vocabulary]``, in `eval` mode.
         ids: ids of the prompt; at least one.
         max_tokens: maximum number of ids to add.
         window: maximum number of tokens that the model reads; earlier tokens are left out. None for no limit.

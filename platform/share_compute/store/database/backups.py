@@ -86,7 +86,7 @@ def _known_revisions() -> list[str]:
 
 
 def _revision_of(file: Path) -> str | None:
-    """Return the Alembic revision of an SQLite file's schema; None if it has none."""
+    """Return the Alembic revision of an SQLite file's schema; None if no revision is recorded."""
     with closing(sqlite3.connect(file, timeout=10.0)) as connection:
         try:
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
@@ -96,7 +96,7 @@ def _revision_of(file: Path) -> str | None:
 
 
 def revision(url: str) -> str | None:
-    """Return the Alembic revision of a database's schema; None if it has none."""
+    """Return the Alembic revision of a database's schema; None if no revision is recorded."""
     engine = open_engine(url)
     try:
         with translated(), engine.connect() as connection:

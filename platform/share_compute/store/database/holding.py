@@ -25,7 +25,7 @@ _SERVERS_LOCK = 0x5C_0002
 """Key of the server's advisory lock in PostgreSQL; migrations use another key."""
 _CHECK_S = 1.0
 _ANSWER_S = 2
-"""Seconds for PostgreSQL to answer the watchdog; afterwards the connection counts as lost."""
+"""Seconds within which PostgreSQL must answer the watchdog; afterwards the connection counts as lost."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +59,7 @@ class _NoLock:
 
 
 class _FileLock(_NoLock):
-    """Lock of an SQLite database: a lock on a file beside it.
+    """Lock of an SQLite database: a lock on a file next to the database.
 
     A server that reaches the database by another path, or over a network, may not see the lock.
     """
@@ -126,8 +126,8 @@ def take_lock(engine: Engine) -> Lock:
     """Lock the database of an engine for one server, and return the lock.
 
     Raises:
-        Conflict: another server has locked it.
-        Unavailable: the lock file beside the database cannot be written.
+        Conflict: another server has locked the database.
+        Unavailable: the lock file next to the database cannot be written.
     """
     if engine.dialect.name == "postgresql":
         return _PostgresLock(engine)
