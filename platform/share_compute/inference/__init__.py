@@ -1,1 +1,1 @@
-"""Serve models: place and scale deployments, schedule sequences, and compute tokens."""
+"""Serving of models: placement and scaling of deployments, scheduling of sequences, and computation of tokens."""

@@ -40,7 +40,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change of the number of replicas."""
+    """A change in the number of replicas, with its reason."""
 
     wanted: int
     """New number of replicas."""
@@ -110,7 +110,7 @@ class Autoscaler:
         return self._become(_within(limits, self.wanted), f"{limits} were asked for")
 
     def decide(self, demand: Demand, now_s: float) -> Decision | None:
-        """Record the load, and change the number of replicas if that is due; return the change, or None.
+        """Record the load, and change the number of replicas if necessary; return the change, or None if there is none.
 
         Args:
             demand: current load.

@@ -139,7 +139,7 @@ def place(
         profile: sizes and FLOPs of the model's layers.
         window_tokens: longest sequence, in tokens.
         epoch: epoch of the plan.
-        stages: number of stages, one machine each; None leaves it to the planner.
+        stages: number of stages, one machine each; None lets the planner choose.
         embeds: whether the model is an encoder.
 
     Raises:

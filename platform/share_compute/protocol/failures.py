@@ -55,7 +55,7 @@ class FailureKind(Enum):
 
     @property
     def is_wrong_number(self) -> bool:
-        """Whether a member makes or sends a tensor or digest of wrong shape, dtype, size or value.
+        """Whether a member produces or sends a tensor or digest of wrong shape, dtype, size or value.
 
         False for `corrupt`, which damages a message in transit.
         """
@@ -87,7 +87,7 @@ class InjectedFailure:
         point: point of the protocol; its ``role`` says whether members or the coordinator pass it.
         worker: member at which it happens; None for any member, and for points of the coordinator.
         step: open step in which it happens; None: any step.
-        occurrence: number of the pass through the point that triggers the failure, from 1. Only passes that match
+        occurrence: the failure happens at this pass through the point, counted from 1. Only passes that match
             ``worker`` and ``step`` count.
         duration_s: duration in seconds, for a kind that has one.
         peers: members that a partition separates from the process. Without peers, a partition separates it

@@ -39,7 +39,7 @@ class Resend(NamedTuple):
 
 
 Tasks = tuple[tuple[Task, ...], ...]
-"""Task by stage and microbatch, ``[stages][microbatches]``."""
+"""Tasks of one step, ``[stages][microbatches]``."""
 
 
 @dataclass(frozen=True)

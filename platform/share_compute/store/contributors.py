@@ -311,7 +311,7 @@ class Contributors:
 
         Raises:
             NotFound: no contributor has the id of ``seen``.
-            Conflict: the contributor left or is lost; from there it can only become ``joining``, ``left`` or ``lost``.
+            Conflict: the contributor left or is lost; it can then only become ``joining``, ``left`` or ``lost``.
         """
         with self._database.write() as session:
             row = _row(session, seen.id)

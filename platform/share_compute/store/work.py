@@ -41,7 +41,7 @@ def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return {contributor id: part of the model that it holds} for the machines of these plans.
 
     Args:
-        plans: plans as JSON data, as rows store them.
+        plans: plans in the JSON form in which rows store them.
     """
     return {
         member["contributor_id"]: {
@@ -197,7 +197,7 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> 
 
 
 def changes_work() -> ColumnElement[bool]:
-    """Return the condition for ``work`` events, and for events that say that a machine left or was lost."""
+    """Return the SQL condition for ``work`` events, and for events that say that a machine left or was lost."""
     goes = and_(EventRow.kind == "contributor", EventRow.data["state"].as_string().in_(GONE))
     return or_(EventRow.kind == KIND, goes)
 

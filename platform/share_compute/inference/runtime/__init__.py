@@ -1,1 +1,1 @@
-"""Computation in a member of a deployment: it runs a shard, keeps KV slots, and samples tokens."""
+"""Computation in the members of a deployment: running shards, keeping KV slots, and sampling tokens."""

@@ -132,7 +132,7 @@ class EncoderStage(EngineStage):
         return self._pooled(step.chunks, hidden.split_with_sizes(counts)) if self.shard.is_last else hidden
 
     def _run(self, hidden: Tensor, counts: list[int]) -> Tensor:
-        """Apply the layers to hidden states; take and return ``[tokens, hidden]``."""
+        """Apply the layers to hidden states ``[tokens, hidden]``; return the same shape."""
         base = self.parts.base
         if not self._is_ragged:
             texts = [

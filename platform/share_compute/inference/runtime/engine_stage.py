@@ -66,7 +66,7 @@ class EngineStage(ABC):
         A second call with ``keeps_plain=False`` frees all second copies of weights.
 
         Args:
-            keeps_plain: whether packed and plain copies of weights may be kept, which takes up to twice the memory.
+            keeps_plain: whether both packed and plain weights may be kept, which takes up to twice the memory.
         """
 
     def warm_up(self) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 _ROWS = 8
 """Number of rows that weights are packed for; products of other numbers of rows work as well."""
 _PLAIN_ROWS = 2
-"""Maximum number of rows that are multiplied with plain weights, if these are kept."""
+"""Maximum number of rows that are multiplied with plain weights, if plain weights are kept."""
 _SMALL = 2**19
 """Minimum number of weights in a float32 matrix for packing it; packing smaller matrices saves no time."""
 

@@ -50,7 +50,7 @@ def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:
 
 
 def integers_of(rows: Tensor, scale: Tensor) -> Tensor:
-    """Return rows of weights quantized with ``scale``, int8 ``[out, in]``."""
+    """Quantize rows of weights with ``scale``; return int8 values ``[out, in]``."""
     return (rows.float() / scale[:, None]).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
 
 

@@ -65,7 +65,7 @@ class _Sequence:
         )
 
     def adjust(self, logits: Tensor, position: int) -> Tensor:
-        """Return the logits ``[vocabulary]`` for ``position`` after penalties; those of forbidden tokens are -inf."""
+        """Return the logits ``[vocabulary]`` for ``position`` with penalties applied; forbidden tokens have -inf."""
         options, scores = self.options, logits
         if self._seen is not None:
             seen: torch.LongTensor = self._seen[:, : self._num_seen]  # type: ignore[assignment]

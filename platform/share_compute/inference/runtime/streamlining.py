@@ -25,7 +25,7 @@ class FusedNorm(nn.Module):
         self._options = (list(weight.shape), weight, epsilon)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize rows; take and return ``[..., size]``."""
+        """Normalize rows ``[..., size]``; return the same shape."""
         return rms_norm(inputs, *self._options)
 
     __call__ = forward

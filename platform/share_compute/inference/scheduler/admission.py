@@ -18,7 +18,7 @@ _MOST_EXAMINED = 64
 
 
 class Admission:
-    """Starts sequences while KV capacity suffices, those of the least served owner first.
+    """Starts sequences while KV capacity suffices, beginning with the owner that was served least.
 
     A sequence whose KV slot cannot grow is preempted: it gives up the slot, and continues before any new sequence
     starts. If a sequence lacks KV capacity, sequences of other owners may overtake it, up to `_MOST_PASSES` times. A

@@ -37,7 +37,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._owners: dict[str, OwnerQueue] = {}
         self.num_waiting = 0
-        """Number of sequences that never started."""
+        """Number of sequences that have never started."""
         self.num_interrupted = 0
         self.num_prefilling = 0
 
@@ -49,7 +49,7 @@ class FairQueue:
         self.num_waiting += 1
 
     def interrupt(self, sequences: Iterable[LiveSequence]) -> None:
-        """Put running sequences back into the queue, ahead of sequences that never started.
+        """Put running sequences back into the queue, ahead of sequences that have never started.
 
         The caller must call `LiveSequence.close` for each of them afterwards.
         """
@@ -105,7 +105,7 @@ class FairQueue:
         return chain.from_iterable(chain(owner.interrupted, owner.waiting) for owner in self._owners.values())
 
     def num_waiting_of(self, owner: str) -> int:
-        """Return the number of sequences of an owner that never started."""
+        """Return the number of an owner's sequences that have never started."""
         return len(self._owners[owner].waiting) if owner in self._owners else 0
 
     @property

@@ -180,7 +180,7 @@ class LiveSequence:
     def decode(self, step: int) -> Chunk:
         """Record the next position as sent; return the chunk that computes it and samples the next token.
 
-        The chunk contains no input token, because the scheduler may not know it yet.
+        The chunk does not contain its input token, because the scheduler may not know this token yet.
         """
         self.last_step = step
         self.sent += 1

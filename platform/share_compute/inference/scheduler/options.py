@@ -17,17 +17,17 @@ class SamplingOptions(StrictModel):
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Divisor of the logits; 0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keep the fewest most probable tokens that together have at least this probability; 1 keeps all."""
+    """Total probability that the kept tokens, the most probable ones, must reach; 1 keeps all tokens."""
     top_k: int = Field(default=0, ge=0)
-    """Keep this number of most probable tokens; 0 keeps all."""
+    """Number of most probable tokens to keep; 0 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Keep tokens with at least this fraction of the highest probability; 0 keeps all."""
+    """Minimum probability of the tokens to keep, as a fraction of the highest probability; 0 keeps all."""
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Divides positive and multiplies negative logits of tokens in the prompt or the generated text; 1 does nothing."""
+    """Divisor of positive, and factor of negative logits of tokens in prompt or generated text; 1 has no effect."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Subtracted from the logit of a token once for each time that it was generated."""
+    """Number that is subtracted from a token's logit for each time that the token was generated."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Subtracted once from the logit of each token that was generated, however often."""
+    """Number that is subtracted once from the logit of each token that was generated at least once."""
     seed: int = Field(ge=-(2**63), lt=2**63)
     """Seed of the random numbers, which depend only on the seed and the token's position."""
     max_tokens: int = Field(ge=0)

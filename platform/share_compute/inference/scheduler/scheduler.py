@@ -217,7 +217,7 @@ class Scheduler:
         Results of other epochs, and results that were processed before, change nothing.
 
         Raises:
-            VerificationFailed: the result does not match what the step samples; it is not processed.
+            VerificationFailed: the outcomes are not those that the step requests; the result is not processed.
         """
         step = self._in_flight.get(result.step)
         if step is None or result.epoch != self.epoch:

@@ -134,7 +134,7 @@ class Database:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate errors of the database to errors of share-compute."""
+    """Translate database errors that the block raises to errors of share-compute."""
     try:
         yield
     except DataError as failure:

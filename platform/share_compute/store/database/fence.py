@@ -52,7 +52,7 @@ def take_turn(connection: Connection) -> Claim:
 
 
 def claim(connection: Connection, holder: str, now: datetime) -> Claim:
-    """Claim the database, in a write transaction; earlier claimants cannot write any more."""
+    """Claim the database, in a write transaction; earlier claimants can no longer write."""
     claimed = Claim(take_turn(connection).epoch + 1, holder)
     row = update(ServerEpochRow).where(ServerEpochRow.id == 1)
     connection.execute(row.values(epoch=claimed.epoch, holder=holder, claimed_at=now))
@@ -66,7 +66,7 @@ def valid_claim(connection: Connection) -> Claim | None:
 
 
 def fenced(mine: Claim | None, valid: Claim | None) -> Fenced:
-    """Return the error for a server that may not write any more."""
+    """Return the error for a server that may no longer write."""
     if valid is None:
         return Fenced(
             "the database lost the row that says which server may write",
