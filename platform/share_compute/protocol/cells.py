@@ -32,7 +32,7 @@ def remaining(membership: Membership, step: int, worker: Worker) -> list[Action]
 
 
 def holders(membership: Membership, step: int, stage: int) -> list[list[int]]:
-    """Return, for each member of a stage, the microbatches whose gradients it holds when the step's cells are done."""
+    """Return the microbatches whose gradients each member of a stage holds when the step's cells are done."""
     tasks = membership.tasks_of(step)[stage]
     held = [task.worker if task.adds else task.holder for task in tasks]
     return [

@@ -116,7 +116,7 @@ class WriteStepLog:
     step: int | None = None
     scale: float = 1.0
     generation: int = 0
-    """Generation of the step, as in `Form`."""
+    """Generation of the step; see `Form.generation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Diverged:
     by: frozenset[Worker] = frozenset()
     """Members whose results are not finite; empty if only the loss or the gradient norm of the step is not finite."""
     is_alone: bool = False
-    """Whether no other member could compute the numbers again as a check."""
+    """Whether there was no other member that could recompute the numbers as a check."""
 
 
 @dataclass(frozen=True, slots=True)

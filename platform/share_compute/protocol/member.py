@@ -100,7 +100,7 @@ class MemberMachine:
 
     @property
     def generation(self) -> int:
-        """Generation of the open step, as in `Form`."""
+        """Generation of the open step; see `Form.generation`."""
         return self._step.generation
 
     @property

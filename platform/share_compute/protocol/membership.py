@@ -96,7 +96,7 @@ class Membership:
         return (*(() if backup is None else (backup,)), *followers)
 
     def stage_of(self, worker: Worker) -> int:
-        """Return the index of a member's stage; raise ValueError if the member is in none."""
+        """Return the index of a member's stage; raise ValueError if the member is in no stage."""
         for place, stage in enumerate(self.stages):
             if worker in stage:
                 return place

@@ -69,7 +69,7 @@ class Report:
     is_reduced: bool = False
     """Whether the member holds the gradient of its layers, summed over all microbatches."""
     generation: int = 0
-    """Generation of the step that the report describes, as in `Form`."""
+    """Generation of the step that the report describes; see `Form.generation`."""
 
 
 @dataclass(frozen=True, slots=True)

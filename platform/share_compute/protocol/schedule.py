@@ -27,7 +27,7 @@ class Action:
 
 
 def even_shares(num_microbatches: int, num_members: int) -> tuple[int, ...]:
-    """Return the number of microbatches for each member of a stage of equally fast members, as even as possible."""
+    """Divide microbatches evenly among equally fast members of a stage; return the number for each member."""
     base, extra = divmod(num_microbatches, num_members)
     return tuple(base + (1 if member < extra else 0) for member in range(num_members))
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class FleetName(StrEnum):
-    """Kinds of fleets."""
+    """Kinds of synthetic fleets."""
 
     home = "home"
     campus = "campus"

@@ -492,7 +492,7 @@ def _add(
     sibling_of: str | None = None,
     invite_id: str | None = None,
 ) -> tuple[ContributorRow, str]:
-    """Add the row of a new contributor; return the row and its key."""
+    """Add the row of a new contributor; return the row and the contributor's key."""
     _refuse_taken_name(session, name)
     key = new_key("scc")
     row = ContributorRow(

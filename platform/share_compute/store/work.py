@@ -27,7 +27,7 @@ FREE: dict[str, Any] = {"job": None, "deployment": None}
 
 
 def record_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]]) -> None:
-    """Write ``work`` events, given as {contributor id: data of its event}."""
+    """Write ``work`` events; ``work`` holds the data of each contributor's event, by contributor id."""
     if work:
         rows = [
             {"kind": KIND, "at": now, "data": data, "contributor_id": machine}

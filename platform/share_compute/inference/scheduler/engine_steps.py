@@ -126,7 +126,7 @@ class Pooled:
     position: int
     """Length of the text in tokens: ``start + count`` of its chunk."""
     vector: bytes
-    """32-bit floats, little-endian."""
+    """The vector as little-endian 32-bit floats."""
 
 
 Outcome: TypeAlias = SampledToken | Pooled

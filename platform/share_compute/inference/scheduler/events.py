@@ -60,7 +60,7 @@ class Embedded:
     tokens: int
     """Length of the text in tokens."""
     vector: Base64
-    """32-bit floats, little-endian."""
+    """The vector as little-endian 32-bit floats."""
 
 
 @dataclass(frozen=True, slots=True)

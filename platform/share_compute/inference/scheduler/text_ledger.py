@@ -7,7 +7,7 @@ from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 
 class TextLedger(SlotLedger):
-    """A ledger without KV slots: all texts fit, and no text can reuse another one's tokens."""
+    """A ledger without KV slots: all texts fit, and no text can reuse positions of another text."""
 
     def __init__(self) -> None:
         super().__init__(0)

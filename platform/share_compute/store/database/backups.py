@@ -160,7 +160,7 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
         The path to which the previous database was moved; None if there was none.
 
     Raises:
-        UserError: the URL is not that of an SQLite file.
+        UserError: the URL does not name an SQLite file.
         NotFound: the backup does not exist.
         Conflict: a server uses the database, or this version cannot read the backup.
         Unavailable: the backup is damaged, or a file cannot be written.
