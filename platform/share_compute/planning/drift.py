@@ -26,13 +26,13 @@ class DriftLimits(StrictModel):
     """Thresholds for planning again, and the cost of changing a plan."""
 
     drift: float = 0.25
-    """Maximum difference of the measured step time from the predicted one, as a share of the predicted one."""
+    """Maximum deviation of the measured step time from the predicted one, as a share of the predicted one."""
     steps: int = 20
-    """Number of consecutive steps beyond ``drift`` before drift first causes the job to be planned again."""
+    """Number of consecutive steps beyond ``drift`` after which drift first causes the job to be planned again."""
     least_gain: float = 0.05
     """Minimum share of the step time that another plan must save."""
     least_time_s: float = 60.0
-    """Minimum seconds between a membership change and a new plan that only drift causes."""
+    """Minimum seconds after a membership change before drift alone causes a new plan."""
     restart_s: float = 3.0
     """Assumed seconds without training while members reconnect, besides the time to move state."""
 
@@ -50,9 +50,10 @@ class DriftWatch:
         self._beyond = 0
 
     def observe(self, predicted_s: float, measured_s: float) -> bool:
-        """Record one step; return whether enough consecutive steps drifted to plan again.
+        """Record one step; return whether enough consecutive steps have drifted to plan the job again.
 
-        After True, counting restarts and the required number of steps doubles: planning may find no better plan.
+        After it has returned True, counting restarts with twice the required number of steps, because planning may have
+        found no better plan.
         """
         drifted = abs(measured_s / predicted_s - 1) > self._limits.drift
         self._beyond = self._beyond + 1 if drifted else 0
@@ -148,9 +149,9 @@ def propose(
         current: the plan in use.
         timings: measured times of the layers on its machines.
         steps_left: number of steps that would run on the new plan.
-        limits: source of ``restart_s`` and ``least_gain``.
-        under_way: the plan that the job is about to move to; None if there is none. A new plan with other shards must
-            be worth the cost compared with this plan, too.
+        limits: the thresholds; only ``restart_s`` and ``least_gain`` are used.
+        under_way: the plan that the job is about to move to; None if there is none. If a new plan's shards differ from
+            those of this plan, it must also be worth the cost compared with this plan.
     """
     # Keep the number of microbatches: another number would change the order of gradient sums, and so the result.
     fixed = spec.with_microbatches(current.plan.microbatches)
@@ -220,7 +221,7 @@ def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, in
     """Return (seconds, bytes) to move weights and optimizer state from one layout to another.
 
     Each machine fetches its missing layers one after the other, each from the holder with the fastest link. Machines
-    fetch in parallel. The time is infinite if a layer's holders have only dead links to the machine.
+    fetch in parallel. The time is infinite if a machine has only dead links to the holders of a missing layer.
     """
     holders: dict[int, list[int]] = defaultdict(list)
     for stage in before.stages:

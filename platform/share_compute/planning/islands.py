@@ -35,7 +35,7 @@ WORTH = 1.1
 It is above 1 because averaging less often lowers the progress per sample by an unknown amount.
 """
 _MOST_ALONE = 64
-"""Maximum number of machines for which the cut into single machines is tried."""
+"""Maximum number of machines for which the partition into single machines is tried."""
 
 Machines = tuple[int, ...]
 
@@ -55,12 +55,12 @@ def propose_islands(
 ) -> IslandProposal | None:
     """Return the fastest partition into islands that was tried.
 
-    Return None if none is more than `WORTH` times as fast as lockstep over all machines.
+    Return None if no partition is more than `WORTH` times as fast as lockstep over all machines.
 
     Args:
         cost: the job on all machines.
         lockstep_samples_per_s: samples/s of one plan for all machines; None searches for that plan.
-        most_islands: maximum number of islands; it does not limit the cut into single machines.
+        most_islands: maximum number of islands; it does not limit the partition into single machines.
     """
     best: IslandProposal | None = None
     known: dict[Machines, _Island | None] = {}
@@ -82,9 +82,9 @@ def propose_islands(
 
 
 def interval(step_s: float, synchronisation_s: float) -> int:
-    """Return the smallest number of steps with which synchronisation takes at most `SYNCHRONISATION_SHARE` of the time.
+    """Return the smallest interval at which synchronisation takes at most `SYNCHRONISATION_SHARE` of the time.
 
-    The number is at least 1 and at most `MOST_STEPS`.
+    The interval is in steps, from 1 to `MOST_STEPS`.
     """
     if synchronisation_s <= 0:
         return 1

@@ -66,7 +66,7 @@ def solve(
         timings: measured times of layers, which replace estimates.
 
     Raises:
-        PlanInfeasible: there is no plan that fits these machines and the requested numbers.
+        PlanInfeasible: no plan with the requested numbers of stages and members fits on these machines.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     if profile.parameters == 0:
@@ -131,7 +131,7 @@ def _divisors(number: int) -> list[int]:
 def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured: bool) -> int | None:
     """Return the number of stages that the plan must have; None leaves it to the search.
 
-    Without a request and measured speeds, this is the largest number that machines and layers allow.
+    If the job requests no number and no speed was measured, this is the largest number that machines and layers allow.
 
     Raises:
         PlanInfeasible: the job requests several stages, and its model cannot be cut.

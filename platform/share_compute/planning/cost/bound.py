@@ -1,20 +1,20 @@
 """Lower bound on the step time that `share_compute.planning.cost.cost` predicts for any layout on given machines.
 
-For a number of stages on a set of regions, the largest of the bounds below counts. The result is the minimum over all
-numbers of stages and over the clusters of a single-linkage clustering of the regions.
+For a given number of stages on a given set of regions, the bound is the largest of the bounds in this list. The result
+is the minimum over all numbers of stages and over the clusters of a single-linkage clustering of the regions.
 
 - Work: all machines together do the work of all layers and microbatches, as if layers could be divided anywhere and no
   machine ever waited.
-- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and crosses each link between
-  neighbouring stages twice, as activation and as gradient.
-- Gradient sums: a stage of several machines must sum its gradients within the time of a step. This limits its trained
-  parameters, and so its share of the work.
-- If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it. At
-  most as many microbatches are in flight as there are stages, and each link carries all microbatches.
+- Fill: one microbatch passes through all layers, each on the machine that is fastest for it. It crosses each link
+  between neighbouring stages twice: once as an activation and once as a gradient.
+- Gradient sums: a stage of several machines must sum its gradients within the time of a step. This limits the stage's
+  trained parameters, and so its share of the work.
+- If no two machines can share a stage: each machine begins only when one microbatch has passed through the machines
+  before it. At most as many microbatches are in flight as there are stages, and each link carries all microbatches.
 - Memory: the smallest number of machines that together hold the state (weights, gradients and optimizer state) is a
   lower bound on the number of stages.
 
-For a layout on one machine, the bound is its step time by the formula.
+For a layout on one machine, the bound is its step time by the formula of `share_compute.planning.cost.cost`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Relaxation:
         self._fewest_stages = int((largest < state).sum()) + 1
 
     def bound_s(self, group: _Group) -> float:
-        """Return the bound for layouts that use exactly the regions of a group, or one machine of the group."""
+        """Return a lower bound on the step of layouts on all regions of a group, or on one machine of the group."""
         inside = np.isin(self._cost.network.region[self._usable], list(group.regions))
         machines = self._usable[inside]
         bound = min(self._alone_s(int(machine)) for machine in machines)
@@ -82,7 +82,7 @@ class _Relaxation:
         return self._cost.step_s(layout) if self._cost.fits(layout) else math.inf
 
     def _together_s(self, machines: Ints, inside: np.ndarray, group: _Group) -> float:
-        """Return the bound for several machines: the smallest over all numbers of stages."""
+        """Return a lower bound on the step of layouts on several machines: the smallest over all numbers of stages."""
         most = min(len(machines), self._cost.num_layers)
         stages = np.arange(1, most + 1)
         order = np.lexsort((-self._rates[inside], self._smallest_s[inside]))
@@ -132,9 +132,10 @@ class _Relaxation:
 
 
 def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
-    """Return lower bounds on the one-way seconds of a microbatch between two regions ``[regions, regions]``.
+    """Return lower bounds on the one-way seconds of a microbatch between each two regions, ``[regions, regions]``.
 
-    Each microbatch counts as the smallest tensor that can cross a boundary of stages. Times are infinite on dead links.
+    A microbatch counts as the smallest tensor that can cross a boundary between stages. Times are infinite on dead
+    links.
     """
     size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
     rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
@@ -146,7 +147,8 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
 def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
     """Return the clusters of a single-linkage clustering of the usable machines' regions.
 
-    Single regions come first. Each edge of a minimum spanning tree, the fastest first, then joins two clusters.
+    The single regions come first. Each edge of a minimum spanning tree, the fastest first, then adds the union of the
+    two clusters that it joins.
     """
     regions = np.unique(cost.network.region[usable])
     groups = [_Group(frozenset({int(region)}), ()) for region in regions]

@@ -8,7 +8,7 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
 
     fill       = sum of first(p) over all stages + 2 * sum of hop(p) over all links between neighbours
     first(p)   = forward and backward of one microbatch on the fastest member
-    busy(p)    = max over members of (its microbatches * its forward and backward of one)
+    busy(p)    = max over members of (its number of microbatches * its forward and backward of one microbatch)
     hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link
     before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p
     most(p)    = M / (members(p) + members(p + 1) - 1), rounded up. Shares are contiguous blocks, so microbatches cross
@@ -26,7 +26,7 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link from the stage's machine to a backup
                  member; 0 unless backups are on and the stage has one member and not all layers
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
-                 + operations * measured overhead of one
+                 + operations * measured overhead of one operation
     backward   = as forward, with the FLOPs and operations of the backward and twice the weight bytes; with activation
                  checkpointing, plus another forward of each layer that has a backward
 
@@ -70,15 +70,15 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def forward_s(self) -> Floats:
-        """Forward seconds of the first l layers for one microbatch, shape ``[machines, layers + 1]``.
+        """Seconds of one microbatch's forward through the first l layers, shape ``[machines, layers + 1]``.
 
-        Times of machines of unknown speed are infinite for l > 0.
+        For machines of unknown speed, the time is infinite if l > 0.
         """
         return self._seconds("forward")
 
     @cached_property
     def backward_s(self) -> Floats:
-        """Backward seconds of the first l layers for one microbatch, shape ``[machines, layers + 1]``."""
+        """Seconds of one microbatch's backward through the first l layers, shape ``[machines, layers + 1]``."""
         return self._seconds("backward")
 
     @cached_property
@@ -131,14 +131,14 @@ class TrainingCost(TrainingMemory):
         return min(self.cell_s(member, stage.start, stage.stop) for member in stage.members)
 
     def busy_s(self, stage: StageLayout) -> float:
-        """Return the compute time in a step of the busiest member of a stage."""
+        """Return the compute time per step of the busiest member of a stage."""
         return max(
             share * self.cell_s(member, stage.start, stage.stop)
             for member, share in zip(stage.members, stage.shares, strict=True)
         )
 
     def hop_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return the time of one microbatch over the best link between two neighbouring stages, one way."""
+        """Return the one-way time of one microbatch over the best link between two neighbouring stages."""
         size = float(self.boundary_bytes[after.start])
         return min(
             transfer_s(*link, size)
@@ -148,7 +148,7 @@ class TrainingCost(TrainingMemory):
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
         """Return a lower bound on the seconds for which the busiest link between two stages carries tensors one way.
 
-        The first microbatch and latencies are not included.
+        The first microbatch is not counted, and neither are latencies.
         """
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
@@ -169,7 +169,7 @@ class TrainingCost(TrainingMemory):
         return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
 
     def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
-        """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if it needs no backup.
+        """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if no backup is needed.
 
         The time is infinite if no other machine can be reached.
 
@@ -192,7 +192,7 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def ways_out(self) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """For each region: (latency in s, bytes/s) of links from one of its machines to other machines.
+        """For each region, the (latency in s, bytes/s) of each link from one of its machines to other machines.
 
         There is one link to each other region, and one inside the region if it has several machines.
         """
@@ -257,14 +257,14 @@ class TrainingCost(TrainingMemory):
 
 
 def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
-    """Return the number of microbatches of each member so that the last member finishes as early as possible.
+    """Distribute microbatches so that the last member finishes as early as possible; return each member's number.
 
-    Return None if a member gets none or has an infinite time.
+    Return None if a member gets no microbatch or has an infinite time.
 
     Args:
         cell_s: time of one microbatch on each member.
         microbatches: number of microbatches to distribute.
-        least: number of microbatches that every member gets in advance.
+        least: number of microbatches that every member gets before the rest is distributed.
     """
     if microbatches < len(cell_s) or not all(map(math.isfinite, cell_s)):
         return None
@@ -279,7 +279,7 @@ def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -
 
 
 def most_carried(microbatches: int, before: int, after: int) -> int:
-    """Return most(p) of the formula: a lower bound on the microbatches that the busiest pair of members exchanges.
+    """Return a lower bound on the microbatches between the busiest pair of members: most(p) of this module's formula.
 
     Args:
         microbatches: number of microbatches in a step.

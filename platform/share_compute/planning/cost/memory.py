@@ -1,6 +1,6 @@
 """Memory that a member of a training job needs on its machine.
 
-The need in bytes of a member of stage p with layers [start, stop) is the sum of ::
+The bytes that a member of stage p with layers [start, stop) needs are the sum of ::
 
     state      = parameters * 4 + trained parameters * 4 * (sets + optimizer tensors)
     in flight  = min(window(p) + 1, share) * activation bytes
@@ -9,19 +9,19 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
                  + max(4 * elements of the largest trained parameter,
                        8 * elements of a trained tied parameter, if another stage holds it, too)
 
-    share      = approximate microbatches of the member after the loss of the other member with the most microbatches
+    share      = approximate number of the member's microbatches if the busiest other member of its stage is lost
     sets       = maximum number of gradient sets that the member holds at once. A set has one sum for each trained
                  parameter
 
 Members on both sides of a boundary between stages keep the activations and gradients that crossed it until the step is
-committed, because a member that replaces a lost one needs them again.
+committed, because a member that replaces a lost member needs them again.
 
 `share_compute.protocol.tree` explains why a member may hold several gradient sets. Autograd allocates the gradient of a
 parameter before it is added to a set. Two stages with a tied parameter each hold two sums of its gradient: one per
 stage.
 
 In two-byte precision, each microbatch in flight also keeps a copy of the layers' weights in that type. With activation
-checkpointing, at most the size of a layer's output counts as its activations.
+checkpointing, a layer's activations count as at most the size of its output.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def parameters(self) -> Floats:
-        """Number of parameters of the first l layers ``[layers + 1]``; without the second copy of a tied head."""
+        """Number of parameters of the first l layers ``[layers + 1]``; a tied head is not counted again."""
         return sums(np.array([float(piece.parameters) for piece in self._pieces]))
 
     @cached_property
@@ -96,7 +96,7 @@ class TrainingMemory(CostTables):
         return pieces
 
     def _inside_bytes(self, piece: LayerProfile) -> float:
-        """Return the bytes that a layer keeps of one microbatch for its backward, including its output.
+        """Return the bytes that a layer keeps for the backward of one microbatch, including its output.
 
         In two-byte precision, a copy of the layer's weights in that type is included, except for the embedding.
         """
@@ -116,7 +116,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def least_bytes(self) -> float:
-        """Lower bound on the bytes of any stage: state and activations of one microbatch, for the smallest layer."""
+        """Lower bound on the bytes of any stage: state of the smallest layer, and its activations of one microbatch."""
         state = self.state_bytes(np.diff(self.parameters), np.diff(self.trained))
         return float(np.min(state + np.diff(self.activation_bytes)))
 
@@ -152,7 +152,7 @@ class TrainingMemory(CostTables):
         Args:
             layout: all stages.
             place: index of the stage.
-            member: place of the member in the stage.
+            member: index of the member in the stage.
         """
         stage = layout.stages[place]
         further = gradient_sets(tuple(each.shares for each in layout.stages), place, member) - 1
@@ -233,7 +233,7 @@ class TrainingMemory(CostTables):
 
 
 def after_a_loss(shares: Sequence[int]) -> tuple[int, ...]:
-    """Return the approximate share of each member after the loss of the other member with the largest share."""
+    """Return the approximate share of each member if the other member with the largest share is lost."""
     if len(shares) == 1:
         return tuple(shares)
     count = sum(shares)
@@ -253,7 +253,7 @@ def gradient_sets(shares: tuple[tuple[int, ...], ...], stage: int, member: int) 
     Args:
         shares: number of microbatches of each member of each stage.
         stage: index of the member's stage.
-        member: place of the member in the stage.
+        member: index of the member in the stage.
     """
     runs = max(shares, key=len)
     if shares[stage] == runs:

@@ -28,7 +28,7 @@ class Option:
     """One possible stage: its members, and tables of its times and memory limits for ranges of layers [start, stop).
 
     Tables are indexed ``[stop, stop - 1 - start]``. Times are in seconds. They are infinite for ranges that do not
-    exist, and where a member would get no microbatch.
+    exist, and for ranges in which a member would get no microbatch.
     """
 
     members: tuple[int, ...]
@@ -44,10 +44,7 @@ class Option:
     """
 
     def reach(self, ceiling_s: float) -> int:
-        """Return the largest number of layers that fit into memory and take less than ``ceiling_s`` a step.
-
-        Return 0 if no range of layers does.
-        """
+        """Return the largest number of layers that fit into memory with a time below ``ceiling_s``; 0 if none do."""
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
@@ -73,7 +70,7 @@ class Options:
 
         Args:
             machines: usable machines that may be members of one stage (`TrainingCost.may_share`).
-            most_layers: number of layers up to which ranges are needed.
+            most_layers: maximum number of layers in a range; the tables have no longer ranges.
             ceiling_s: step time in seconds; ranges of layers that need more than this may be left out.
         """
         members = tuple(sorted(machines))
@@ -142,7 +139,7 @@ class Options:
         return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
 
     def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
-        """Return the bytes of each range of layers that do not depend on microbatches, shape ``[ranges]``."""
+        """Return the part of the bytes of each layer range that is independent of microbatches, shape ``[ranges]``."""
         cost = self._cost
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
         return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])

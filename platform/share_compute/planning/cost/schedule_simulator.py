@@ -1,16 +1,16 @@
 """Event simulation of one training step, cell by cell.
 
 A cell is a forward or a backward of one microbatch on one member. Each member runs its cells in the order of
-`share_compute.protocol.schedule`, as early as their inputs arrive.
+`share_compute.protocol.schedule`, as soon as their inputs arrive.
 
-- A link carries one tensor after the other in each direction. A tensor occupies it for size / bandwidth; latency does
-  not occupy it. Both directions work at the same time, and sending does not delay computing.
+- A link carries one tensor at a time in each direction. A tensor occupies the link for size / bandwidth, but not during
+  the latency. Both directions work at the same time, and sending does not delay computing.
 - If the machines of one host together use more threads than the host has, the machines that compute at the same moment
-  share its threads in proportion to their own (processor sharing, Kleinrock 1967).
+  share its threads in proportion to the threads that each uses alone (processor sharing, Kleinrock 1967).
 - Members of a stage start to sum gradients when all of them are in their last backward. They sum the last bucket after
   these backwards.
-- If backups are on, the member of a one-member stage with a part of the layers sends its gradient to another machine of
-  the layout over the best link, before its update.
+- If backups are on, the only member of a stage sends its gradient to another machine of the layout over the best link
+  before its update. A stage with all layers has no backup.
 - The first and the last stage exchange the gradients of tied weights.
 - The update waits for a message from each other stage, which takes one latency. The fixed work of a member in each step
   (``call`` in the formula of `share_compute.planning.cost.cost`) follows the update.
@@ -38,7 +38,7 @@ class SimulatedCell(NamedTuple):
 
     stage: int
     member: int
-    """Place of the member in the stage."""
+    """Index of the member in the stage."""
     microbatch: int
     kind: Literal["F", "B"]
     start_s: float
@@ -52,9 +52,9 @@ class SimulatedTransfer(NamedTuple):
     kind: Literal["F", "B"]
     """Kind of tensor: F for an activation, B for the gradient of an activation."""
     source: tuple[int, int]
-    """Sender, as (index of the stage, place of the member in the stage)."""
+    """Sender, as (index of the stage, index of the member in the stage)."""
     target: tuple[int, int]
-    """Receiver, as (index of the stage, place of the member in the stage)."""
+    """Receiver, as (index of the stage, index of the member in the stage)."""
     start_s: float
     """Time when the link begins to carry the tensor."""
     stop_s: float
@@ -285,7 +285,7 @@ class _Pipeline:
         return target if target.next == action else None
 
     def _send(self, source: int, target: int, cut: int, at_s: float) -> tuple[float, float]:
-        """Return (time when the link begins to carry a tensor, time of arrival)."""
+        """Carry a tensor over a link; return (time when the link begins to carry it, time of arrival)."""
         latency_s, bytes_per_s = self._cost.network.link(source, target)
         carried_s = transfer_s(0.0, bytes_per_s, float(self._cost.boundary_bytes[cut]))
         start_s = max(at_s, self._link_free_s.get((source, target), 0.0))
@@ -354,8 +354,9 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
 def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
     """Return (time when a machine ends the step, seconds of its weight update alone) by machine.
 
-    A machine waits for a message from the first member of each other stage, which takes one latency. Only the latest
-    other stage in each region matters, so the two latest stages of a region are enough.
+    A machine waits for a message from the first member of each other stage, which takes one latency. In each region,
+    only the latest stage other than the machine's own matters. So it is enough to keep the two latest stages of each
+    region.
     """
     latest: dict[int, list[tuple[float, int]]] = {}
     for index, stage in enumerate(layout.stages):

@@ -7,7 +7,7 @@ The estimated time of a layer on a machine is ::
 If a profiler timed the layer on the machine, the measured time replaces the estimate. Estimates of the machine's other
 layers are multiplied by the ratio of its measured to its estimated times. For machines without timed layers, the factor
 is the median ratio of timed machines with the same kind of device, or else of all timed machines. Without this factor,
-a machine could look faster than timed machines only because it was not timed.
+a machine could look faster than timed machines merely because it was not timed.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CostTables:
 
     @cached_property
     def _flops_per_s(self) -> Floats:
-        """FLOP/s of each machine in the job's dtype, or else in the base dtype ``[machines]``; 0 if not measured."""
+        """FLOP/s of each machine ``[machines]``: in the job's dtype, or else in float32; 0 if neither was measured."""
         dtype, machines = self.workload.dtype, self.topology.contributors
         speeds = np.array(
             [machine.flops_per_s(dtype) or machine.flops_per_s() for machine in machines], np.float64
@@ -124,7 +124,7 @@ class CostTables:
         return np.where(speed > 0, times + operations * self.overhead_s[:, None], np.inf)
 
     def timed(self, way: Literal["forward", "backward"]) -> list[dict[int, float]]:
-        """Return the measured forward or backward seconds by layer, of each machine."""
+        """Return, for each machine, its measured forward or backward seconds by layer."""
         return [
             {layer: getattr(timing, f"{way}_s") for layer, timing in self.timings.get(machine.id, {}).items()}
             for machine in self.topology.contributors
@@ -135,7 +135,7 @@ class CostTables:
 
         Args:
             estimated_s: estimated seconds of each layer ``[machines, layers]``.
-            timed: measured seconds by layer, of each machine.
+            timed: each machine's measured seconds by layer.
         """
         own = np.ones(self.num_machines)
         known: dict[str, list[float]] = {}
@@ -155,7 +155,7 @@ class CostTables:
 
         Args:
             estimated_s: estimated seconds of each layer ``[machines, layers]``.
-            timed: measured seconds by layer, of each machine.
+            timed: each machine's measured seconds by layer.
         """
         times = estimated_s * self.corrections(estimated_s, timed)
         for row, layers in enumerate(timed):

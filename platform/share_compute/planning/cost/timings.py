@@ -33,7 +33,7 @@ class MachineTimings(StrictModel):
     microbatch_size: int = Field(ge=1)
     """Samples in the timed microbatch."""
     device: Device
-    """Device that computed, with the figures of its probe."""
+    """Device that computed the layers, with the figures of its probe."""
     layers: dict[int, LayerTiming]
     """Timings by layer index in the whole model."""
 
@@ -43,8 +43,8 @@ def merged(
 ) -> dict[str, MachineTimings]:
     """Return the kept timings, updated with the new ones, by contributor id.
 
-    A new timing replaces the kept timing of the same layer. All kept timings of a machine are dropped if its new ones
-    were taken with another microbatch size, or if its device has changed (see `is_alike`).
+    A new timing replaces the kept timing of the same layer. All kept timings of a machine are dropped if its new
+    timings were taken with another microbatch size, or if its device has changed (see `is_alike`).
     """
     return {**kept, **{machine: _over(kept.get(machine), timed) for machine, timed in new.items()}}
 
@@ -76,7 +76,10 @@ def holding(kept: Mapping[str, MachineTimings], topology: Topology, microbatch_s
 
 
 def is_alike(one: Device, other: Device) -> bool:
-    """Return whether two probes agree in kind and name, and within `_MOST_CHANGE` in float32 speed and bandwidth."""
+    """Return whether two probes found the same kind and name of device, and similar speeds.
+
+    Float32 speeds and memory bandwidths are similar if their ratio is at most `_MOST_CHANGE`.
+    """
     figures = (
         (one.flops_per_s.get(BASE_DTYPE, 0.0), other.flops_per_s.get(BASE_DTYPE, 0.0)),
         (one.memory_bytes_per_s, other.memory_bytes_per_s),

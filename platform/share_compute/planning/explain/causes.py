@@ -23,7 +23,7 @@ _BOUNDLESS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Slow machine, slow link or gradient sum that makes a step longer."""
+    """A slow machine, a slow link or a gradient sum that makes a step longer."""
 
     kind: CauseKind
     machines: tuple[int, ...]

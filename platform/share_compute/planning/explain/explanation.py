@@ -33,7 +33,7 @@ class Explanation:
         cost: cost model of the job on its machines.
         layout: the layout of the plan.
         timeline: one simulated step of the plan; None if no machine's speed was measured.
-        requested: (stages, members per stage) that the job requires; a None leaves this number to the planner.
+        requested: (stages, members per stage) that the job requires; each is None if the planner may choose it.
         strategy: name of the strategy.
         exact: whether the search proved that no layout has a shorter step by the cost formula.
         additions: cache of layouts with one more machine.
@@ -61,7 +61,7 @@ class Explanation:
     # -- the plan ------------------------------------------------------------------------------------------------
 
     def bottleneck(self) -> Bottleneck:
-        """Return the cause, of those that `causes` tries, whose removal would shorten the step most."""
+        """Return the cause whose removal would shorten the step most, among the causes that `causes` tries."""
         assert self._timeline is not None
         step_s = self._timeline.step_s
         worst = causes(self._cost, self._layout, step_s)[0]
@@ -86,7 +86,7 @@ class Explanation:
 
         Args:
             place: index of the member's stage.
-            index: place of the member in the stage.
+            index: index of the member in the stage.
         """
         stage = self._layout.stages[place]
         machine = stage.members[index]
@@ -100,7 +100,7 @@ class Explanation:
         return f"holds {layer_span(stage.start, stage.stop)}: {', '.join(facts)}"
 
     def standing(self, place: int, index: int) -> str:
-        """Return the part of `why_in` on the machine's speed or share, and on the other members of its stage."""
+        """Return the part of `why_in` about the machine's speed or share, and about the other members of its stage."""
         stage = self._layout.stages[place]
         return ", ".join([self._standing(stage.members[index]), *self._sharing(stage, index)])
 
@@ -130,7 +130,7 @@ class Explanation:
         return f"{speed_text(self._cost, machine)}, {self._ordinal(faster + 1)} fastest here"
 
     def _alone(self, machine: int) -> str:
-        """Return the end of a sentence that says why one machine holds all layers; "" if no reason is known."""
+        """Return the end of a sentence: why one machine holds all layers; "" if no reason is known."""
         others = [other for other in range(self._cost.num_machines) if other != machine]
         if not others or self._stages is not None:
             return ""
@@ -159,7 +159,7 @@ class Explanation:
         return reasons | {machine: self._not_tried(machine) for machine in machines if machine not in reasons}
 
     def _without_search(self, machine: int) -> str:
-        """Return why a machine has no work if no predicted steps were compared."""
+        """Return why a machine has no work in a plan that was made without comparing predicted steps."""
         count = len(self._layout.machines)
         if self._timeline is None:
             return f"no machine's speed was measured, and the plan has work for {count} of them"
@@ -172,7 +172,7 @@ class Explanation:
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
 
     def _not_tried(self, machine: int) -> str:
-        """Return why a machine has no layers, if no addition of it was tried.
+        """Return why a machine has no layers, if no layout that adds it was tried.
 
         The text omits the machine's own figures, so that machines with equal reasons can be grouped.
         """
@@ -210,7 +210,7 @@ class Explanation:
 
     @cached_property
     def _farthest_s(self) -> float:
-        """Largest `_nearest_s` of all machines of the plan; infinite if there is only one."""
+        """Largest `_nearest_s` of all machines of the plan; infinite if the plan uses only one machine."""
         used = self._layout.machines
         return max(map(self._nearest_s, used)) if len(used) > 1 else math.inf
 
@@ -254,7 +254,7 @@ class Explanation:
         )
 
     def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
-        """Yield the causes of a longer step that involve the machine, the one that costs most time first.
+        """Yield the causes of a long step that involve the added machine, the most expensive first.
 
         The machine's speed is left out if no machine of the plan is faster by more than `_ALIKE`.
         """

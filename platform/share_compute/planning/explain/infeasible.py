@@ -37,7 +37,7 @@ def infeasible(
     Args:
         strategy: the strategy that found no plan.
         problem: the job on its machines.
-        tried: a layout of the strategy that does not fit or needs a dead link; None if it proposed none.
+        tried: a layout of the strategy that does not fit or needs a dead link; None if the strategy proposed no layout.
     """
     cost = problem.cost
     if tried is not None and cost.fits(tried):
@@ -116,7 +116,7 @@ def _needed(problem: SearchProblem, tried: Layout) -> int:
 
 
 def _missing(problem: SearchProblem, tried: Layout) -> dict[str, int]:
-    """Return the bytes that machines would have to lend in addition, by name; only machines that lack memory."""
+    """Return, by name, the additional bytes that each machine with too little memory would have to lend."""
     cost, machines = problem.cost, problem.cost.topology.contributors
     short = {
         machines[machine].name: to_lend(cost.member_bytes(tried, place, index))

@@ -20,7 +20,7 @@ from share_compute.topology import Contributor, Topology
 _MOST_FACTOR = 64
 _NEWCOMERS = (1, 2, 4, 8, 16)
 _PARTS = 100
-"""Factors are searched and reported in hundredths."""
+"""Denominator of the factors that are searched and reported: hundredths."""
 
 
 def to_lend(needed_bytes: float) -> int:
@@ -35,19 +35,19 @@ def lent_bytes(topology: Topology) -> int:
 
 
 def cut_off_text(topology: Topology) -> str:
-    """Return the end of a sentence that names the pairs of machines with dead links; "" if there are none."""
+    """Return the end of a message: the pairs of machines with dead links; "" if there are none."""
     pairs = [" - ".join(sorted(topology[end].name for end in pair)) for pair in topology.cut_off]
     return f"; these do not reach each other: {listed(pairs)}" if pairs else ""
 
 
 def whole_text(profile: ModelProfile) -> str:
-    """Return the end of a sentence that says why one machine must hold the whole model; "" if it can be cut."""
+    """Return the end of a message: why one machine must hold the whole model; "" if the model can be cut."""
     reason = profile.no_cut_reason
     return "" if reason is None else f"; one machine must hold the whole model, which cannot be cut: {reason}"
 
 
 def largest(topology: Topology) -> int:
-    """Return the index of the machine that lends most memory; ties go to the fastest."""
+    """Return the index of the machine that lends the most memory; ties go to the fastest."""
     machines = topology.contributors
     return max(
         range(len(machines)),
@@ -82,7 +82,7 @@ def more_machines(
 ) -> Iterator[str]:
     """Yield, as text, the first number of machines in `_NEWCOMERS` whose addition makes the work fit, if any.
 
-    Each additional machine is a copy of the machine that lends most, in the same region.
+    Each additional machine is a copy of the machine that lends the most memory, in the same region.
 
     Args:
         topology: the machines as they are; at least one.
@@ -140,7 +140,7 @@ def _with_memory(topology: Topology, index: int, memory_bytes: int) -> Topology:
 
 
 def _lending(machine: Contributor, memory_bytes: int) -> Contributor:
-    """Return the machine with another memory size on the device that a member works on."""
+    """Return a copy of the machine whose device in use lends ``memory_bytes``."""
     devices = tuple(
         replace(device, memory_bytes=memory_bytes) if device is machine.device else device
         for device in machine.devices

@@ -36,7 +36,8 @@ def fit(
         links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group counts as a
             group of one host.
         factor: maximum ratio of latencies, and of bandwidths, of similar links, as a geometric mean.
-        least_evidence: minimum number of links of a host that must be comparable with links of a group that it joins.
+        least_evidence: minimum number of a host's links that must be comparable with links of a group before the host
+            may join it.
         most: maximum number of groups that hosts can join; further groups are ignored.
     """
     blocks = _Blocks(groups, links, factor, least_evidence, most)
@@ -147,7 +148,7 @@ class _Blocks:
 
         total = per_member(np.where(has, distance, 0.0))
         matching, evidence = per_member(has), per_member(has & ~is_own)
-        # One additional link at the limit of similarity makes labels with few comparable links score worse.
+        # Counting one more link, at the limit of similarity, makes labels with few comparable links score worse.
         score = (total + self._tolerance) / (matching + 1)
         fits = (evidence >= self._least_evidence) & (total <= self._tolerance * matching)
         if without is not None:

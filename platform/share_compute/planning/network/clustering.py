@@ -35,7 +35,7 @@ class Clusters:
     """Agglomerative clustering of hosts. At first each host is a group of its own.
 
     Args:
-        hosts: numbers of the hosts, ascending. Links may end at other numbers, such as the number of the head, which
+        hosts: numbers of the hosts, ascending. Links may also end at other numbers, such as that of the head. These
             join no group.
         factor: maximum ratio of mean latencies, and of mean bandwidths, at which groups of links count as similar.
     """
@@ -94,7 +94,11 @@ class Clusters:
             self._join(first, second)
 
     def _are_alike(self, one: int, other: int) -> bool:
-        """Return whether two groups have similar mean links: inside, between them, and to each common third end."""
+        """Return whether two groups have similar links.
+
+        Compare the mean of the links inside each group, between the two groups, and to each third group or other end
+        that both have links to.
+        """
         inside = [self._inside.get(one), self._inside.get(other), self._across[one].get(other)]
         known = [average for average in inside if average is not None]
         if not all(average.distance(known[0]) <= self._tolerance for average in known[1:]):

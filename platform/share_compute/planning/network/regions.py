@@ -34,11 +34,13 @@ MOST_REGIONS = 256
 Tables grow with the square of the number of regions.
 """
 ASSUMED_LATENCY_S = 1e-3
+"""Assumed latency if no link was measured: that of a LAN."""
 ASSUMED_BYTES_PER_S = 1e8
-"""Assumption where no link was measured: a LAN of about 1 Gbit/s."""
+"""Assumed bandwidth if no link was measured: about that of a 1 Gbit/s LAN."""
 HOST_LATENCY_S = 2e-4
+"""Assumed latency between machines of one host, if no link of that host was measured."""
 HOST_BYTES_PER_S = 1e9
-"""Assumed link between machines of one host, if none was measured."""
+"""Assumed bandwidth between machines of one host, if no link of that host was measured."""
 _MESSAGE_BYTES = 1e6
 """Size in bytes of the message by whose transfer time paths are compared."""
 _HEAD = -1
@@ -81,7 +83,7 @@ def complete(topology: Topology) -> Network:
 
 
 def _merged(topology: Topology) -> list[_Measured]:
-    """Return each measured pair once, with its worst latency and bandwidth; the lowest latency first."""
+    """Return each measured link once, with its worst latency and bandwidth; the lowest latency first."""
     places = {machine.id: index for index, machine in enumerate(topology.contributors)} | {HEAD: _HEAD}
     worst: dict[tuple[int, int], tuple[float, float]] = {}
     for link in topology.links:

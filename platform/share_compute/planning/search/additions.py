@@ -80,7 +80,10 @@ def _with(problem: SearchProblem, stages: Sequence[StageLayout], machine: int) -
 def _reshared(
     cost: TrainingCost, stages: Sequence[StageLayout], place: int, *new: StageLayout
 ) -> Iterator[Layout]:
-    """Yield the layout with one stage replaced by new stages with new shares; nothing if a share would be 0."""
+    """Yield a layout in which new stages, with new shares of microbatches, replace one stage.
+
+    Yield nothing if a share would be 0.
+    """
     shared = []
     for stage in new:
         shares = cost.shares(stage.members, stage.start, stage.stop)

@@ -1,10 +1,10 @@
 """Best pipeline over machines in any order: dynamic programming over sets of machines.
 
-Each set contains the machines of one suffix: the stages at the end of a pipeline, see
-`share_compute.planning.search.labels`.
+A suffix consists of the last stages of a pipeline (`share_compute.planning.search.labels`). Each set contains the
+machines of one suffix.
 
-Without a ``width`` the search is exact, for up to `MOST_MACHINES` machines. With a ``width`` it is a beam
-search: for each number of machines and first layer, only the best suffixes are kept.
+Without a ``width`` the search is exact, for up to `MOST_MACHINES` machines. With a ``width`` it is a beam search: for
+each number of machines and first layer, only the best suffixes are kept.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ def best_in_any_order(
         machines: usable machines, at most `MOST_IN_BEAM`.
         sizes: numbers of members that a stage may have.
         stages: exact number of stages; None allows any.
-        width: suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None sets no limit.
+        width: number of suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None sets
+            no limit.
         budget: approximate number of examined candidates after which the search stops.
         all_below: whether to keep the ceiling, and so to find all undominated pipelines below it.
 
     Returns:
-        Ids of labels of whole pipelines, fastest first, and whether the search was complete. After a complete
-        search, no such pipeline is faster than the best found, or than the ceiling if none was found.
+        Ids of labels of whole pipelines, fastest first, and whether the search was complete. After a complete search,
+        no such pipeline is faster than the fastest of these, or than the ceiling if the list is empty.
     """
     sets = _Sets(suffixes, machines)
     options = list(sets.stages(sizes))
@@ -94,7 +95,7 @@ class _Sets:
         self._rates = np.array([suffixes.rates[machine] for machine in machines])
         self._memory = self._cost.memory_bytes[list(machines)]
         self._bits = np.arange(len(machines), dtype=np.int64)
-        # (machine, next identical machine), as places in ``machines``.
+        # Pairs of identical machines, each (machine, next identical machine), as indices into ``machines``.
         self._twins: list[tuple[int, int]] = []
         for first, machine in enumerate(machines):
             later = range(first + 1, len(machines))
@@ -117,7 +118,7 @@ class _Sets:
         return outside
 
     def allowed(self, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return whether each set is canonical, shape ``[sets]``: of identical machines, it takes the first ones.
+        """Return whether each set is canonical, shape ``[sets]``: it takes the first of several identical machines.
 
         Other sets lead to the same times and need no search.
         """
@@ -130,7 +131,7 @@ class _Sets:
         """Yield possible stages as (bit mask of the members, members), in the order of ``sizes``.
 
         For more than `MOST_MACHINES` machines, only sizes in `_SIZES_OF_RUNS` are used. The members of a stage are then
-        adjacent in the order of speed, among the machines of one device kind and region.
+        neighbors in a list of the machines of one device kind and region, sorted by speed.
         """
         place = {machine: index for index, machine in enumerate(self._machines)}
         for size in sizes:

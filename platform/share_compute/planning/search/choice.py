@@ -16,7 +16,7 @@ from share_compute.planning.search.partitioning import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A layout at one number of microbatches, with its step time by the cost formula."""
+    """A layout for one number of microbatches, with its step time by the cost formula."""
 
     cost: TrainingCost
     candidate: Candidate
@@ -122,5 +122,5 @@ class Choice:
 
 
 def rounded(seconds: float) -> float:
-    """Return seconds rounded to ten significant digits, so that rounding errors decide no rank."""
+    """Return seconds rounded to ten significant digits, so that rounding errors do not affect the ranking."""
     return float(f"{seconds:.9e}")

@@ -13,13 +13,16 @@ from share_compute.planning.search.strategies import RecursivePartitioning
 _MOST = 6
 """Maximum number of problems (one for each number of microbatches) that get a full search."""
 _SMALL = 8
-"""With more machines, only one problem gets a full search, unless the quick search finds no plan."""
+"""Maximum number of machines for which several problems get a full search.
+
+With more machines, only one problem does, unless the quick search finds no plan.
+"""
 
 
 def worth_searching(problems: Sequence[SearchProblem]) -> list[SearchProblem]:
     """Return the problems that get a full search: all if they are few, otherwise the best ones of a quick search.
 
-    If the quick search finds no plan for any problem, select problems from the whole list at about even distances.
+    If the quick search finds no plan for any problem, select problems at about even intervals from the whole list.
 
     Args:
         problems: the job, once for each number of microbatches that may be chosen.
@@ -38,7 +41,7 @@ def worth_searching(problems: Sequence[SearchProblem]) -> list[SearchProblem]:
 
 
 def _quick_s(problem: SearchProblem) -> float:
-    """Return the step in seconds of the best plan of a quick search; infinite if it finds none."""
+    """Return the step time in seconds of the best plan of a quick search; infinite if it finds none."""
     cost = problem.cost
     layouts = [candidate.layout for candidate in RecursivePartitioning().place(problem)]
     if problem.stages in (None, 1) and problem.members_per_stage in (None, 1):

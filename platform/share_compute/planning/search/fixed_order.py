@@ -51,7 +51,8 @@ def best_in_order(
     found: list[tuple[float, int]] = []
     widest = max(sizes)
     for place in range(len(order) - 1, -1, -1):
-        # Labels that start ``widest`` or more places behind can follow a stage of any size, so they are comparable.
+        # Every stage that begins at ``place`` may precede labels that start at least ``widest`` machines later. So
+        # these labels are comparable.
         while recent and recent[0][0] >= place + widest:
             settled = settle(join([settled, recent.pop(0)[1]]))
         # Parts come in descending order of position: the parts that may follow a stage of a given size form a prefix.

@@ -1,4 +1,4 @@
-"""Recursive bisection: halve the machines, cut the layers by the halves' speed, and plan each half separately."""
+"""Recursive bisection: halve the machines, cut the layers in proportion to the halves' speeds, and plan each half."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class _Half(NamedTuple):
 
     stages: tuple[tuple[int, tuple[int, ...]], ...]
     busy_s: float
-    """Seconds of the slowest stage in a step: its microbatches, gradient sums and update."""
+    """Seconds that the slowest stage takes in a step for its microbatches, gradient sums and update."""
     trip_s: float
-    """Seconds of one microbatch through all stages and the links between them, there and back."""
+    """Seconds in which one microbatch passes through all stages and the links between them, forward and back."""
 
 
 def halve(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]) -> Iterator[Layout]:
@@ -74,7 +74,8 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
             cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
-        # Backups are left out. Only splits need them, so one stage could win even if several stages are requested.
+        # The time of backups is left out. Only layouts of several stages need backups, so counting it would favor a
+        # single stage even if several stages are requested.
         return _Half(
             stages, cost.busy_s(stage) + cost.end_s(stage) if fits else math.inf, cost.first_s(stage)
         )

@@ -20,7 +20,7 @@ from share_compute.planning.cost.options import Ints, Option, Options
 from share_compute.planning.network.network import Floats
 
 BETTER: Final = 1 - 1e-12
-"""A step counts as faster only if it is below this multiple of the best known step; covers rounding errors."""
+"""Multiple of the best known step below which a step counts as faster; allows for rounding errors."""
 _CHUNK: Final = 1 << 17
 """Approximate maximum number of elements of a temporary array; bounds the memory."""
 
@@ -121,7 +121,7 @@ class Suffixes:
         the layer's fastest machine; 1.0 if there is no such ratio."""
 
     def root(self, slot: int) -> Labels:
-        """Return the empty suffix, with this slot."""
+        """Return a label of the empty suffix, with the given slot."""
 
         def whole(value: int) -> Ints:
             return np.array([value], dtype=np.int64)
@@ -168,7 +168,7 @@ class Suffixes:
         return key * (self.layers + 1) + labels.start
 
     def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
-        """Extend labels by one stage at the front, and return in chunks the ones that may lead below the ceiling.
+        """Extend labels by one stage at the front; return, in chunks, the results that may lead below the ceiling.
 
         A label is extended once for each possible first layer of the new stage.
 
@@ -214,7 +214,8 @@ class Suffixes:
             waits = np.maximum(carry[:, None], turns[:, None] * trip)
             own = option.own_s[:, :reach][stop]
             step = np.maximum(np.maximum(enter + labels.step_s[:, None], own), trip + waits)
-            # Lower bounds on the layers before the new stage: the time of one microbatch, and the work of all.
+            # Lower bounds for the layers before the new stage: the time of one microbatch, and the work of all
+            # microbatches.
             ahead = self._ahead_s[:, :reach][stop]
             work = self.count * ahead / spare_rate[:, None]
         limit = self.ceiling_s * BETTER
@@ -298,9 +299,10 @@ def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
 
 
 def _unbeaten(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
-    """Drop rows that the row of the same key with the least sum of both times dominates, without sorting.
+    """Return the rows that a quick filter keeps; it drops dominated rows without sorting.
 
-    Return all rows if a key is `_CHUNK` or larger, because the arrays have one element for each key.
+    For each key, the filter compares all rows with the row whose sum of both times is smallest. Return all rows if a
+    key is `_CHUNK` or larger, because the arrays have one element for each key.
     """
     keys = int(key.max()) + 1
     if keys > _CHUNK:

@@ -10,7 +10,7 @@ from share_compute.planning.cost.cost import TrainingCost
 class SearchLimits(NamedTuple):
     """Limits of the heuristic searches.
 
-    A suffix, in the docs of the fields, consists of the last stages of a pipeline.
+    In the fields, a suffix consists of the last stages of a pipeline.
     """
 
     width: int

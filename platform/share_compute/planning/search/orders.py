@@ -54,10 +54,10 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return the machines that a search considers, sorted; all of them up to `MOST_CANDIDATES`.
+    """Return the machines that a search considers, in ascending order: all machines if there are few.
 
-    In larger clusters, these are machines that can hold the model alone, the machines with the most memory, machines
-    of the first regions in the `region_chain`, and the fastest machines.
+    If there are more than `MOST_CANDIDATES`, these are machines that can hold the model alone, the machines with the
+    most memory, machines of the first regions in the `region_chain`, and the fastest machines.
     """
     if len(rates) <= MOST_CANDIDATES:
         return sorted(rates)
@@ -117,7 +117,7 @@ def simple_layouts(cost: TrainingCost, order: Sequence[int], rates: Mapping[int,
 
 
 def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches: int) -> Layout:
-    """Return a layout with one machine in each stage, and layers in proportion to weights, at least one each."""
+    """Return a layout with one machine per stage, and layers in proportion to weights, at least one per stage."""
     edges = np.rint(np.cumsum(weights) / np.sum(weights) * layers).astype(int).tolist()
     edges[-1] = layers
     for index in range(len(edges)):
@@ -134,7 +134,7 @@ def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches:
 
 
 def _counts(most: int) -> list[int]:
-    """Return numbers of machines to try: 2 to 12, then steps of about a quarter, up to ``most``."""
+    """Return numbers of machines to try, up to ``most``: 2 to 12, then each about a quarter above the last."""
     counts = list(range(2, min(most, 12) + 1))
     while counts and counts[-1] < most:
         counts.append(min(most, counts[-1] * 5 // 4))

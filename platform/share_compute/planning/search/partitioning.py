@@ -52,9 +52,9 @@ class PartitioningStrategy(ABC):
     def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return candidate layouts, the most promising first; an empty list if there is none.
 
-        The default forms stages of the fastest machines, and passes each stage to `partition` as one contributor. It
-        returns one layout, without checking that it fits. If ``problem.stages`` is None, it forms as many stages as
-        machines and layers allow.
+        The default implementation forms stages of the fastest machines, and passes each stage to `partition` as one
+        contributor. It returns one layout, without checking that it fits. If ``problem.stages`` is None, it forms as
+        many stages as machines and layers allow.
 
         Raises:
             PlanInfeasible: too few machines, layers or microbatches for the requested numbers, or a stage would mix

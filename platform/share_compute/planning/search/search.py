@@ -30,7 +30,7 @@ _VARIED, _VARIED_WIDTH = 16, 8
 """Maximum number of machines, and beam width, in the search for layouts with other numbers of stages."""
 _KEPT_OF_ORDER: Final = 3
 _NEAR: Final = 2.0
-"""Maximum step of a layout that is preferred for its kind or machines, as a multiple of the best step."""
+"""Maximum step, as a multiple of the best step, of layouts that are kept for variety."""
 
 
 class Found(NamedTuple):
@@ -154,7 +154,7 @@ class _Search:
             self.sizes = list(range(1, widest + 1))
 
     def offer(self, layouts: Iterable[Layout]) -> None:
-        """Add the layouts that have the requested numbers, pass `TrainingCost.may_fit` and need no dead link."""
+        """Add the layouts that are as requested, pass `TrainingCost.may_fit` and need no dead link."""
         for layout in layouts:
             if layout in self.known or not self._is_as_requested(layout):
                 continue
@@ -267,7 +267,8 @@ class _Search:
     def results(self, finalists: int) -> list[Found]:
         """Return at most ``finalists`` layouts, the fastest first.
 
-        Prefer the best layout, then the best of each kind, then the best of each set of machines, then fast ones.
+        Prefer the best layout, then the best of each kind, then the best of each set of machines, then other fast
+        layouts.
         """
         ranked = sorted(self.known, key=lambda layout: (self.known[layout], layout))
         near = [layout for layout in ranked if self.known[layout] <= _NEAR * self.best_s]

@@ -34,7 +34,7 @@ _MOST_EXAMINED = 6_000_000
 _CELLS = 1_000_000
 """Approximate maximum number of cells, 2 to 3 s of work, that a call of `_polish` or `_all_that_is_left` simulates."""
 _PATIENCE = 8
-"""The local search stops after this many consecutive layouts whose neighbors do not shorten the best step."""
+"""Number of consecutive layouts without a neighbor that shortens the best step, after which the local search stops."""
 
 
 def thorough(problems: Sequence[SearchProblem], additions: Additions) -> Choice:

@@ -81,8 +81,8 @@ class _Relaxation:
     def _work_of(self, batch: int) -> tuple[float, float, Floats]:
         """Return (token time, engine step time, cumulative speeds), with each layer on its fastest machine.
 
-        A machine's speed is relative: the largest ratio, over all layers, of its speed to that of the layer's
-        fastest machine. Speeds are accumulated from the fastest machine on.
+        A machine's speed is relative: the largest ratio, over all layers, of its speed to that of the layer's fastest
+        machine. The cumulative speeds begin with the fastest machine.
         """
         token_s = np.diff(self._cost.token_s(batch)[self._usable], axis=1)
         step_s = token_s + batch * self._prompt_s / self._cost.workload.new_tokens
@@ -93,7 +93,7 @@ class _Relaxation:
         return float(token_s.min(axis=0).sum()), float(least_s.sum()), speeds
 
     def _link_s(self, messages: int, size_bytes: float) -> float:
-        """Return the time of messages with ``size_bytes`` in total over the best link; infinite without a link."""
+        """Return the time of messages with ``size_bytes`` in total over the best link; infinite if there is no link."""
         with np.errstate(divide="ignore", invalid="ignore"):
             times = messages * self._latency_s + size_bytes / self._bytes_per_s
         return float(np.where(self._bytes_per_s > 0, times, np.inf).min(initial=np.inf))

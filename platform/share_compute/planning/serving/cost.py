@@ -161,7 +161,7 @@ class ServingCost(CostTables):
         return count, math.ceil(self.workload.concurrent / count)
 
     def first_token_s(self, layout: Layout) -> float:
-        """Return the time from a prompt to its first token (TTFT) of a request alone."""
+        """Return the time from a prompt to its first token (TTFT), for a request alone."""
         return self._through(layout, self.prompt_s) + self._hops(layout, self.workload.prompt_tokens)
 
     def next_token_s(self, layout: Layout, *, loaded: bool = False) -> float:
@@ -188,7 +188,7 @@ class ServingCost(CostTables):
         return self.workload.concurrent / each_s if each_s > 0 else math.inf
 
     def request_s(self, layout: Layout) -> float:
-        """Return the time of one request alone: its first token, then ``new_tokens`` times a next token."""
+        """Return the time of one request alone: its TTFT, plus ``new_tokens`` times its TPOT."""
         return self.first_token_s(layout) + self.workload.new_tokens * self.next_token_s(layout)
 
     def fits(self, layout: Layout) -> bool:

@@ -81,7 +81,7 @@ class ServingExplanation:
     # -- machines of the placement -------------------------------------------------------------------------------
 
     def busy_fraction(self, place: int) -> float:
-        """Return the share of the objective's time in which the machine of stage ``place`` works."""
+        """Return the share of the time that the objective minimises in which the machine of stage ``place`` works."""
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
@@ -128,7 +128,7 @@ class ServingExplanation:
 
     @cached_property
     def _whole_s(self) -> Floats:
-        """Seconds of all layers on each machine ``[machines]``: in one request, or in one engine step (throughput)."""
+        """Seconds that each machine would need for all layers ``[machines]``: in one request, or in one engine step."""
         new, prompt_s = self._cost.workload.new_tokens, self._cost.prompt_s[:, -1]
         if self._alone:
             return prompt_s + new * self._cost.token_s(1)[:, -1]

@@ -55,7 +55,7 @@ def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> 
 
 
 class _Subsets:
-    """Search of rows whose first machine is in a given region, so that the way back to it has a known cost."""
+    """Search for rows whose first machine is in a given region, so that the way back to it has a known cost."""
 
     def __init__(self, sums: Sums, stages: dict[int, Floats], first_region: int) -> None:
         self._sums, self._first = sums, first_region
@@ -116,7 +116,7 @@ def best_row_in_order(sums: Sums, order: Sequence[int]) -> Row | None:
     Machines may be left out. The cost from the last machine back to the first is ignored.
     """
     regions, cuts = sums.hop.shape[0], sums.hop.shape[2]
-    # [region, cut]: smallest sum of a row that ends in this region at this cut, and the place of its last machine.
+    # [region, cut]: smallest sum of a row that ends in this region at this cut, and the position of its last machine.
     ended = np.full((regions, cuts), np.inf)
     ender = np.full((regions, cuts), -1)
     starts, befores = np.zeros((len(order), cuts), dtype=np.int64), np.full((len(order), cuts), -1)

@@ -153,7 +153,7 @@ def _fastest(
 
 
 def _longest_s(cost: ServingCost, layout: Layout) -> float:
-    """Return the time in which the busiest machine computes for one request."""
+    """Return the time that the busiest machine computes for one request."""
     times = cost.request_parts_s
     return max(
         float(times[stage.members[0], stage.stop] - times[stage.members[0], stage.start])
