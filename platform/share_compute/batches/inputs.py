@@ -41,7 +41,7 @@ class InputRow:
     value: Any
     """Value of the input column; None if the row has a problem."""
     problem: str | None = None
-    """Reason why the row has no value; None if it has one."""
+    """Reason why the row has no value; None if the row has a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Survey:
     rows: tuple[int, ...]
     """Number of rows in each file."""
     digests: tuple[str, ...]
-    """128-bit XXH3 hash of each file in hexadecimal; of .jsonl files without byte order marks."""
+    """128-bit XXH3 hash of each file in hexadecimal; byte order marks of .jsonl files are left out."""
 
     @property
     def total(self) -> int:

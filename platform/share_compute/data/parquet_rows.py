@@ -71,7 +71,8 @@ def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
         UserError: a row group has too many values in one column.
     """
     row_bytes = 1.0
-    # A value of fixed length takes all its bytes when it is decoded, though the file may have it once in a dictionary.
+    # A value of fixed length takes all its bytes when it is decoded, even if the file stores it only once, in a
+    # dictionary.
     lengths = [max(_VALUE_BYTES, metadata.schema.column(index).length or 0) for index in leaves]
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         chunks = [group.column(index) for index in leaves]

@@ -79,7 +79,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
         scratch: folder for temporary files of ``datasets``.
 
     Raises:
-        UserError: a file cannot be read, is malformed or too large in a part, or lacks the column of text.
+        UserError: a file cannot be read, is malformed, has a part that is too large, or lacks the column of text.
     """
     expected = [_text_bytes(file) for file in files]
     total, before = sum(expected), 0

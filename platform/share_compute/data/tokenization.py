@@ -22,7 +22,7 @@ LEARN_CHARACTERS = 1 << 28
 """Maximum number of characters that a tokenizer is trained on, rounded up to whole pieces of text."""
 _MOST_SETTINGS_BYTES = 4 << 20
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""A folder with none of these files has no tokenizer."""
+"""Names of files; a folder with a tokenizer has at least one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TokenizerSource:
     def digest(self) -> str:
         """Return a hexadecimal SHA-256 digest of this source.
 
-        It covers the files in ``path`` with a suffix of .json, .txt, .model or .jinja.
+        For a folder, the digest covers its files with the suffixes .json, .txt, .model and .jinja.
         """
         digest = hashlib.sha256(f"{self.kind} {self.vocab_size}".encode())
         for file in sorted(self.path.iterdir()) if self.path else ():
@@ -102,7 +102,7 @@ def find_source(spec: TrainJob) -> TokenizerSource:
 
 
 def expected_vocab_size(spec: TrainJob) -> int | None:
-    """Return the vocabulary size that a job is to have; None if the job declares the model's layers.
+    """Return the expected vocabulary size of a job; None if the job declares the model's layers.
 
     The job's data is not read. A tokenizer that is trained on little text may have fewer tokens.
 

@@ -90,7 +90,7 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
                     )["input_ids"]
                     for piece, ids in zip(batch, encoded, strict=True):
                         row = np.asarray([*ids, *ending] if piece.ends_document else ids, dtype=dtype)
-                        # `tofile` is not used, because it hides the reason for which a write failed.
+                        # `tofile` is not used, because it hides the reason why a write failed.
                         file.write(row.data)
                         num_tokens += len(row)
                         documents += piece.ends_document
@@ -107,7 +107,7 @@ def open_tokens(folder: Path, record: TokenRecord) -> NDArray[Any]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Translate an OSError in the ``with`` block, for example from a full disk, to `Unavailable`."""
+    """Translate an OSError in the ``with`` block, for example from a full disk, into `Unavailable`."""
     try:
         yield
     except OSError as failure:

@@ -16,7 +16,7 @@ def sync(path: Path) -> None:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read. After a power failure it has either the old or the new content."""
+    """Write a file that only its owner may read. A power failure leaves either the old or the new content."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.partial")
     partial.unlink(missing_ok=True)

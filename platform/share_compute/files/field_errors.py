@@ -1,4 +1,4 @@
-"""Short messages about the wrong fields of a document."""
+"""Short messages about the invalid fields of a document."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MOST_NAMED = 50
 NOT_JSON = "the body was not read: its header Content-Type is missing, or is not application/json"
 """Message for a request whose header Content-Type is missing, or is not that of JSON."""
 _MOST_CHARACTERS = 300
-"""Length in characters to which a field's name, and the problem with it, are cut."""
+"""Maximum length in characters of a field's name, and of the problem with it; longer text is cut."""
 Error = TypeVar("Error", bound=Mapping[str, Any])
 """An error as pydantic and FastAPI report it."""
 
 
 def invalid(failure: ValidationError, hint: str) -> UserError:
-    """Return the error for a document that pydantic refuses; ``details`` has the wrong fields."""
+    """Return the error for a document that pydantic refuses; its ``details`` list the invalid fields."""
     errors = _errors(failure)
     fields = named(errors, _path)
     return UserError(fields_text(fields, len(errors)), hint=hint, details={"fields": fields})
@@ -45,9 +45,9 @@ def named(errors: Sequence[Error], name: Callable[[Error], str]) -> list[dict[st
 
 
 def without_consequences(errors: Sequence[Error]) -> list[Error]:
-    """Return pydantic's errors without errors about short lists that contain a wrong item.
+    """Return pydantic's errors, except reports that a list with an invalid item is too short.
 
-    pydantic drops wrong items, and may then report that the list is too short.
+    pydantic drops invalid items, and may then report that the list is too short.
     """
     wrong = {tuple(error["loc"])[:depth] for error in errors for depth in range(len(error["loc"]))}
     return [error for error in errors if error["type"] != "too_short" or tuple(error["loc"]) not in wrong]
@@ -62,7 +62,7 @@ def _path(error: Mapping[str, Any]) -> str:
 
 
 def fields_text(fields: Sequence[dict[str, str]], total: int) -> str:
-    """Return the message about wrong fields; ``fields`` lists the first of ``total`` problems."""
+    """Return the message about invalid fields; ``fields`` lists the first of ``total`` problems."""
     texts = [": ".join(filter(None, (item["field"], item["problem"]))) for item in fields]
     if total > len(fields):
         texts.append(f"and {total - len(fields)} more")

@@ -80,7 +80,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
         most_bytes: maximum length in bytes, as UTF-8.
 
     Raises:
-        UserError: the text is too long or not valid; the error has the line and column where they are known.
+        UserError: the text is too long or not valid; the error has the line and column if they are known.
     """
     size_bytes = len(text.encode(errors="replace"))
     if size_bytes > most_bytes:
@@ -110,7 +110,7 @@ def read_json(text: str, what: str) -> Any:
         what: name of the kind of document for error messages.
 
     Raises:
-        UserError: the text is not valid; the error has the line and column where they are known.
+        UserError: the text is not valid; the error has the line and column if they are known.
     """
     try:
         return json.loads(text, object_pairs_hook=_without_doubles)

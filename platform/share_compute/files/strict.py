@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Validatio
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MOST_UNKNOWN = 49
-"""Number of unknown keys that an error names if a document has very many keys."""
+"""Maximum number of unknown keys that an error names, if a document has very many unknown keys."""
 _UNKNOWN: LiteralString = "unknown_key"
 _SHOWN_CHARACTERS = 100
 
@@ -67,7 +67,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 def _is_unknown_key(error: Any) -> bool:
-    # Errors with a longer location are of nested models, which have already explained them.
+    # Errors with a longer location belong to nested models, which have already explained them.
     return error["type"] == "extra_forbidden" and len(error["loc"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""Topology files in YAML or JSON: machines and links, for which plans can be made without these machines.
+"""Topology files in YAML or JSON: descriptions of machines and links, for planning without access to the machines.
 
 Sizes are in bytes, speeds in FLOP/s, bandwidths in bytes/s and times in seconds.
 """
@@ -247,7 +247,7 @@ def parse_topology(data: Any) -> Topology:
     """Read a topology from plain data.
 
     Raises:
-        UserError: the data is not a topology of the supported version, or has wrong fields.
+        UserError: the data is not a topology of the supported version, or has invalid fields.
     """
     check_kind(data)
     try:
@@ -266,8 +266,8 @@ def read_topology(text: str) -> Topology:
     """Read a topology file, YAML or JSON.
 
     Raises:
-        UserError: as in `parse_topology`, or the text is not valid YAML or JSON, or is YAML that is too long.
-            The error has the line and column where they are known.
+        UserError: as in `parse_topology`, or the text is not valid YAML or JSON, or is YAML that is too long. The error
+            has the line and column if they are known.
     """
     is_json = text.lstrip().startswith("{")
     if is_json:

@@ -55,8 +55,9 @@ class Offer(StrictModel):
     topology: Topology
     """Machines that the attempt holds, and free ones that are offered to no other job."""
     answers: int | None = None
-    """Step of the answered `ReplanProposed`; None if none is answered. The attempt now holds those proposed machines
-    that are in ``topology``."""
+    """Step of the `ReplanProposed` that this offer answers; None if it answers none. The attempt now holds the proposed
+    machines that are in ``topology``.
+    """
 
 
 class Planned(StrictModel):
@@ -134,7 +135,7 @@ class Sampled(StrictModel):
 
     type: Literal["sampled"] = "sampled"
     step: int
-    """Step after which it was generated."""
+    """Step after which the text was generated."""
     prompt: str
     text: str
     """Generated text, without the prompt."""
@@ -192,7 +193,7 @@ class ReplanProposed(StrictModel):
 
 
 class ReplanAbandoned(StrictModel):
-    """Report that the last proposed plan is not applied. No member is left on machines that only this plan uses."""
+    """Report that the last proposed plan is not applied. No member is left on machines that only that plan uses."""
 
     type: Literal["replan-abandoned"] = "replan-abandoned"
     reason: str

@@ -7,7 +7,7 @@ ADAPTER = "default"
 
 
 def stored_name(name: str) -> str:
-    """Return the name of a tensor or module as in checkpoints: without the parts that ``peft`` inserts."""
+    """Return the name under which checkpoints store a tensor or module: without the parts that ``peft`` inserts."""
     plain = f"{name}.".replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
     return plain.removesuffix(".")
 

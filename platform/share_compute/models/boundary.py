@@ -23,7 +23,7 @@ class Expected:
     Args:
         shape: required shape; None allows any.
         dtypes: allowed types.
-        is_finite: whether all of its numbers must be finite.
+        is_finite: whether all numbers of the tensor must be finite.
     """
 
     shape: Shape | None
@@ -40,7 +40,7 @@ class Expected:
         return None
 
     def misfit_of_some(self, tensor: Tensor) -> str | None:
-        """Return the same as `misfit`, but allow any size of all dimensions except the last."""
+        """Return the same as `misfit`, but compare only the number of dimensions and the size of the last one."""
         shape = tuple(tensor.shape)
         if self.shape is not None and len(shape) == len(self.shape) and shape[-1:] == self.shape[-1:]:
             return Expected(shape, self.dtypes).misfit(tensor)
@@ -63,7 +63,7 @@ def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) ->
         blueprint: blueprint of the whole model.
         layer: index of the layer, at least 1; the inputs of layer 0 are samples.
         batch: number of samples in a microbatch.
-        length: tokens of a sample, for language models.
+        length: number of tokens in a sample, for language models.
 
     Returns:
         The shape; None if the configuration has no hidden size, or if an earlier declared layer does not fit its input.
@@ -86,8 +86,8 @@ class Boundaries:
     """Requirements on the tensors that one shard receives in a training step.
 
     Args:
-        activation: activation of a microbatch, from the stage before; None at the first stage.
-        gradient: gradient of the shard's outputs, from the stage after; None at the last stage.
+        activation: requirements on a microbatch's activation from the stage before; None at the first stage.
+        gradient: requirements on the gradient of the shard's outputs from the stage after; None at the last stage.
     """
 
     activation: Expected | None = None
@@ -103,7 +103,7 @@ class Boundaries:
             stage: the shard.
             blueprint: blueprint of the whole model.
             batch: number of samples in a microbatch.
-            length: tokens of a sample.
+            length: number of tokens in a sample.
             gradients_are_finite: whether all numbers of received activations and gradients must be finite.
         """
         shard, dtypes = stage.shard, numbers_in(blueprint.precision)

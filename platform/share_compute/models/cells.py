@@ -28,7 +28,7 @@ def derive_seed(*parts: int | str) -> int:
 def run_by_cell(
     layer: nn.Module, place: int, cell: Callable[[], Cell], *, draws: bool, recomputes: bool
 ) -> None:
-    """Replace a layer's ``forward`` by one that seeds random numbers and can be recomputed.
+    """Replace a layer's ``forward`` with one that seeds random numbers and can be recomputed.
 
     Args:
         layer: layer of the stage.

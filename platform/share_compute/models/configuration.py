@@ -13,7 +13,7 @@ from share_compute.specification import ModelSpec
 
 
 def declared_config(model: ModelSpec) -> dict[str, Any]:
-    """Return a model's configuration; empty for a list of layers, which has none.
+    """Return a model's configuration; an empty dict for a list of layers, which has no configuration.
 
     Raises:
         UserError: the model's folder or its config.json cannot be read.

@@ -46,7 +46,7 @@ def frozen_names(names: Iterable[str], patterns: Sequence[str], places: Places) 
 
 
 def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places) -> None:
-    """Check that each pattern freezes a parameter, and that a parameter is left to train.
+    """Check that each pattern freezes a parameter, and that at least one parameter is left to train.
 
     Args:
         names: stored names of all parameters of the whole model.
@@ -87,7 +87,7 @@ def freeze(parameters: Iterable[Named], patterns: Sequence[str], places: Places)
 
 
 def trains_before(parameters: Iterable[Named], layer: int, places: Places) -> bool:
-    """Return whether a parameter before a layer is trained.
+    """Return whether any parameter before a layer is trained.
 
     Args:
         parameters: parameters of the whole model, with their stored names.

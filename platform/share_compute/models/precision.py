@@ -25,7 +25,7 @@ def require_precision(precision: Precision, device: torch.device) -> None:
     """Check that a device can compute in ``precision``.
 
     Raises:
-        UserError: the device cannot.
+        UserError: the device does not support ``precision``.
     """
     if precision == "float32":
         return

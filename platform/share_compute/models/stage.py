@@ -63,7 +63,7 @@ class Stage(ABC):
         """Initialize every tensor; the values do not depend on the division into stages."""
 
     def initialize_added(self, seed: int) -> None:
-        """Initialize the tensors that a folder of pretrained weights does not have (`added`); by default none."""
+        """Initialize the tensors in `added`, which folders of pretrained weights lack; by default, there are none."""
 
     @property
     def added(self) -> frozenset[str]:

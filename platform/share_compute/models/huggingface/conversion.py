@@ -1,7 +1,8 @@
 """Folders of pretrained models, read by the names that the model's code uses.
 
-Many architectures store tensors under other names than the model's code uses, or in other pieces, such as one tensor
-for each expert. transformers defines the conversions. This module runs a conversion when one of its tensors is read.
+Many architectures store tensors under names that the model's code does not use, or split them differently, for example
+into one tensor for each expert. transformers defines the conversions. This module runs a conversion when one of its
+tensors is read.
 """
 
 from __future__ import annotations

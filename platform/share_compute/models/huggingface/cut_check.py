@@ -1,6 +1,6 @@
 """Check whether a model can be cut between its layers.
 
-Some architectures pass more than hidden states from layer to layer, which a configuration does not show. So a small
+Some architectures pass more than hidden states from layer to layer. Their configurations do not show this. So a small
 model of the same architecture with random weights is computed both whole and stage by stage.
 """
 
@@ -32,13 +32,15 @@ _EXPERTS = {
     "num_expert_group": 1, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "ffn_hidden_size": 64,
     "expert_ffn_hidden_size": 32,
 }  # fmt: skip
+"""Settings of experts, with their values in small models."""
 _WIDTHS = {
     "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "kv_lora_rank": 16, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
     "qk_head_dim": 32, "linear_head_dim": 16, "linear_num_heads": 4, "hidden_size_per_layer_input": 16,
 }  # fmt: skip
+"""Settings of sizes, with their values in small models."""
 _DEPTHS = {"first_k_dense_replace": 1, "num_dense_layers": 1, "num_layers": 2}
-"""Values in small models, by name of the setting; the same holds for `_EXPERTS` and `_WIDTHS`."""
+"""Settings of depth, with their values in small models."""
 _MOST_SCALARS = 2**27
 """Maximum number of parameters of a small model, in scalars; 512 MiB in float32."""
 
@@ -50,7 +52,7 @@ class _NotComputed(Exception):
 def no_cut_reason(config: Mapping[str, Any]) -> str | None:
     """Return the reason why a causal language model cannot be cut between its layers; None if it can.
 
-    A model also counts as one that cannot be cut if no small model can be computed whole.
+    If no small model can be computed whole, the model counts as one that cannot be cut.
 
     Args:
         config: Hugging Face configuration of the model, with ``model_type``.
@@ -105,7 +107,7 @@ def _computed(config: Mapping[str, Any], edges: Sequence[int], ids: Tensor) -> T
 
 
 def _smaller(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield small configurations to try, in order; the second keeps the sizes of attention."""
+    """Yield the small configurations to try, in order; the second keeps the model's own sizes of attention."""
     whole = hub_configuration(config).to_dict()
     for sizes in (_WIDTHS | _EXPERTS | _DEPTHS, _EXPERTS | _DEPTHS | {"intermediate_size": 64}):
         small = _shrunk(whole, sizes)

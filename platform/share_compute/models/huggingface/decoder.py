@@ -271,7 +271,7 @@ class HuggingFaceStage(Stage):
             names of all tied weights.
 
     Raises:
-        UserError: as `trained_sketch`, or the device cannot compute in the blueprint's precision.
+        UserError: as in `trained_sketch`, or the device cannot compute in the blueprint's precision.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _EMBEDDING = "embeddings"
 
 
 class Entrance(nn.Module):
-    """Replacement of a base model's embedding: it takes hidden states instead of ids, and returns them."""
+    """Replacement for a base model's embedding: it takes hidden states instead of ids, and returns them unchanged."""
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
         """Return the first floating-point tensor among the arguments: the hidden states ``[1, tokens, hidden]``."""

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from share_compute.models.profiles.profile import ModelProfile
 
 _MOST_FILES = 512
-"""Number of profiles that are kept; the ones that were written first are removed."""
+"""Maximum number of profiles on disk; the oldest ones are removed."""
 _MOST_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def cached_profile(facts: Any, make: Callable[[], ModelProfile]) -> ModelProfile
 def stored_profile(facts: Any) -> ModelProfile | None:
     """Return the profile that `cached_profile` stored for ``facts``; None if there is none.
 
-    A profile is not found after another version of torch, transformers or this package was installed.
+    Profiles of other versions of torch, transformers or this package are not found.
     """
     try:
         with _file(facts).open("rb") as opened:
@@ -61,7 +61,7 @@ def _write(file: Path, profile: ModelProfile) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(
             f".{file.name}.{secrets.token_hex(8)}.partial"
-        )  # other processes may write it, too
+        )  # other processes may write the same profile
         partial.write_text(profile.model_dump_json(), encoding="utf-8")
         partial.replace(file)
         files = sorted(file.parent.glob("*.json"), key=lambda known: known.stat().st_mtime)

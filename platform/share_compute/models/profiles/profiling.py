@@ -1,7 +1,7 @@
 """Count the operations and memory of code without data: tensors have shapes, but no memory and no values.
 
-Tensors are fake CPU tensors (torch's `FakeTensorMode`), not meta tensors, so that attention takes the same
-fused kernel as on real tensors. If code reads a value of a fake tensor, torch raises an exception in `UNCOUNTABLE`.
+Tensors are fake CPU tensors (torch's `FakeTensorMode`), not meta tensors, so that attention uses the same fused kernel
+as on real tensors. If code reads a value of a fake tensor, torch raises an exception in `UNCOUNTABLE`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNCOUNTABLE = (
 )  # fmt: skip
 """Exceptions that a model's code may raise when it runs without data."""
 LOSS_COPIES = 3
-"""Number of tensors of the logits' size in the backward pass of the loss, beside those that autograd saved.
+"""Number of tensors of the logits' size in the backward pass of the loss, besides those that autograd saved.
 
 These are the logits themselves, and the gradients before and after the softmax.
 """
@@ -87,8 +87,9 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
 
     Args:
         run: forward function.
-        inputs: input tensors, nested in any way; not counted as kept.
-        module: module whose parameters and buffers are not counted as kept. Its gradients are overwritten.
+        inputs: input tensors, nested in any way; ``kept_bytes`` of the result does not include them.
+        module: module whose parameters and buffers ``kept_bytes`` does not include, either. Its gradients are
+            overwritten.
     """
     saved: dict[StorageWeakRef, torch.UntypedStorage] = {}
 
@@ -225,7 +226,8 @@ _WITHOUT_TRAFFIC = frozenset(
     }
 )
 """Operations that do not count as traffic: matrix products, whose time follows from their FLOPs, look-ups, which read
-few rows of their table, and a view that torch does not call a view."""
+few rows of their table, and a view that torch does not mark as a view.
+"""
 _FORMULAS = {
     torch.ops.aten._grouped_mm: _grouped_flops,  # noqa: SLF001 - operators have such names
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001

@@ -101,7 +101,7 @@ class ShapeEstimate:
 
         Args:
             parameters: number of the modules' parameters, without tied ones.
-            tied: number of the parameters that are tied to the embedding.
+            tied: number of the modules' parameters that are tied to the embedding.
             frozen: number of ``parameters`` that are not trained.
             largest: size of the largest trained parameter tensor, in scalars.
         """

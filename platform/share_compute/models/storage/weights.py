@@ -298,7 +298,7 @@ class FolderWriter:
             )
 
     def _join(self, stem: str) -> None:
-        """Join the files ``<stem>-*.part`` in one safetensors file, since ``peft`` does not read several files."""
+        """Join the files ``<stem>-*.part`` into one safetensors file, since ``peft`` does not read several files."""
         pieces = sorted(self._staging.glob(f"{stem}-*.part"))
         tensors: dict[str, Tensor] = {}
         for piece in pieces:
@@ -343,7 +343,7 @@ def copy_into(
 def sweep_partial(parent: Path) -> None:
     """Remove incomplete and replaced folders that `FolderWriter` left in subfolders of ``parent``.
 
-    If the writer ended before it put the new folder in place, the replaced one gets its name back.
+    If the writer ended before it put the new folder in place, the replaced folder gets its name back.
     """
     for partial_folder in parent.glob("*/.*.partial"):
         shutil.rmtree(partial_folder, ignore_errors=True)
