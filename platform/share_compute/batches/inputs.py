@@ -126,7 +126,7 @@ class Inputs:
         """Count the rows of all files, and hash their content.
 
         Raises:
-            UserError: a file cannot be read, or no file has any row.
+            UserError: a file cannot be read, or no file has rows.
         """
         found = [self._survey(file) for file in self.files]
         survey = Survey(tuple(rows for rows, _ in found), tuple(digest for _, digest in found))
@@ -279,7 +279,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Replace an `OSError` or `ValueError` of the block by a `UserError` that names the file."""
+    """Convert an `OSError` or `ValueError` in the block to a `UserError` that names the file."""
     try:
         yield
     except (OSError, ValueError) as failure:

@@ -148,7 +148,7 @@ def _write_tables(tables: Iterator[Any], file: Path) -> None:
 
 
 class _Unfit(Exception):
-    """A value of a column does not fit the column's type."""
+    """Error: a value does not fit the type of its column."""
 
     def __init__(self, column: str) -> None:
         super().__init__(column)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
     """Return the permutation of ``range(size)`` that ``key`` determines, as a read-only array of shape ``[size]``."""
-    # NumPy keeps the raw bits of Philox the same in all versions, but not Generator.permutation (NEP 19).
+    # NumPy guarantees that the raw bits of Philox never change. Generator.permutation may change (NEP 19).
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     order = np.argsort(bits, kind="stable").astype(np.int64, copy=False)
     order.flags.writeable = False

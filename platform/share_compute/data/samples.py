@@ -106,9 +106,9 @@ class DigitSamples:
 
     sizes: SplitSizes
     pixels: NDArray[np.float32] = field(repr=False)
-    """Shape ``[1797, 64]``, scaled to 0..1."""
+    """Pixel values scaled to 0..1, shape ``[1797, 64]``."""
     labels: NDArray[np.int64] = field(repr=False)
-    """Shape ``[1797]``, 0 to 9."""
+    """Digits 0 to 9, shape ``[1797]``."""
 
     @classmethod
     def load(cls, seed: int, validation_fraction: float, test_fraction: float) -> DigitSamples:

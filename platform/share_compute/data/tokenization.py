@@ -54,7 +54,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return whether a folder has a chat template that can be read for its tokenizer."""
+    """Return whether a folder has a chat template, in chat_template.jinja or in a readable tokenizer_config.json."""
     if (folder / "chat_template.jinja").is_file():
         return True
     file = folder / "tokenizer_config.json"

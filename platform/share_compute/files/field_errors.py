@@ -27,7 +27,10 @@ def invalid(failure: ValidationError, hint: str) -> UserError:
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:
-    """Return the first `MOST_NAMED` problems of a pydantic error as ``[{field, problem}]``, field paths with dots."""
+    """Return the first `MOST_NAMED` problems of a pydantic error as ``[{field, problem}]``.
+
+    Paths of fields are written with dots.
+    """
     return named(_errors(failure), _path)
 
 

@@ -72,7 +72,7 @@ def write_yaml(data: Any) -> str:
 
 
 def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
-    """Return the data of YAML text; JSON is valid YAML.
+    """Return the data that a YAML text contains; a JSON text is valid YAML.
 
     Args:
         text: the YAML text.
@@ -103,7 +103,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def read_json(text: str, what: str) -> Any:
-    """Return the data of JSON text; a duplicate key is an error.
+    """Return the data that a JSON text contains; a duplicate key is an error.
 
     Args:
         text: the JSON text.

@@ -276,7 +276,7 @@ def read_topology(text: str) -> Topology:
 
 
 def describe_topology(topology: Topology) -> TopologyDocument:
-    """Return the document of a topology.
+    """Return the document that describes a topology.
 
     Devices without a measured float32 speed are left out. Machines without such a device are left out with their links.
     """

@@ -48,8 +48,8 @@ class Assignment(StrictModel):
 class Offer(StrictModel):
     """Machines that a running attempt may use from now on; replaces the earlier offer.
 
-    The attempt requests machines that it does not hold with a `ReplanProposed`, and waits for the answer before it
-    starts anything on these machines.
+    With a `ReplanProposed`, the attempt requests machines that it does not hold. It starts nothing on these machines
+    until the request is answered.
     """
 
     topology: Topology
@@ -81,7 +81,7 @@ class Reformed(StrictModel):
     joined: tuple[str, ...] = ()
     """Ids of contributors that hold a part of the model from now on."""
     left: tuple[str, ...] = ()
-    """Ids of contributors that handed over their shards and hold no part of the model any more."""
+    """Ids of contributors that handed over their shards and no longer hold a part of the model."""
     expected: tuple[str, ...] = ()
     """Ids of contributors that are still joining for the last proposed plan; they stay leased to the job."""
     seconds: float = Field(ge=0)
@@ -89,7 +89,7 @@ class Reformed(StrictModel):
     recomputed: int = Field(ge=0)
     """Number of microbatches of the uncommitted step that had to be computed again."""
     sentence: str
-    """Cause of the change, for people."""
+    """Human-readable cause of the change."""
 
 
 class Started(StrictModel):
@@ -207,7 +207,7 @@ class Offended(StrictModel):
     """Id of the contributor."""
     step: int
     what: str
-    """Description of the error, for people."""
+    """Human-readable description of the error."""
     quarantined: bool
     """Whether this report alone puts the machine in quarantine; otherwise earlier reports count too."""
     accuser: str | None = None
@@ -217,7 +217,7 @@ class Offended(StrictModel):
 
 
 class LinkCut(StrictModel):
-    """Report that two machines of the job cannot reach each other any more."""
+    """Report that two machines of the job can no longer reach each other."""
 
     type: Literal["link-cut"] = "link-cut"
     machines: tuple[str, str]
@@ -226,7 +226,7 @@ class LinkCut(StrictModel):
 
 
 class Protection(StrictModel):
-    """Report whether the job can lose any one machine without losing a step.
+    """Report on whether the job can lose any one machine without losing a step.
 
     Each epoch starts unprotected.
     """

@@ -19,7 +19,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether the job is over; a failed or cancelled job can be resumed, which queues it again."""
+        """Return whether the state is final. A failed or cancelled job can still be resumed, which queues it again."""
         return self in (JobState.succeeded, JobState.failed, JobState.cancelled)
 
 

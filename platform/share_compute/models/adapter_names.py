@@ -1,4 +1,4 @@
-"""Conversion of names in a model with ``peft`` adapters to the plain names under which its tensors are stored."""
+"""Converts names in a model with ``peft`` adapters to the plain names under which the model's tensors are stored."""
 
 from __future__ import annotations
 

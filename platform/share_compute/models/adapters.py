@@ -56,7 +56,7 @@ def adapter_tensors(stage: Stage) -> dict[str, Tensor]:
 
 
 def saved_name(name: str) -> str:
-    """Return the name in ``adapter_model.safetensors`` of the adapter tensor with this stored name."""
+    """Return the name that the adapter tensor with this stored name has in ``adapter_model.safetensors``."""
     return _SAVED_PREFIX + name
 
 

@@ -86,8 +86,8 @@ class Boundaries:
     """Requirements on the tensors that one shard receives in a training step.
 
     Args:
-        activation: requirements on a microbatch's activation from the stage before; None at the first stage.
-        gradient: requirements on the gradient of the shard's outputs from the stage after; None at the last stage.
+        activation: requirements on a microbatch's activation from the previous stage; None at the first stage.
+        gradient: requirements on the gradient of the shard's outputs from the next stage; None at the last stage.
     """
 
     activation: Expected | None = None

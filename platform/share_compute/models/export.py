@@ -31,7 +31,7 @@ def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
         target: folder to write; replaced if it exists.
 
     Raises:
-        NotFound: the checkpoint does not exist any more.
+        NotFound: the checkpoint no longer exists.
         UserError: the checkpoint is damaged.
         Unavailable: the disk is full or cannot be written.
     """
@@ -104,7 +104,7 @@ def _with_adapter(folder: WeightFolder, name: str, lora: LoraSpec) -> Tensor:
     a, b = (f"{matrix}.lora_{part}.weight" for part in "AB")
     if a not in folder:
         return weight
-    # The operations are in the same order as in peft, so that the bits equal those of the job's result.
+    # The operations are in the same order as in peft, so that the bits are the same as in the job's result.
     return weight + folder.read(b) @ folder.read(a) * (lora.alpha / lora.rank)
 
 

@@ -1,4 +1,4 @@
-"""Freezing: choose the parameters of a model that are trained, by their stored names."""
+"""Freezing: selects, by stored name, which parameters of a model are trained."""
 
 from __future__ import annotations
 

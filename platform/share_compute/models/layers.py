@@ -115,7 +115,7 @@ class LayeredStage(Stage):
         return {int(name): layer for name, layer in self.module.layers.items()}
 
     def compute(self, inputs: Tensor) -> Tensor:
-        """Run the shard's layers on samples, or on outputs of the stage before, ``[batch, ...]``.
+        """Run the shard's layers on samples, or on outputs of the previous stage, ``[batch, ...]``.
 
         Raises:
             UserError: a layer does not fit its input.

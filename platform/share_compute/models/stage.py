@@ -18,7 +18,7 @@ class Stage(ABC):
     """One shard of a model, ready to compute.
 
     The first stage takes samples: token ids ``[batch, seq]``, or features ``[batch, features]`` for declared layers.
-    Each later stage takes the outputs of the stage before, such as hidden states ``[batch, seq, hidden]``. The last
+    Each later stage takes the outputs of the previous stage, such as hidden states ``[batch, seq, hidden]``. The last
     stage returns logits.
 
     Args:
@@ -33,7 +33,7 @@ class Stage(ABC):
     module: nn.Module
     """The torch module; `stored_name` maps the names of its tensors to stored names."""
     tied: Mapping[str, str]
-    """Stored name by name of each tied parameter: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
+    """Map from each tied parameter's name to its stored name: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
     trains_before: bool
     """Whether an earlier stage trains parameters."""
 
@@ -96,7 +96,7 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: model outputs ``[..., classes]``.
-        targets: class or token ids, ``[...]``. Reading targets on a GPU synchronizes it.
+        targets: class or token ids, ``[...]``. Targets on a GPU are read, which synchronizes the GPU.
 
     Raises:
         UserError: a target is not below the number of classes.

@@ -163,7 +163,7 @@ def _timeline(solution: Solution) -> tuple[TimelineCell, ...]:
 def _alternatives(
     spec: TrainJob, topology: Topology, profile: ModelProfile, chosen: Solution
 ) -> tuple[Alternative, ...]:
-    """Return the figures of every strategy's plan, the fastest first, plans without a predicted step last."""
+    """Return the figures of every strategy's plan: the fastest first, and plans without a predicted step last."""
     found = []
     for name in strategy_names():
         if name == chosen.plan.strategy:

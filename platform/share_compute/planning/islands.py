@@ -7,7 +7,8 @@ Douillard et al., 2023) ::
                        (2 * (n - 1) / n * weight bytes / bandwidth + 2 * (n - 1) * latency), for n islands
     samples a second = H * batch / (H * slowest island's step + synchronisation)
 
-The partitions that are tried are the levels of a single-linkage clustering of the regions, and single machines.
+These partitions are tried: each level of a single-linkage clustering of the regions, and the partition into single
+machines.
 """
 
 from __future__ import annotations

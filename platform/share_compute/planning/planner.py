@@ -43,7 +43,7 @@ class Solution:
 
     plan: Plan
     cost: TrainingCost
-    """Cost model of the usable machines, at the plan's number of microbatches."""
+    """Cost model of the usable machines, for the plan's number of microbatches."""
     layout: Layout
     """Layout of the plan, with machines as indices into ``cost.topology``."""
     timeline: StepTimeline | None

@@ -28,7 +28,7 @@ from share_compute.models.storage.weights import WeightFolder
 
 
 class PretrainedWeights:
-    """The tensors of a pretrained folder, under the names of the model's code.
+    """The tensors in a folder of a pretrained model, under the names that the model's code uses.
 
     Args:
         folder: folder of safetensors files.

@@ -87,7 +87,7 @@ def _compared(small: str) -> str | None:
 
 
 def _count_layers(config: Mapping[str, Any]) -> int:
-    """Return the number of layers of a small model, or raise an error if it is still too large to be computed."""
+    """Return the number of layers of a small model; raise `_NotComputed` if the model is too large to be computed."""
     size = sum(parameter.numel() for parameter in sketch(config).parameters())
     if size > _MOST_SCALARS:
         raise _NotComputed(f"it would have {size} parameters")
@@ -95,7 +95,7 @@ def _count_layers(config: Mapping[str, Any]) -> int:
 
 
 def _computed(config: Mapping[str, Any], edges: Sequence[int], ids: Tensor) -> Tensor:
-    """Return the logits of a model, computed in stages from each element of ``edges`` to the next."""
+    """Return a model's logits, computed in stages that begin and end at successive elements of ``edges``."""
     blueprint, outputs = Blueprint(config=dict(config)), ids
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for start, stop in pairwise(edges):

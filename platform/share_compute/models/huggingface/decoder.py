@@ -192,7 +192,7 @@ def sketch(
         kind: auto class of transformers, with a method ``from_config``.
 
     Raises:
-        UserError: the configuration does not describe such a model.
+        UserError: the configuration does not describe a model of this kind.
     """
     try:
         with _sketching():
@@ -222,7 +222,7 @@ def sketch(
 
 
 def tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """Return {name of a tied parameter: name under which it is stored}."""
+    """Return the name under which each tied parameter is stored, by the parameter's own name."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 

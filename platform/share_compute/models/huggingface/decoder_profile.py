@@ -195,7 +195,7 @@ class _Parts:
         return replace(counted, kept_bytes=counted.kept_bytes + copies)
 
     def _given(self, index: int, length: int, *, cached: bool) -> _Call:
-        """Return the arguments that the model passes to a layer, with fake tensors."""
+        """Return the arguments that the model passes to a layer, as fake tensors."""
         if (length, cached) not in self._tours:
             self._tours[length, cached] = self._tour(length, cached=cached)
         return self._tours[length, cached][index]
@@ -222,7 +222,7 @@ class _Parts:
 
 
 class _GroupedProducts(TorchFunctionMode):
-    """Mode that replaces a grouped product over experts by a product with the first expert, which costs the same.
+    """Mode that replaces a grouped product over experts with a product with the first expert, which costs the same.
 
     torch rejects fake float32 tensors in grouped products.
     """

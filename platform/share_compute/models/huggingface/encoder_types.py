@@ -29,7 +29,7 @@ class EncoderParts:
     """Paths of an architecture's parts inside its base model."""
 
     layers: str = "encoder.layer"
-    """Path of the list of its layers."""
+    """Path of the list of layers."""
     closing: tuple[str, ...] = ()
     """Paths of the modules after the last layer."""
     counts_from_padding: bool = False

@@ -1,4 +1,4 @@
-"""Checks of configurations with transformers. This module does not import torch."""
+"""Checks model configurations with transformers. This module does not import torch."""
 
 from __future__ import annotations
 

@@ -46,10 +46,12 @@ class LayerProfile(StrictModel):
     backward_operations: int = 0
     """Number of kernel calls in a backward pass, without view operations."""
     forward_traffic: QuadraticGrowth = NOTHING
-    """Bytes that kernels without products, such as norms, read and write in one sample's forward pass, in float32."""
+    """Bytes in float32 that kernels other than matrix products, such as norms, move in one sample's forward pass."""
     backward_traffic: QuadraticGrowth = NOTHING
-    """Bytes that kernels without products read and write in one sample's backward pass, in float32; the sums of the
-    parameters' gradients do not count."""
+    """Bytes in float32 that kernels other than matrix products move in one sample's backward pass.
+
+    The sums of the parameters' gradients do not count.
+    """
     activation_bytes: QuadraticGrowth = NOTHING
     """Bytes in float32 that one sample keeps between its forward and its backward pass.
 
@@ -80,7 +82,7 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Return profiles without backward costs before the first piece with trained parameters.
+    """Return the profiles, with no backward costs in the pieces before the first piece that has trained parameters.
 
     The piece before the first trained one keeps only its output as activation, and earlier pieces keep none. If nothing
     is frozen, or nothing is trained, all profiles stay unchanged.
@@ -114,8 +116,9 @@ class ModelProfile(StrictModel):
     The modules are always in the last layer's shard.
     """
     tied: int = 0
-    """Number of parameters that the head shares with the embedding. If the last shard is not the first one as well, it
-    holds a second copy of these parameters."""
+    """Number of parameters that the head shares with the embedding. Unless the last shard is also the first, it holds a
+    second copy of these parameters.
+    """
     tied_trains: bool = True
     """Whether the tied parameters are trained; True if there are none."""
     tied_name: str | None = None

@@ -49,7 +49,7 @@ class Count:
     """Kernel calls, without views."""
     backward_operations: int
     forward_traffic: int
-    """Bytes that kernels without products, such as norms, read and write."""
+    """Bytes that kernels other than matrix products, such as norms, read and write."""
     backward_traffic: int
     kept_bytes: int
     """Memory of the output and of tensors saved by autograd, without inputs, parameters and buffers."""
@@ -64,7 +64,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 def empty_module(mode: FakeTensorMode, module: nn.Module) -> None:
-    """Replace all parameters and buffers of a module, on any device, by fake CPU tensors."""
+    """Replace all parameters and buffers of a module, on any device, with fake CPU tensors."""
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - there is no public way to replace them in place
             if parameter is not None:
@@ -128,7 +128,7 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Mode that counts kernel calls, except for views of a tensor, and the memory traffic of kernels without products.
+    """Mode that counts kernel calls, without views, and the memory traffic of kernels other than matrix products.
 
     Args:
         gradients: gradients of parameters. Kernels that add to them do not count as traffic, because their cost does
@@ -139,7 +139,7 @@ class OperationCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
         self.traffic = 0
-        """Bytes that kernels without products read and write."""
+        """Bytes that kernels other than matrix products read and write."""
         self._gradients = frozenset(map(storage_of, gradients))
 
     def __torch_dispatch__(
@@ -186,7 +186,7 @@ def parabola(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
 
 
 def flop_counter() -> FlopCounterMode:
-    """Return torch's FLOP counter, extended by formulas for kernels that it does not count."""
+    """Return torch's FLOP counter, extended with formulas for kernels that it does not count."""
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
 
 

@@ -39,7 +39,7 @@ def parameters_of(module: nn.Module) -> int:
 
 
 def frozen_parameters_of(module: nn.Module) -> int:
-    """Return the number of a module's parameters that take no gradient, in scalars."""
+    """Return the number of a module's frozen parameters, in scalars."""
     return sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
 
 

@@ -50,7 +50,7 @@ def newest_whole(wanted: Path) -> Chosen:
 
 
 def _state_damage(folder: Path) -> str | None:
-    """Return the problem of the file `STATE`; None if it is valid JSON."""
+    """Return a message about the damage of the file `STATE`; None if the file is valid JSON."""
     file = folder / STATE
     try:
         json.loads(file.read_bytes())

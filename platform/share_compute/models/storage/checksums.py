@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 CHECKSUMS = "checksums.json"
-"""File in a folder that holds the algorithm, and the size and checksum of every other file."""
+"""Name of the file that holds the algorithm, and the size and checksum of every other file in the folder."""
 ALGORITHM = "xxh3_128"
 _BLOCK_BYTES = 2**20
 

@@ -183,7 +183,7 @@ def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
 class FolderWriter:
     """Writer of a folder with checksums; the folder appears under its name only when it is complete.
 
-    Until then the files are in a hidden folder beside ``target``.
+    Until then, the files are in a hidden folder next to ``target``.
 
     Args:
         target: path of the complete folder; replaced if it exists.

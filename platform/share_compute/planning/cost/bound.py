@@ -40,7 +40,7 @@ class _Group(NamedTuple):
 
 
 def lower_bound_s(cost: TrainingCost) -> float:
-    """Return a lower bound in seconds on the step of any layout; infinite if `Options.usable` is empty."""
+    """Return a lower bound in seconds on the step time of any layout; infinite if `Options.usable` is empty."""
     usable = np.array(Options(cost).usable, dtype=np.int64)
     if not len(usable):
         return math.inf
@@ -69,7 +69,7 @@ class _Relaxation:
         self._fewest_stages = int((largest < state).sum()) + 1
 
     def bound_s(self, group: _Group) -> float:
-        """Return a lower bound on the step of layouts on all regions of a group, or on one machine of the group."""
+        """Return a lower bound on the step time of layouts on all regions of a group, or on one of its machines."""
         inside = np.isin(self._cost.network.region[self._usable], list(group.regions))
         machines = self._usable[inside]
         bound = min(self._alone_s(int(machine)) for machine in machines)
@@ -82,7 +82,7 @@ class _Relaxation:
         return self._cost.step_s(layout) if self._cost.fits(layout) else math.inf
 
     def _together_s(self, machines: Ints, inside: np.ndarray, group: _Group) -> float:
-        """Return a lower bound on the step of layouts on several machines: the smallest over all numbers of stages."""
+        """Return a lower bound on the step time of layouts on several machines, for any number of stages."""
         most = min(len(machines), self._cost.num_layers)
         stages = np.arange(1, most + 1)
         order = np.lexsort((-self._rates[inside], self._smallest_s[inside]))
@@ -132,7 +132,7 @@ class _Relaxation:
 
 
 def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
-    """Return lower bounds on the one-way seconds of a microbatch between each two regions, ``[regions, regions]``.
+    """Return lower bounds on the one-way seconds of a microbatch between every two regions, ``[regions, regions]``.
 
     A microbatch counts as the smallest tensor that can cross a boundary between stages. Times are infinite on dead
     links.

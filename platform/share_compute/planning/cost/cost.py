@@ -234,7 +234,7 @@ class TrainingCost(TrainingMemory):
         """Return the predicted time of a step, by the formula of this module."""
         stages, count = layout.stages, self.workload.microbatches
         ahead = windows([len(stage.members) for stage in stages])
-        # At stage p, `trip` is trip(p) of the formula, and `step` is the step time of the stages p, p + 1, ...
+        # At stage p, `trip` is trip(p) of the formula above, and `step` is the step time of the stages p, p + 1, ...
         trip, step = 0.0, 0.0
         for place in range(len(stages) - 1, -1, -1):
             stage, carry = stages[place], 0.0
@@ -249,7 +249,7 @@ class TrainingCost(TrainingMemory):
         return step
 
     def may_share(self, machines: Sequence[int]) -> bool:
-        """Return whether machines can be members of one stage: they need one kind of device and one region."""
+        """Return whether machines can be members of one stage: all need the same kind of device and the same region."""
         return (
             len({self.kinds[machine] for machine in machines}) == 1
             and len({int(self.network.region[machine]) for machine in machines}) == 1

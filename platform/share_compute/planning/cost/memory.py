@@ -233,7 +233,7 @@ class TrainingMemory(CostTables):
 
 
 def after_a_loss(shares: Sequence[int]) -> tuple[int, ...]:
-    """Return the approximate share of each member if the other member with the largest share is lost."""
+    """Return, for each member, its approximate share if the busiest other member is lost."""
     if len(shares) == 1:
         return tuple(shares)
     count = sum(shares)

@@ -123,7 +123,7 @@ class Options:
         return times
 
     def _rough_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
-        """Return a lower bound on a stage's time in a step, shape ``[ranges]``, as if microbatches could be divided."""
+        """Return a lower bound on a stage's time in a step ``[ranges]``, for microbatches that can be divided."""
         with np.errstate(divide="ignore"):
             speed = (1 / self._cells_s(np.array(members), start, stop)).sum(axis=0)
         times: Floats = self._cost.workload.microbatches / speed + self._tail_s(members, start, stop)
@@ -196,7 +196,8 @@ class Options:
         fixed = fixed + most * 2 * (cost.boundary_bytes[start] + cost.boundary_bytes[stop])
         each = cost.activation_bytes[stop] - cost.activation_bytes[start]
         kept = np.minimum(np.floor((memory - fixed) / np.maximum(each, 1e-9)), ANY_WINDOW)
-        # Rounding may make the quotient wrong by one, so it is checked with the sum of `TrainingMemory.bytes_needed`.
+        # Rounding may make the quotient wrong by one, so it is checked with the formula of
+        # `TrainingMemory.bytes_needed`.
         kept = kept - (fixed + kept * each > memory)
         kept = kept + (fixed + (kept + 1) * each <= memory)
         windows: Floats = np.where(kept >= most, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
@@ -204,7 +205,7 @@ class Options:
 
 
 def _after_a_loss(shares: Floats) -> Floats:
-    """Return the shares of `share_compute.planning.cost.memory.after_a_loss` for many layer ranges at once.
+    """Compute `share_compute.planning.cost.memory.after_a_loss` for many layer ranges at once.
 
     Args:
         shares: number of microbatches of each member, shape ``[members, ranges]``.
@@ -219,10 +220,10 @@ def _after_a_loss(shares: Floats) -> Floats:
 
 
 def _shares(cells: Floats, microbatches: int) -> Floats:
-    """Return the shares of `fill_shares` for many layer ranges at once, shape ``[members, ranges]``.
+    """Compute `fill_shares` for many layer ranges at once; the result has shape ``[members, ranges]``.
 
     Where `fill_shares` returns None, at least one share is 0. Each member first gets a lower bound of its share. The
-    other microbatches are assigned one by one.
+    remaining microbatches are assigned one by one.
 
     Args:
         cells: time of one microbatch on each member, shape ``[members, ranges]``.

@@ -34,7 +34,7 @@ from share_compute.protocol.schedule import Action, one_forward_one_backward
 
 
 class SimulatedCell(NamedTuple):
-    """One cell (a forward or a backward of one microbatch) and its begin and end in seconds."""
+    """One cell (a forward or a backward of one microbatch), with its start and end in seconds."""
 
     stage: int
     member: int
@@ -70,9 +70,9 @@ class StepTimeline:
     cells: tuple[SimulatedCell, ...]
     """Cells, ordered by stage, member and time."""
     busy_fractions: dict[int, float]
-    """Share of the step in which a machine computes cells or updates weights, by its index in the topology."""
+    """Fraction of the step that a machine spends on cells and on its weight update, by its index in the topology."""
     updates: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """(begin, end) of each machine's weight update and of the fixed work after it, by index in the topology."""
+    """(start, end) of each machine's weight update with the fixed work after it, by index in the topology."""
     transfers: tuple[SimulatedTransfer, ...] = ()
     """Transfers between stages; empty unless requested."""
     slowdowns: dict[int, float] = field(default_factory=dict)

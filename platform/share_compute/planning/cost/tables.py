@@ -111,7 +111,7 @@ class CostTables:
         return np.where((speeds > 0) & np.isfinite(speeds), speeds, 0.0)
 
     def estimated_s(self, flops: Floats, moved_bytes: Floats, operations: Floats) -> Floats:
-        """Return the seconds of each layer on each machine ``[machines, layers]``; infinite for unknown speeds.
+        """Return each layer's estimated seconds on each machine ``[machines, layers]``; infinite for unknown speeds.
 
         Args:
             flops: floating point operations of each layer ``[layers]``.

@@ -58,7 +58,7 @@ def _over(before: MachineTimings | None, new: MachineTimings) -> MachineTimings:
 
 
 def holding(kept: Mapping[str, MachineTimings], topology: Topology, microbatch_size: int) -> Timings:
-    """Return the timings of present, unchanged machines that were taken with microbatches of this size.
+    """Return the timings with this microbatch size, for machines that are in the topology and have not changed.
 
     Args:
         kept: timings by contributor id.

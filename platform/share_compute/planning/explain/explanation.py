@@ -205,7 +205,7 @@ class Explanation:
 
     @cached_property
     def _least_bytes(self) -> float:
-        """Smallest memory of all machines in the plan, in bytes that a plan may fill."""
+        """Bytes that a plan may fill on the machine with the least memory, among the machines of this plan."""
         return min(float(self._cost.memory_bytes[machine]) for machine in self._layout.machines)
 
     @cached_property
@@ -215,7 +215,7 @@ class Explanation:
         return max(map(self._nearest_s, used)) if len(used) > 1 else math.inf
 
     def _nearest_s(self, machine: int) -> float:
-        """Return the shortest transfer time of the largest boundary tensor to another machine of the plan."""
+        """Return the shortest time to transfer the largest boundary tensor to another machine of the plan."""
         size = float(self._cost.boundary_bytes.max())
         others = [other for other in self._layout.machines if other != machine]
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)

@@ -107,7 +107,7 @@ def _unreachable(strategy: PartitioningStrategy, problem: SearchProblem, tried: 
 
 
 def _needed(problem: SearchProblem, tried: Layout) -> int:
-    """Return the bytes that the machines of a layout would have to lend together."""
+    """Return the bytes that the machines of a layout would have to lend in total."""
     return sum(
         to_lend(problem.cost.member_bytes(tried, place, index))
         for place, stage in enumerate(tried.stages)

@@ -30,7 +30,7 @@ def to_lend(needed_bytes: float) -> int:
 
 
 def lent_bytes(topology: Topology) -> int:
-    """Return the bytes that all machines lend together."""
+    """Return the bytes that all machines lend in total."""
     return sum(machine.memory_bytes for machine in topology.contributors)
 
 

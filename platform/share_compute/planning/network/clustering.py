@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LEAST_LATENCY_S = 5e-4
-"""Smaller latencies count as this value, since delays in busy processes exceed them."""
+"""Floor for latencies: smaller ones are raised to it, since delays in busy processes exceed them."""
 LEAST_BYTES_PER_S = 1.0
-"""Smaller bandwidths, such as 0 of a dead link, count as this value, because their logarithm is needed."""
+"""Floor for bandwidths: smaller ones, such as 0 of a dead link, are raised to it, because their logarithm is needed."""
 
 
 class _Average(NamedTuple):

@@ -24,7 +24,7 @@ class Proposal:
 
     @property
     def preference(self) -> tuple[float, int, int]:
-        """Sort key: fastest by the formula first; ties go to fewer machines, then to fewer microbatches."""
+        """Sort key: fastest by the cost formula first; ties go to fewer machines, then to fewer microbatches."""
         return (
             rounded(self.formula_s),
             len(self.candidate.layout.machines),
@@ -33,9 +33,9 @@ class Proposal:
 
     @property
     def floor_s(self) -> float:
-        """Lower bound on the simulated step in seconds: the step by the formula minus the longest tail.
+        """Lower bound on the simulated step in seconds: the step by the cost formula minus the longest tail.
 
-        In the simulation, gradient sums and backups may overlap with more work than in the formula.
+        In the simulation, gradient sums and backups may overlap with more work than in the cost formula.
         """
         return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.stages))
 
@@ -95,7 +95,7 @@ class Choice:
         """Simulate proposals that may be faster than the best so far, in the order of their preference.
 
         Args:
-            proposals: proposals in any order; the ones that were offered before are skipped.
+            proposals: proposals in any order; proposals that were offered before are skipped.
             most_cells: number of simulated cells after which this call begins no further simulation.
         """
         until = self.cells + most_cells

@@ -45,7 +45,7 @@ class Labels:
     step_s: Floats
     """Step time in seconds, if the suffix were the whole pipeline."""
     trip_s: Floats
-    """Time in seconds of one microbatch through the suffix and back: trip(p) of the cost formula."""
+    """Seconds that one microbatch takes through the suffix and back: trip(p) of the cost formula."""
     parent: Ints
     """Id of the suffix without its first stage."""
     id: Ints
@@ -110,7 +110,7 @@ class Suffixes:
         cells = np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1)
         least = cells.min(axis=0)
         self._prefix_s = np.concatenate([[0.0], np.cumsum(least)])
-        """Lower bound on the seconds of one microbatch through the first l layers and back ``[layers + 1]``."""
+        """Lower bound on the seconds that one microbatch takes through the first l layers and back ``[layers + 1]``."""
         self._state_bytes = np.asarray(cost.state_bytes(cost.parameters, cost.trained))
         starts = np.arange(self.layers + 1)[:, None] - 1 - np.arange(self.layers)
         self._ahead_s = np.where(starts >= 0, self._prefix_s[np.maximum(starts, 0)], np.inf)

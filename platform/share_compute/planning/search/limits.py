@@ -14,13 +14,13 @@ class SearchLimits(NamedTuple):
     """
 
     width: int
-    """Beam width in one order of machines: suffixes kept for each first layer and criterion (`Labels.best`)."""
+    """Beam width in one order of machines: number of suffixes per first layer and criterion (`Labels.best`)."""
     exact_order: int
-    """Number of machines times number of layers above which an order of machines is searched with a beam."""
+    """Product of the numbers of machines and layers above which an order of machines is searched with a beam."""
     orders: int
     """Maximum number of orders of machines that are searched before the local search."""
     beam: int
-    """Beam width over all orders: suffixes kept for each number of machines, first layer and criterion."""
+    """Beam width over all orders: number of suffixes per number of machines, first layer and criterion."""
     beam_machines: int
     """Maximum number of machines in the beam search over all orders, at most `all_orders.MOST_IN_BEAM`."""
     starts: int

@@ -43,7 +43,7 @@ def _changed(problem: SearchProblem, stages: Stages) -> Iterator[Stages]:
 
 
 def _cuts(stages: Stages) -> Iterator[Stages]:
-    """Yield stages with one layer moved from one stage to a neighboring stage."""
+    """Yield variants in which one layer moves to a neighboring stage."""
     for place in range(len(stages) - 1):
         (left, before), (right, after) = stages[place : place + 2]
         for shift in (-1, 1):
@@ -52,7 +52,7 @@ def _cuts(stages: Stages) -> Iterator[Stages]:
 
 
 def _exchanged(stages: Stages) -> Iterator[Stages]:
-    """Yield stages with the machines of two stages exchanged, once with their numbers of layers and once without."""
+    """Yield variants in which two stages exchange their machines, with and without their numbers of layers."""
     places = range(len(stages))
     few = len(stages) <= _MOST_EXCHANGED
     for one, other in combinations(places, 2) if few else pairwise(places):
@@ -66,7 +66,7 @@ def _exchanged(stages: Stages) -> Iterator[Stages]:
 
 
 def _without(stages: Stages) -> Iterator[Stages]:
-    """Yield stages with one stage removed and its layers given to a neighboring stage."""
+    """Yield variants in which one stage is removed and its layers move to a neighboring stage."""
     for place, (layers, _) in enumerate(stages):
         for heir in (place - 1, place + 1):
             if 0 <= heir < len(stages):

@@ -20,8 +20,8 @@ _MOST_LARGE: Final = 32
 def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
     """Return the regions of the machines in a greedy order.
 
-    The first region has the shortest estimated step on its machines alone. Each further region is the remaining one
-    with the shortest transfer from the region before it.
+    The first region has the shortest estimated step on its machines alone. Each further region is, among the remaining
+    regions, the one with the shortest transfer from its predecessor.
     """
     usable = list(rates)
     pass_s = float(np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1).min(axis=0).sum())

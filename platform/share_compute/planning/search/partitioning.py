@@ -109,7 +109,7 @@ def _form_stages(problem: SearchProblem) -> list[list[int]]:
 
 
 def check_counts(machines: int, layers: int, microbatches: int, stages: int, members_per_stage: int) -> None:
-    """Raise PlanInfeasible if the requested numbers are impossible, whatever the memory and the links."""
+    """Raise PlanInfeasible if the requested numbers are impossible regardless of memory and links."""
     if machines == 0:
         raise PlanInfeasible(
             "no machine is ready",

@@ -105,7 +105,7 @@ def all_below(
 
     Args:
         cost: the cost model.
-        ceiling_s: step time in seconds, by the formula, that layouts must be below.
+        ceiling_s: step time in seconds that layouts must be below, by the cost formula.
         stages: exact number of stages; None allows any.
         members_per_stage: exact number of members in each stage; None allows any.
         budget: approximate number of examined candidates after which the search stops.
@@ -241,7 +241,7 @@ class _Search:
     def _vary(self) -> None:
         """Search layouts with other numbers of stages, and layouts with one member in each stage.
 
-        One of them may be the fastest in the simulation, which includes waits that the formula omits.
+        One of them may be the fastest in the simulation, which includes waits that the cost formula omits.
         """
         count, used = len(self.best.stages), self.best.machines
         order = (*used, *(machine for machine in self.candidates if machine not in set(used)))[:_VARIED]

@@ -44,7 +44,7 @@ class SearchingStrategy(PartitioningStrategy):
     method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
-        """Return the best layouts of the search, best by the formula first; an empty list if none was found.
+        """Return the best layouts of the search, best by the cost formula first; an empty list if none was found.
 
         Raises:
             PlanInfeasible: the requested numbers are impossible; see `check_counts`.

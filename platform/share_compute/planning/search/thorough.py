@@ -6,7 +6,8 @@ these layouts are simulated, within budgets, unless their lower bound (`Proposal
 1. Layouts of the other built-in strategies. For more than `MANY` machines, dynamic programming runs only at some
    numbers of microbatches.
 2. Results of the search at the most promising numbers of microbatches.
-3. For up to `MOST_MACHINES` machines: layouts whose step by the formula is below the best simulated step (`all_below`).
+3. For up to `MOST_MACHINES` machines: layouts whose step by the cost formula is below the best simulated step
+   (`all_below`).
 4. Layouts near the best ones.
 """
 
@@ -63,7 +64,7 @@ def thorough(problems: Sequence[SearchProblem], additions: Additions) -> Choice:
 
 
 def proposed(problem: SearchProblem, candidates: Iterable[Candidate]) -> list[Proposal]:
-    """Return the candidates that fit into memory and need no dead link, with their step time by the formula."""
+    """Return the candidates that fit into memory and need no dead link, with their step time by the cost formula."""
     cost = problem.cost
     found = []
     for candidate in candidates:

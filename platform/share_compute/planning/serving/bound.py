@@ -1,7 +1,7 @@
 """Lower bound on the time of any serving layout, by the formula of `share_compute.planning.serving.cost`.
 
-A layout on one machine is evaluated exactly. For several machines, the bounds below hold for a given number of stages,
-and the largest of them counts. The result is the smallest value over all numbers of stages.
+A layout on one machine is evaluated exactly. For several machines and a given number of stages, the bound is the
+largest of the bounds below. The result is the minimum over all numbers of stages.
 
 - Each layer takes at least its time on the machine that is fastest for it. Between neighbouring stages, and back to the
   first stage, a token takes at least the time of the best link.
@@ -27,7 +27,7 @@ from share_compute.planning.serving.cost import TOKEN_ID_BYTES, ServingCost
 def objective_s(cost: ServingCost, layout: Layout) -> float:
     """Return the time in seconds that the objective minimises.
 
-    That is the time of a request alone (latency), or from token to token with all sequences in flight (throughput).
+    That is the time of a request alone (latency), or the time between tokens with all sequences in flight (throughput).
     """
     if cost.workload.objective == "latency":
         return cost.request_s(layout)
@@ -68,7 +68,7 @@ class _Relaxation:
         return float(each.min(axis=0).sum()) + (stages - 1) * hop_s + self._link_s(new, new * TOKEN_ID_BYTES)
 
     def next_token_s(self, stages: int) -> float:
-        """Return a lower bound on the time from token to token, with all sequences in flight on ``stages`` stages."""
+        """Return a lower bound on the time between tokens, with all sequences in flight on ``stages`` stages."""
         cost, workload = self._cost, self._cost.workload
         count, batch = cost.batches(stages)
         pass_s, work_s, speeds = self._work(batch)

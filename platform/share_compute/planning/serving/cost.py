@@ -104,7 +104,8 @@ class ServingCost(CostTables):
         return self.corrected_s(self._prompt_estimates, self.timed("forward"))
 
     def token_s(self, batch: int) -> Floats:
-        """Return the time of the first l layers for one token of each of ``batch`` sequences, shaped as `prompt_s`."""
+        """Return the time of the first l layers for one token of each of ``batch`` sequences, shaped like `prompt_s`.
+        """
         prompt, new = self.workload.prompt_tokens, self.workload.new_tokens
         flops = self._flops(lambda growth: (growth.at(prompt + new) - growth.at(prompt)) / new)
         cache = self._of_layers(
@@ -165,7 +166,7 @@ class ServingCost(CostTables):
         return self._through(layout, self.prompt_s) + self._hops(layout, self.workload.prompt_tokens)
 
     def next_token_s(self, layout: Layout, *, loaded: bool = False) -> float:
-        """Return the time from token to token (TPOT) of a request, in seconds.
+        """Return the time between tokens (TPOT) of a request, in seconds.
 
         Args:
             layout: stages of one machine each.
@@ -192,7 +193,7 @@ class ServingCost(CostTables):
         return self.first_token_s(layout) + self.workload.new_tokens * self.next_token_s(layout)
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether every machine's need stays within the memory that a plan may fill."""
+        """Return whether each machine needs at most the memory that a plan may fill on it."""
         return all(
             self.needed_bytes[stage.start, stage.stop] <= self.memory_bytes[machine]
             for stage in layout.stages

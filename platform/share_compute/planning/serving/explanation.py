@@ -85,7 +85,7 @@ class ServingExplanation:
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
-        """Return text about the speeds, the busy time and the choice of a stage's machine."""
+        """Return a text about the machine of a stage: its speeds, its busy time, and why it was chosen."""
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
@@ -162,7 +162,7 @@ class ServingExplanation:
     def _with(self, machine: int) -> Iterator[tuple[float, Layout]]:
         """Yield (objective in seconds, placement) for changed placements that fit.
 
-        The machine is added, or replaces another machine. For throughput, placements beyond the limit on the first
+        The machine is added, or replaces another machine. For throughput, placements that exceed the limit on the first
         token are left out.
         """
         stages = self._layout.stages

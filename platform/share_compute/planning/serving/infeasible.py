@@ -22,7 +22,7 @@ from share_compute.quantities import bytes_text, exact_bytes_text
 from share_compute.specification.workload import ServingWorkload
 
 _MOST_MACHINES_TRIED = 64
-"""Maximum number of machines with which `_fits` searches: the machines that lend most."""
+"""Maximum number of machines with which `_fits` searches: the machines that lend the most memory."""
 
 
 def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:

@@ -64,7 +64,7 @@ def _trip(
 
 
 def step_parts(cost: ServingCost, layout: Layout) -> list[TimePart]:
-    """Return the busy time of each machine and each link from token to token, with all sequences in flight.
+    """Return the busy time of each machine and each link between two tokens, with all sequences in flight.
 
     The parts of the machines come first, in the order of the stages.
     """

@@ -51,7 +51,7 @@ class FoundServing:
 
 
 def search_serving(cost: ServingCost, *, finalists: int = 8, stages: int | None = None) -> list[FoundServing]:
-    """Return the best layouts found, best first and layouts beyond the limits last.
+    """Return the best layouts found, best first; layouts that exceed the latency limits come last.
 
     The list is empty if no layout was found that fits and needs no dead link.
 
@@ -162,7 +162,7 @@ def _longest_s(cost: ServingCost, layout: Layout) -> float:
 
 
 def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
-    """Return the same machines in the same order, cut so that the busiest machine computes for the shortest time."""
+    """Return the layout of the same machines in the same order whose busiest machine computes for the shortest time."""
     num_layers = cost.num_layers
     longest_s = np.full(num_layers + 1, np.inf)
     """Compute time of the busiest machine so far, by the number of layers placed."""
@@ -231,7 +231,7 @@ def _time_kept(cost: ServingCost, layout: Layout) -> float:
 
 
 def _kept(cost: ServingCost, stages: int, aim_s: float) -> Sums:
-    """Return the costs of a token's round trip; infinite for stages and links that are busy longer than ``aim_s``.
+    """Return the costs of a token's round trip; infinite for stages and links busy for longer than ``aim_s``.
 
     With a limit on the first token, the time to the first token is added with weight ``aim_s`` / limit.
     """
