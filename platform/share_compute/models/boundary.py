@@ -40,7 +40,7 @@ class Expected:
         return None
 
     def misfit_of_some(self, tensor: Tensor) -> str | None:
-        """Return the same as `misfit`, but compare only the number of dimensions and the size of the last one."""
+        """Return the same as `misfit`, but allow all dimensions except the last to have any size."""
         shape = tuple(tensor.shape)
         if self.shape is not None and len(shape) == len(self.shape) and shape[-1:] == self.shape[-1:]:
             return Expected(shape, self.dtypes).misfit(tensor)

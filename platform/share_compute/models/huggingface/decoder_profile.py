@@ -175,7 +175,7 @@ class _Parts:
         return _growths(lengths, [self._follow(length) for length in lengths])
 
     def _follow(self, length: int) -> Count:
-        """Count the cost of the modules after the last layer, with the loss."""
+        """Count the cost of the model without its embedding and layers, but with the loss."""
         entered: list[Tensor] = []
         logits: list[Tensor] = []
 

@@ -257,7 +257,7 @@ class TrainingCost(TrainingMemory):
 
 
 def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
-    """Distribute microbatches so that the last member finishes as early as possible; return each member's number.
+    """Distribute microbatches so that the last member finishes as early as possible; return the number for each member.
 
     Return None if a member gets no microbatch or has an infinite time.
 

@@ -44,7 +44,7 @@ class Option:
     """
 
     def reach(self, ceiling_s: float) -> int:
-        """Return the largest number of layers that fit into memory with a time below ``ceiling_s``; 0 if none do."""
+        """Return the largest number of layers that fit into memory and take less than ``ceiling_s`` per step, or 0."""
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
@@ -70,7 +70,7 @@ class Options:
 
         Args:
             machines: usable machines that may be members of one stage (`TrainingCost.may_share`).
-            most_layers: maximum number of layers in a range; the tables have no longer ranges.
+            most_layers: maximum number of layers in a range of the tables.
             ceiling_s: step time in seconds; ranges of layers that need more than this may be left out.
         """
         members = tuple(sorted(machines))

@@ -104,8 +104,7 @@ class ServingCost(CostTables):
         return self.corrected_s(self._prompt_estimates, self.timed("forward"))
 
     def token_s(self, batch: int) -> Floats:
-        """Return the time of the first l layers for one token of each of ``batch`` sequences, shaped like `prompt_s`.
-        """
+        """Return the time of the first l layers for one token of each of ``batch`` sequences, shaped as `prompt_s`."""
         prompt, new = self.workload.prompt_tokens, self.workload.new_tokens
         flops = self._flops(lambda growth: (growth.at(prompt + new) - growth.at(prompt)) / new)
         cache = self._of_layers(
