@@ -20,7 +20,7 @@ MOST_BYTES = 256 << 10
 
 
 class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
-    """Loader that refuses aliases, tags and duplicate keys. Nested aliases let a few lines grow to gigabytes.
+    """Loader that refuses aliases, tags and duplicate keys. Nested aliases can expand a few lines to gigabytes.
 
     libyaml parses the text, for speed. The nodes are composed in Python, where they can be checked.
     """
@@ -67,7 +67,7 @@ for _form in (_PlainLoader, _PlainDumper):
 
 
 def write_yaml(data: Any) -> str:
-    """Return data as YAML text for `read_yaml`."""
+    """Return data as YAML text that `read_yaml` can read."""
     return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
 
 

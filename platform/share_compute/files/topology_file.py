@@ -324,7 +324,7 @@ def _is_measured(device: Device) -> bool:
 
 
 def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", "json"] = "yaml") -> str:
-    """Return the text of a topology file for `read_topology`."""
+    """Return the text of a topology file that `read_topology` can read."""
     document = topology if isinstance(topology, TopologyDocument) else describe_topology(topology)
     data = {"kind": KIND, "version": VERSION, **document.model_dump(mode="json", exclude_defaults=True)}
     if form == "json":

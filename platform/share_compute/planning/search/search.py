@@ -1,4 +1,4 @@
-"""The search for layouts with a short step by the cost formula."""
+"""The search for layouts with a short step time by the cost formula."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def search(
     finalists: int = 8,
     limits: SearchLimits | None = None,
 ) -> list[Found]:
-    """Find different layouts with a short step by the cost formula.
+    """Find different layouts with a short step time by the cost formula.
 
     The layouts pass `TrainingCost.may_fit`. The caller must check `TrainingCost.fits`, which also counts the gradient
     sets that a member holds.

@@ -1,4 +1,4 @@
-"""Partitioning strategies that search for layouts with a short step by the cost formula."""
+"""Partitioning strategies that search for layouts with a short step time by the cost formula."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NAMELESS = LayerProfile(
 
 
 class SearchingStrategy(PartitioningStrategy):
-    """Base class of strategies that search for the layout with the shortest step by the cost formula."""
+    """Base class of strategies that search for the layout with the shortest step time by the cost formula."""
 
     method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
 
