@@ -59,11 +59,13 @@ def _file(facts: Any) -> Path:
 def _write(file: Path, profile: ModelProfile) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(
-            f".{file.name}.{secrets.token_hex(8)}.partial"
-        )  # other processes may write the same profile
-        partial.write_text(profile.model_dump_json(), encoding="utf-8")
-        partial.replace(file)
+        # Other processes may write the same profile.
+        partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
+        try:
+            partial.write_text(profile.model_dump_json(), encoding="utf-8")
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
         files = sorted(file.parent.glob("*.json"), key=lambda known: known.stat().st_mtime)
         for old in files[:-_MOST_FILES]:
             old.unlink(missing_ok=True)
