@@ -20,13 +20,13 @@ class Patience:
     """Time limits of the supervision of jobs and batches, in seconds."""
 
     answer_s: float = 60.0
-    """Time for a coordinator to answer; it may just be starting on a busy machine."""
+    """Time to wait for an answer of a coordinator, which may still be starting on a busy machine."""
     store_s: float = 60.0
     """Time for which store operations are retried while the store does not answer; then the attempt is ended."""
     cancel_s: float = 30.0
     """Time for an attempt to stop after a cancellation request, before the attempt is killed."""
     return_s: float = 60.0
-    """Time after the server's start in which machines of an earlier server process are expected to reconnect."""
+    """Time after the server's start during which machines of an earlier server process are expected to reconnect."""
     arrival_s: float = 120.0
     """Time that a job waits for machines that are joining or being measured, before it starts without them."""
     retry_s: float = 4.0

@@ -37,10 +37,10 @@ _POLL_S = 1.0
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _MOST_MISTAKES = 3
-"""Number of unexpected engine errors for one row after which the last error becomes the row's answer."""
+"""Number of unexpected engine errors after which a row is not sent again. The last error becomes the row's answer."""
 _ROWS_AHEAD = 2
-"""Default number of rows in flight for each sequence that all replicas together can generate at a time. A value above 1
-keeps the deployment's queue filled."""
+"""Default number of rows in flight, as a multiple of the number of sequences that all replicas together can generate
+at the same time. A value above 1 keeps the deployment's queue filled."""
 _log = logging.getLogger(__name__)
 
 
@@ -188,7 +188,7 @@ class BatchAttempt:
     async def _put(
         self, slots: asyncio.Semaphore, parts: Parts, part: _Part, place: int, row: InputRow
     ) -> None:
-        """Answer one row and store the answer at ``place`` in its part; save the part when it is complete."""
+        """Answer one row and store the answer at index ``place`` of ``part``; save the part when it is complete."""
         try:
             answer = part.answers[place] = await self._answer(row)
         finally:
@@ -200,7 +200,7 @@ class BatchAttempt:
             await asyncio.to_thread(parts.keep, part.number, columns)
 
     async def _answer(self, row: InputRow) -> RowAnswer:
-        """Send a row until it is answered, and return the answer.
+        """Send a row to the engine, again after each failure, and return the answer.
 
         The answer is an error if the row is invalid, if the engine refuses the row, or after `_MOST_MISTAKES`
         unexpected errors of the engine.
@@ -228,9 +228,9 @@ class BatchAttempt:
         return RowAnswer({"error": row.problem})
 
     async def _found(self) -> ServingEngine:
-        """Return the deployment's engine; wait while there is none.
+        """Return the deployment's engine; wait until there is one.
 
-        While waiting, and when the engine is new, check that the batch's deployment still exists.
+        If the engine is missing or was replaced, check that the batch's deployment still exists.
 
         Raises:
             DeploymentGone: the deployment was taken down, has failed, or was replaced.

@@ -1,4 +1,4 @@
-"""Runs queued batches: starts each batch when its deployment can answer, and requeues batches with lost attempts."""
+"""Runs queued batches: starts a batch when its deployment can answer, and requeues batches whose attempts were lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BatchSupervisor:
         self._patience = Patience()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._deployed: dict[str, tuple[int, str]] = {}
-        """Job id -> (attempt number for which the batch's own deployment was created, id of the deployment)."""
+        """Job id -> (attempt number, deployment id) of the last deployment that was created for the batch."""
         self._interruption = _RESTARTED
         """Reason recorded for attempts that are active in the store but unknown to this supervisor."""
 
@@ -109,10 +109,10 @@ class BatchSupervisor:
             await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
 
     def _deploy(self, job: JobRecord, spec: BatchJob) -> DeploymentRecord:
-        """Create the batch's own deployment, once for each attempt.
+        """Create and return the batch's own deployment for the present attempt.
 
         Raises:
-            UserError: the deployment created for this attempt was stopped or failed.
+            UserError: a deployment was already created for this attempt, and it was stopped or failed.
         """
         attempt, made = self._deployed.get(job.id, (0, ""))
         if attempt == job.attempt:
@@ -155,7 +155,7 @@ class BatchSupervisor:
             await self._fail(job, as_ours(mistake))
 
     async def _requeue_or_fail(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
-        """Requeue a batch whose deployment is gone, or fail the batch if the deployment was created for it."""
+        """Requeue a batch whose deployment is gone; if the deployment was created for this batch, fail the batch."""
         if spec.model is None:
             why = f"deployment {deployment.name} is gone"
             requeue = partial(self._store.jobs.requeue, job.id, why, attempt=job.attempt)
@@ -181,7 +181,7 @@ class BatchSupervisor:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
-        """Take down each deployment that was created for a batch, if the batch is over."""
+        """Take down each deployment that was created for a batch that is now over."""
         for record in await asyncio.to_thread(self._store.deployments.list):
             if await asyncio.to_thread(self._is_left, record):
                 await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")

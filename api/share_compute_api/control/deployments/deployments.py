@@ -1,4 +1,4 @@
-"""Supervises deployments: for each one in the store, runs replicas in the cluster and an engine for requests."""
+"""Supervises deployments: for each deployment in the store, runs its replicas and the engine for its requests."""
 
 from __future__ import annotations
 
@@ -51,8 +51,11 @@ class DeploymentSupervisor:
         self._notifier = notifier
         self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
         self._failed: set[str] = set()
-        """Ids of failed deployments, which must not be started again. A list of live deployments that was read before a
-        failure was recorded still contains the failed deployment."""
+        """Ids of failed deployments, which must not be started again.
+
+        A list of live deployments may have been read before a failure was recorded. It then still contains the failed
+        deployment.
+        """
         self._has_polled = False
 
     async def run(self) -> None:
@@ -125,7 +128,7 @@ class DeploymentSupervisor:
 def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
     """Cancel a deployment's task, and return the task.
 
-    A task that already ends its deployment is not cancelled, because the clean-up must not be interrupted.
+    A task that is already ending its deployment is not cancelled, because the clean-up must not be interrupted.
     """
     if not serving.is_ending:
         serving.is_ending = True

@@ -11,14 +11,14 @@ _DIED = "its server died; another one is started"
 class Interruptions:
     """Detects when interruptions of one replica begin and end, and numbers them from 1.
 
-    Each process of the replica's server counts from 1 again; the numbers of this class continue when the server is
-    restarted.
+    Each new process of the replica's server numbers its interruptions from 1 again. The numbers of this class continue
+    across such restarts.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._seen = 0
-        """Highest number that the present process of the replica's server reported; 0 if none."""
+        """Highest interruption number that the present process of the replica's server has reported; 0 if none."""
         self._open: dict[int, tuple[int, float]] = {}
         """Ongoing interruptions: number given by the process -> (number given by this class, start time in seconds)."""
         self._orphans: dict[int, float] = {}

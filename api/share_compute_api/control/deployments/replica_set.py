@@ -1,4 +1,4 @@
-"""Keeps the list of a deployment's replicas: adds, restores and drains replicas to reach a wanted number."""
+"""Manages the list of a deployment's replicas: adds, restores and drains replicas to reach the target number."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class ManagedReplica:
         """Time in seconds at which the replica began to drain; None if it is wanted. A draining replica gets no new
         requests."""
         self.is_standby = False
-        """Whether the replica keeps its machines and processes, without weights, until it is wanted."""
+        """Whether the replica is on standby: it keeps its machines and processes, but not the weights."""
         self.ending: asyncio.Task[None] | None = None
         """Task that terminates the replica's processes; None until `end` is called."""
 
     @property
     def stays(self) -> bool:
-        """Whether the replica is wanted."""
+        """Whether the replica is wanted, and is therefore not draining."""
         return self.leaves_since_s is None
 
     def end(self) -> None:
@@ -50,7 +50,7 @@ class ManagedReplica:
 
 
 class ReplicaSet:
-    """The replicas of one deployment. Each keeps its number when its processes are restarted.
+    """The replicas of one deployment. A replica keeps its number when its processes are restarted.
 
     Args:
         stages: requested number of stages of each replica; None if the planner decides.
@@ -72,14 +72,14 @@ class ReplicaSet:
 
     @property
     def statuses(self) -> list[ServingStatus]:
-        """Last statuses of all replicas that reported one, draining replicas included."""
+        """Last status of each replica that has reported one, including draining replicas."""
         return [managed.slot.status for managed in self._replicas if managed.slot.status is not None]
 
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
         """Add, restore or drain replicas, so that exactly ``wanted`` replicas are not draining.
 
         A draining replica whose processes are not being terminated yet is restored before a new one is added. Replicas
-        that are not ready drain first, then those with the fewest sequences.
+        that are not ready are drained first, then replicas with the fewest sequences.
 
         Args:
             wanted: target number of replicas.
@@ -108,7 +108,11 @@ class ReplicaSet:
         return changed
 
     def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Return the draining replicas to end now: without a server or sequences, or draining for over ``drain_s``."""
+        """Return the draining replicas that should be ended now.
+
+        A replica should be ended if it has no server or no unfinished sequences, or has been draining for more
+        than ``drain_s`` seconds.
+        """
         return [
             managed
             for managed in self._replicas

@@ -1,8 +1,8 @@
 """Decides which machines each replica of a deployment may use: its own, and free ones while it needs more.
 
-Machines are leased before they are offered to a replica. When the replica has not changed for some seconds, its unused
+Machines are leased before they are offered to a replica. When a replica has not changed for some seconds, its unused
 machines are taken back. A machine that was taken back is released for other work when the replica has no process on the
-machine, or after `_LEAVING_S`.
+machine, or after `_LEAVING_S` seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Slot:
     machines: set[str] = field(default_factory=set)
     """Ids of the contributors that the replica may use."""
     parting: dict[str, float] = field(default_factory=dict)
-    """Machines that were taken back and are not released yet: contributor id -> time when it was taken back, in s."""
+    """Machines that were taken back and are not released yet: contributor id -> time of taking it back, in seconds."""
     status: ServingStatus | None = None
     tried: Nodes = frozenset()
     """Machines with which the replica did not become ready with all requested stages."""
@@ -64,7 +64,7 @@ class Slot:
         return frozenset(self.status.holds if self.status is not None else ())
 
     def see(self, status: ServingStatus | None, now_s: float) -> None:
-        """Replace the status.
+        """Record the replica's newest status.
 
         If the state, the epoch, the used machines or ``is_reading_model`` changed, the wait before unused machines are
         taken back starts again.
@@ -83,7 +83,7 @@ class Slot:
             self.parting.pop(machine, None)
 
     def wants(self, free: Iterable[ContributorRecord]) -> bool:
-        """Return whether the replica needs more machines, and ``free`` has a machine that it has not tried.
+        """Return whether the replica needs more machines, and ``free`` has a machine that the replica has not tried.
 
         The replica needs more machines if it is not ready, or has fewer stages than requested.
         """
@@ -92,8 +92,8 @@ class Slot:
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
         """Start to take back unused and draining machines; return the ids of the machines that are released now.
 
-        A machine is released if an earlier call took it back, and the replica has no process on the machine or
-        `_LEAVING_S` has passed.
+        A machine is released if an earlier call took it back, and either the replica has no process on the machine or
+        `_LEAVING_S` seconds have passed.
 
         Args:
             present: contributors that are ready or draining, by id.

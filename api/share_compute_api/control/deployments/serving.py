@@ -40,9 +40,9 @@ from share_compute_api.submission.model_folders import model_window
 
 _POLL_S = 0.5
 _ANSWER_S = 20.0
-"""Seconds for a replica's server to report its status; it may just be starting on a busy machine."""
+"""Seconds to wait for the status of a replica's server, which may still be starting on a busy machine."""
 _MOST_FAILURES = 5
-"""Number of failures that a replica reports without becoming ready in between; then the deployment fails."""
+"""Number of failures of one replica, without becoming ready in between, after which the deployment fails."""
 _FOR_USERS = frozenset({UserError.code, NotFound.code, Conflict.code})
 """Codes of errors after which the deployment fails at once, because a restart cannot help."""
 _RESTARTED = "the server was restarted"
@@ -71,7 +71,7 @@ class Serving:
         launch: starts a replica.
         members: returns, for each contributor, the jobs whose members hold memory there.
         metrics: the Prometheus metrics of requests.
-        record: the deployment's record at construction.
+        record: the deployment's record; `revise` replaces its specification.
         drain_s: seconds for a draining replica to finish its sequences.
     """
 
@@ -98,7 +98,7 @@ class Serving:
         self._unrecorded: tuple[int, Decision] | None = None
         """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
         self._waits = ""
-        """Reason why no machine can be given to a replica; empty if one can."""
+        """Reason why no machine is available for a replica; empty if a machine is available."""
         self._replicas = ReplicaSet(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
@@ -106,13 +106,13 @@ class Serving:
         self._engine: RayEngine | None = None
         self._recorded: tuple[DeploymentState, str, list[Plan]] | None = None
         self.is_scaled = False
-        """Whether `numbers` is complete: the number of replicas was set to the wanted number at least once."""
+        """Whether the number of replicas was set to the wanted number at least once, so that `numbers` is complete."""
         self.is_ending = False
-        """Whether the deployment ends its replicas or was cancelled; its task must not be cancelled again."""
+        """Whether the deployment is ending its replicas or was cancelled; if so, do not cancel its task again."""
 
     @property
     def statuses(self) -> list[ServingStatus]:
-        """Last statuses of the replicas that reported one."""
+        """Last status of each replica that has reported one."""
         return self._replicas.statuses
 
     @property
@@ -136,7 +136,7 @@ class Serving:
 
     @property
     def replicas(self) -> ReplicaCounts:
-        """Numbers of ready, wanted and draining replicas and of waiting sequences; reason for the wanted number."""
+        """Numbers of replicas by state and of waiting sequences, and the reason for the wanted number of replicas."""
         staying = self._replicas.staying
         return ReplicaCounts(
             ready=sum(managed.slot.is_ready for managed in staying),
@@ -305,7 +305,7 @@ class Serving:
         self.is_scaled = True
 
     async def _keep_on_standby(self, managed: ManagedReplica) -> bool:
-        """Let a replica stand by, unless it is not ready or another one stands by; return whether it stands by."""
+        """Put a ready replica on standby, unless another replica is on standby; return whether it is on standby now."""
         if not managed.is_standby:
             if managed.replica is None or not managed.slot.is_ready:
                 return False
@@ -420,9 +420,9 @@ def standing_of(
 
     Args:
         replicas: status of each wanted replica; None if unknown.
-        fewest: minimum number of replicas. If at least this number is ready, the deployment is not degraded.
+        fewest: minimum number of replicas. If at least this many are ready, the deployment is not degraded.
         scaled: reason for the target number of replicas.
-        waits: reason why the replicas have no machines; empty if they have some.
+        waits: reason why no machine is available for the replicas; empty if a machine is available.
     """
     if not replicas:
         return DeploymentState.ready, f"no replica is up: {scaled}; the next request starts one"
@@ -443,9 +443,9 @@ def standing_of(
 def _wanted_first(record: DeploymentRecord) -> int:
     """Return the initial number of replicas, which the autoscaler then clamps to the deployment's range.
 
-    A deployment that was ready or degraded before the server's restart gets as many replicas as had a plan, or one that
-    takes over the members on standby. Any other deployment starts with one replica, which shows whether the model can
-    be served.
+    A deployment that was ready or degraded before the server's restart gets one replica for each recorded plan. If it
+    keeps a replica on standby, it gets at least that one, which takes over the members on standby. Any other deployment
+    starts with one replica, which shows whether the model can be served.
     """
     if record.state in (DeploymentState.ready, DeploymentState.degraded):
         return max(len(record.plans), record.spec.replicas.reserve)

@@ -42,8 +42,8 @@ class Allotment:
     leaving: frozenset[str] = frozenset()
     """Ids of contributors in the attempt's plan or proposal that the attempt must release."""
     answers: int | None = None
-    """Step of the attempt's pending proposal; None without one. The proposal is granted if all its machines are in this
-    allotment."""
+    """Step of the attempt's pending proposal; None if no proposal is pending. The proposal is granted if all its
+    machines are in this allotment."""
 
 
 def allotment(
@@ -58,7 +58,7 @@ class Allotted:
     """Holds the newest allotment of one attempt; readers can wait for a change.
 
     Args:
-        assigned: the allotment that the attempt knows from its assignment.
+        assigned: the allotment that the attempt received at its start.
     """
 
     def __init__(self, assigned: Allotment) -> None:
@@ -72,7 +72,7 @@ class Allotted:
         self._changed.set()
 
     async def other_than(self, known: Allotment) -> Allotment:
-        """Wait until the allotment differs from ``known``, and return it."""
+        """Wait until the newest allotment differs from ``known``, and return the newest."""
         while self._newest == known:
             self._changed.clear()
             await self._changed.wait()
@@ -162,6 +162,6 @@ def _takes_more(job: JobRecord) -> bool:
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
-    """Return whether a job must release a machine, because it is draining or leased to another job or a deployment."""
+    """Return whether a job must release a machine: it is draining, or leased to another job or to a deployment."""
     is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
     return machine.state is ContributorState.draining or is_others

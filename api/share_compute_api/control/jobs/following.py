@@ -1,4 +1,4 @@
-"""Follows one attempt at a job: records its events, and forwards changes of its machines and a cancellation request."""
+"""Follows one attempt at a job: records its events, and forwards machine changes and a cancellation to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Following:
-    """Records an attempt's events, and sends the attempt changes of its machines and a cancellation request.
+    """Records an attempt's events; forwards changes of its machines and a cancellation request to the attempt.
 
     Args:
         store: the store of jobs.
@@ -105,7 +105,7 @@ class Following:
         await patiently(self._patience, move)
 
     async def _pass_on(self, attempt: Attempt) -> None:
-        """Send the attempt each change of the machines that it may use or must release."""
+        """Send the attempt each change in the machines that it may use or must release."""
         assigned = self._allotted.assigned
         while True:
             wanted = await self._allotted.other_than(assigned)

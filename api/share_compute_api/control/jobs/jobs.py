@@ -170,9 +170,9 @@ class JobSupervisor:
         return await asyncio.to_thread(self._store.jobs.queued, _KINDS)
 
     async def _requeue_lost(self) -> list[JobRecord]:
-        """Requeue active jobs that have no attempt here; return the active jobs that have one.
+        """Requeue active jobs that have no attempt in this process; return the other active jobs.
 
-        A job has no attempt here if a stopped server left it, or if the end of its attempt could not be recorded.
+        A job has no attempt if an earlier server left it active, or if the end of its attempt could not be recorded.
         """
         active = await asyncio.to_thread(self._store.jobs.active, _KINDS)
         if any(job.id not in self._attempts for job in active):
@@ -183,9 +183,9 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether `POLL_S` has passed since machines were last allotted.
+        """Return whether `POLL_S` seconds have passed since machines were last allotted.
 
-        Each committed step starts a poll, so polls are more frequent.
+        Polls are more frequent, because each committed step starts a poll.
         """
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 

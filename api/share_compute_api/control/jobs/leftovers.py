@@ -1,4 +1,4 @@
-"""Ends the members of finished jobs and of ended replicas: members outlive their coordinator or replica server."""
+"""Ends the members of finished jobs and ended replicas, since members outlive their coordinator or replica server."""
 
 from __future__ import annotations
 

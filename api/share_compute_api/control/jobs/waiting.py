@@ -42,7 +42,10 @@ class Waiting:
         self._clock = clock
         self._start = clock()
         self._since: dict[str, float] = {}
-        """Job id -> time in seconds since when the job could start, but waits for machines that are about to join."""
+        """Job id -> start of the job's wait for machines that are about to join, in seconds.
+
+        Without the wait, the job could have started at that time.
+        """
         self._put_off: dict[str, _PutOff] = {}
         """Job id -> limits on its next start. Removed when the job starts."""
 
@@ -200,7 +203,7 @@ class Supply:
         return here < self.living.get(job.id, 0)
 
     def _others(self, kept: int) -> str:
-        """Describe the machines that the job cannot get: leased ones, and ones with members of other waiting jobs."""
+        """Describe the machines that the job cannot get: leased machines, and machines with members of other jobs."""
         others = [f"{self.busy} more {_work(self.busy)} for other jobs"] if self.busy else []
         if kept:
             others.append(

@@ -20,16 +20,16 @@ _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """Time after which a contributor in state "probing" is lost if no measurement of it runs."""
 _CALLS_APART = timedelta(seconds=4)
-"""A heartbeat from another host, younger than this limit, shows that this server is not cut off from the network."""
+"""Age of a heartbeat from another host up to which it shows that this server is not cut off from the network."""
 _HEARTBEAT_LIMIT = timedelta(seconds=30)
-"""Time without a heartbeat after which a contributor is lost although its Ray node answers. In a shorter gap the agent
-may be busy, or may wait before a retry."""
+"""Time without a heartbeat after which a contributor is lost although its Ray node answers. During a shorter gap the
+agent may be busy, or waiting before a retry."""
 _SUSPENDED = timedelta(seconds=5)
-"""If one poll and the pause after the poll take longer, the server's process was probably suspended, and received no
-heartbeats."""
+"""Longest plausible duration of one poll and the pause after it. If they take longer, the server's process was
+probably suspended and received no heartbeats."""
 DISAGREEMENT = 2.0
-"""A machine is measured again after a job if its measured and predicted compute time differ by this factor or more. The
-measured time is the median over the job's last steps."""
+"""Factor between a machine's measured and predicted compute time from which the machine is measured again after a job.
+The measured compute time is the median over the job's last steps."""
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Measures contributors when their Ray nodes come up, and again while idle; one contributor per host at a time."""
+"""Measures contributors when their Ray nodes come up, and again while they are idle; one per host at a time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
 _DIALLERS = 3
-"""Largest number of machines that try to connect to a machine that is about to join."""
+"""Maximum number of machines that test the ports of a machine that is about to join."""
 AGAIN = timedelta(minutes=30)
-"""Age of a machine's figures from which it is measured again when idle."""
+"""Age of an idle machine's figures from which the machine is measured again."""
 _RETRY = timedelta(seconds=30)
 """Shortest time between two attempts to measure an idle machine again."""
 _MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
@@ -156,7 +156,7 @@ class Measurements:
         task.add_done_callback(lambda ended: self._ended(contributor_id, ended))
 
     def is_known(self, contributor_id: str) -> bool:
-        """Return whether this process has a measuring actor on the contributor, or a measurement of it."""
+        """Return whether this process has a measuring actor on the contributor, or is measuring the contributor."""
         return contributor_id in self._machines or contributor_id in self._tasks
 
     def is_measuring(self, contributor_id: str) -> bool:
@@ -312,7 +312,7 @@ class Measurements:
         )
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:
-        """Wait up to `_SIBLINGS_S` seconds until no contributor of the host is joining: joins distort the figures."""
+        """Wait up to `_SIBLINGS_S` seconds until no contributor of the host is joining; joins distort the figures."""
         deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
         while asyncio.get_running_loop().time() < deadline:
             starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])
@@ -356,10 +356,10 @@ def _dead_links(record: ContributorRecord) -> list[str]:
 
 
 def _host(record: ContributorRecord) -> str:
-    """Return the host key. Contributors with the same key are measured one after the other."""
+    """Return the key of a contributor's host. Contributors with the same key are measured one after the other."""
     return record.host_id or record.address or record.id
 
 
 def _computer(record: ContributorRecord) -> str:
-    """Return the host key of a contributor that may have no address yet."""
+    """Return the key of the host of a contributor that may have no address yet."""
     return record.host_id or record.host
