@@ -21,7 +21,7 @@ _DONE = sse.event("[DONE]")
 _QUIET_S = 10.0
 """Seconds without an event after which a comment line is sent, because proxies close idle connections."""
 _UNREAD_S = 60.0
-"""Seconds that a client may take to accept one part of the answer; after that, its request is cancelled."""
+"""Seconds that a client may take to accept one part of the answer, before its request is cancelled."""
 _log = logging.getLogger(__name__)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FINGERPRINT = f"share-compute-{__version__}"
 _LEAST_LOGPROB = -9999.0
-"""Lowest reported log-probability, because JSON has no infinity."""
+"""Lowest log-probability that is reported. It replaces minus infinity, which JSON cannot represent."""
 
 
 class _Answer(BaseModel):

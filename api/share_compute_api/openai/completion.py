@@ -111,7 +111,7 @@ class Completion:
             quiet_s: seconds without a piece after which an empty list is yielded; None to yield no empty lists.
 
         Raises:
-            ShareComputeError: a sequence cannot continue; all earlier pieces were yielded before.
+            ShareComputeError: a sequence cannot continue; the error is raised after all earlier pieces were yielded.
         """
         assert self._stream is not None
         while self._open:
@@ -153,7 +153,7 @@ class Completion:
             batch.append((place, piece))
 
     async def collected(self) -> list[FullAnswer]:
-        """Return the whole answer of each sequence when all have ended.
+        """Wait until all sequences have ended, and return the whole answer of each.
 
         Raises:
             ShareComputeError: a sequence cannot continue; ``details["partial"]`` has the text generated so far, if any.

@@ -1,4 +1,4 @@
-"""Interfaces of engines, which answer the requests to one served model each, and a registry of engines."""
+"""Interfaces of engines, and a registry of engines. An engine answers the requests to one served model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stream(Protocol):
         """Return the stream itself."""
 
     async def __anext__(self) -> Sequence[StreamEvent]:
-        """Wait for the next events; if the wait is cancelled, no event is lost."""
+        """Wait for the next events and return them; if the wait is cancelled, no event is lost."""
 
     def complete(self, sequence: int) -> None:
         """Stop a sequence whose text is complete, for example at a stop string; do nothing if it has ended."""
@@ -120,7 +120,7 @@ class Engines:
         self._engines[engine.facts.name] = engine
 
     def remove(self, name: str) -> None:
-        """Remove the engine and the tokenizer of a model, if there is one; requests in progress keep them."""
+        """Remove a model's engine and tokenizer, if they exist; requests in progress continue to use them."""
         self._engines.pop(name, None)
         self._tokenizers.pop(name, None)
 
@@ -133,7 +133,7 @@ class Engines:
         return self._engines.get(name)
 
     async def tokenizer(self, engine: ServingEngine) -> TokenizerClient:
-        """Return the tokenizer of a model; load it if no earlier call has.
+        """Return the tokenizer of a model; load it on the first call.
 
         Raises:
             UserError: the tokenizer cannot be loaded.

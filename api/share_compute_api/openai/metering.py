@@ -114,7 +114,7 @@ class Meter:
         self._prompt_tokens.inc(prompt_tokens)
 
     def first_token(self, after_s: float, cached_tokens: int) -> None:
-        """Count a sequence's first token, ``after_s`` seconds after the request, and its cached prompt tokens."""
+        """Record a sequence's first token, ``after_s`` seconds after the request, and the number of cached tokens."""
         self._generated_tokens.inc()
         self._cached_tokens.inc(cached_tokens)
         self._first_token.observe(after_s)
@@ -125,7 +125,7 @@ class Meter:
         self._next_token.observe(after_s)
 
     def finished(self, event: Finished | Embedded | Failed, after_s: float) -> None:
-        """Count a sequence that ended ``after_s`` seconds after its request; an embedding counts as reason "stop"."""
+        """Count a sequence that ended ``after_s`` seconds after its request; for an embedding, the reason is "stop"."""
         match event:
             case Finished():
                 self.ended("abort" if event.reason == "cancelled" else event.reason, after_s)
@@ -135,6 +135,11 @@ class Meter:
                 self.ended("error", after_s)
 
     def ended(self, reason: str, after_s: float) -> None:
-        """Count a sequence that ended ``after_s`` seconds after its request; reason: stop, length, abort or error."""
+        """Count a sequence that ended ``after_s`` seconds after its request.
+
+        Args:
+            reason: "stop", "length", "abort" or "error".
+            after_s: time from the request to the end of the sequence, in seconds.
+        """
         self._ended.labels(self._model, reason).inc()
         self._whole.observe(after_s)

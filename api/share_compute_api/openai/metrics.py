@@ -1,4 +1,4 @@
-"""Prometheus metrics of served models: those of `metering`, and gauges for each deployment and replica."""
+"""Prometheus metrics of served models: the metrics of `metering`, and gauges for each deployment and replica."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The engine of one deployment: accepts requests, and submits their sequences to replicas.
 
 `routing` sorts the replicas by expected delay. `recovery` tracks the live sequences. A sequence continues on another
-replica when its replica is lost, gives it up, or is not ready for some time.
+replica when its replica is lost, gives the sequence up, or is not ready for some time.
 
 While no replica is ready, for example because the deployment is scaled to zero, sequences wait in the engine. The
 number of waiting sequences and their waiting time are limited.
@@ -27,7 +27,7 @@ from share_compute_api.openai.routing import Router
 _PATIENCE_S = 120.0
 """Default of `RayEngine.patience_s`, in seconds."""
 _MOST_WAITING = 512
-"""Largest number of sequences that may wait while no replica is ready; a request may exceed it if none waits yet."""
+"""Maximum number of sequences that wait while no replica is ready. A request may exceed it if no sequence waits yet."""
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +88,7 @@ class RayEngine:
         if self._router.takers:
             return
         waiting = self.demand.waiting
-        # If nothing waits, any size is accepted: otherwise no replica would be started for a large request.
+        # If no sequence waits, any size is accepted. Otherwise no replica would be started for a large request.
         if waiting and waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
@@ -100,7 +100,7 @@ class RayEngine:
         self._end(self._recovery.cancelled(sequence, is_complete=is_complete))
 
     def _end(self, live: Resumable | None) -> None:
-        """Cancel a sequence at its replica after it was removed from the table; do nothing for None."""
+        """Cancel, at its replica, a sequence that was removed from the table; do nothing for None."""
         # A replica must get the sequence before its cancellation, so `_place` cancels a sequence that is still being
         # submitted.
         if live is not None and live.replica is not None and not live.is_placing:
@@ -140,7 +140,7 @@ class RayEngine:
             return
         time_s = now_s()
         if self._router.see(replica, tokens_per_s, is_ready=is_ready, now_s=time_s):
-            # The time in which the replica started does not count as idle.
+            # The time that the replica took to start does not count as idle.
             self._recovery.idle_since_s = time_s
         if self._router.is_overdue(replica, time_s):
             moved = [live for live in self._recovery.of(replica) if not live.is_placing]
@@ -244,7 +244,7 @@ class RayEngine:
             raise
 
     async def _place(self, sequences: Sequence[Resumable]) -> None:
-        """Submit sequences together to one replica; if no replica can be asked, they wait.
+        """Submit sequences together to one replica; if no replica can be asked, let the sequences wait.
 
         ``is_placing`` must be set for each sequence.
 

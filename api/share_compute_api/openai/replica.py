@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from share_compute_actors.inference.assignment import ServingAssignment
 
 _STOP_S = 10.0
-"""Seconds that a replica's server has to end its members before it is killed."""
+"""Seconds that a replica's server has to end its members before the server is killed."""
 _generations: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
 _topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 
@@ -60,7 +60,7 @@ class Replica(Protocol):
         """Send the replica the machines that it may use from now on; this replaces earlier offers."""
 
     async def set_standby(self, *, is_on: bool) -> None:
-        """Let the replica free its weights and keep its processes, or let it serve again."""
+        """Put the replica on standby, where it keeps its processes but not its weights, or let it serve again."""
 
     async def close(self) -> None:
         """End the replica and all processes that it started."""
@@ -99,7 +99,7 @@ class RayReplica:
         self._end_members = end_members
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Send the replica these sequences, of which it accepts all or none."""
+        """Submit sequences to the replica, which accepts either all or none of them."""
         await self._ask("submit", _generations.dump_json(list(generations)).decode())
 
     async def cancel(self, sequences: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ class RayReplica:
         await self._ask("offer", _topology.dump_json(topology).decode())
 
     async def set_standby(self, *, is_on: bool) -> None:
-        """Let the replica free its weights and keep its processes, or let it serve again."""
+        """Put the replica on standby, where it keeps its processes but not its weights, or let it serve again."""
         await self._ask("set_standby", is_on)
 
     async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
@@ -137,7 +137,7 @@ class RayReplica:
                 await self._actor.call("stop")
                 await self._actor.ended()
         self._actor.kill()
-        with suppress(ShareComputeError):  # then `Leftovers` ends them
+        with suppress(ShareComputeError):  # after such an error, `Leftovers` ends the members
             await self._end_members()
 
     def abandon(self) -> None:

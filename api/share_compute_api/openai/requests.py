@@ -62,7 +62,10 @@ _OF_FRONT_ENDS = frozenset(
         "variables",
     }
 )
-"""Fields that front ends such as Open WebUI add for servers of their own. They are ignored, and a header says so."""
+"""Fields that front ends such as Open WebUI add for their own servers.
+
+The fields are ignored, and a header of the response names them.
+"""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "echo": (None, False),
@@ -91,7 +94,7 @@ class ApiRequest(StrictModel):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of a front end's fields that the request had, sorted; they have no effect."""
+        """Sorted names of the fields in the request that a front end added and that have no effect."""
         return self._ignored
 
     @model_validator(mode="wrap")
@@ -169,9 +172,9 @@ class TextRequest(ApiRequest):
 
     @property
     def top_tokens(self) -> int | None:
-        """Number of most likely tokens whose log-probabilities are reported at each position, beside the sampled one.
+        """Number of most likely tokens whose log-probabilities are reported at each position.
 
-        None if no log-probabilities are reported.
+        The sampled token is reported in addition. None if no log-probabilities are reported.
         """
         return None
 
@@ -266,7 +269,7 @@ class ChatRequest(TextRequest):
 
     @property
     def top_tokens(self) -> int | None:
-        """Number of most likely tokens to report beside the sampled one; None without log-probabilities."""
+        """Number of most likely tokens to report, besides the sampled token; None to report no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -309,7 +312,7 @@ class CompletionRequest(TextRequest):
 
     @property
     def top_tokens(self) -> int | None:
-        """Number of most likely tokens to report beside the sampled one; None without log-probabilities."""
+        """Number of most likely tokens to report, besides the sampled token; None to report no log-probabilities."""
         return self.logprobs
 
 

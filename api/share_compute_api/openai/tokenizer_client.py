@@ -21,7 +21,7 @@ class TokenizerClient:
 
     Args:
         folder: a Hugging Face folder.
-        version: number that is different for each load of a folder, so that isolated processes load it again.
+        version: number that is different for each load of a folder, so that isolated processes read the folder again.
         processes: isolated processes that read the folder's files.
         vocabulary: the tokenizer's vocabulary.
     """
@@ -69,11 +69,12 @@ class TokenizerClient:
         ]
 
     async def chat(self, request: ChatRequest, window_tokens: int) -> tuple[int, ...]:
-        """Return the token ids of a request's conversation, as its template options format it.
+        """Return the token ids of a request's conversation, formatted by the chat template with the request's options.
 
         Raises:
             TooLong: the conversation has more tokens than the model's context window.
-            UserError: there is no chat template, it refuses the messages, or a limit of time or memory was reached.
+            UserError: there is no chat template, the template rejects the messages, or a limit of time or memory was
+                reached.
             Unavailable: no process can answer; `Busy` if too many requests are queued.
         """
         question = Chat(

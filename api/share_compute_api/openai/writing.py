@@ -15,7 +15,7 @@ from share_compute.inference.scheduler.events import Emitted, Finished
 Finish = Literal["stop", "length"]
 _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
-"""Number of prompt tokens kept as context: some tokenizers decode a token differently at the beginning of a text."""
+"""Number of prompt tokens kept as context, since some tokenizers decode the first token of a text differently."""
 _MOST_BYTES = 3
 """Largest number of bytes of an incomplete UTF-8 character; each byte decodes to at most one U+FFFD."""
 _WINDOW_TOKENS = 16
@@ -208,7 +208,7 @@ class StopStrings:
         """Whether a stop string was found; the text ends before it."""
 
     def push(self, text: str) -> str:
-        """Add text, and return the new and held-back text that cannot belong to a stop string; hold back the rest.
+        """Add text, and return the text so far that cannot belong to a stop string; hold back the rest.
 
         If a stop string is found, the returned text ends before it.
         """

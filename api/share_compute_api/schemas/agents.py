@@ -1,4 +1,4 @@
-"""Requests of a machine's agent and their answers: joining, tests of ports, heartbeats."""
+"""Requests of a machine's agent, and the answers: joining, port tests, heartbeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from share_compute.topology import DeviceKind
 from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
 
 SERVER = "the server"
-"""`ClosedPorts.source` of the row for the server itself."""
+"""Value of `ClosedPorts.source` if the server itself tried to connect."""
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
 
 

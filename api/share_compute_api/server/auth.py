@@ -83,7 +83,10 @@ Chatter = Annotated[ApiKeyRecord, needs(Scope.chat)]
 Reader = Annotated[ApiKeyRecord, needs(Scope.read)]
 Submitter = Annotated[ApiKeyRecord, needs(Scope.submit)]
 Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
-"""Types of route parameters: the request's API key, which has the scope `chat`, `read`, `submit` or `admin`."""
+"""Type of a route parameter: the request's API key, which has the scope `admin`.
+
+`Chatter`, `Reader` and `Submitter` are the corresponding types for the scopes `chat`, `read` and `submit`.
+"""
 
 
 def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:

@@ -66,13 +66,13 @@ class Context:
     dials: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_DIALS))
     """Limiter for concurrent reachability checks, in which the server connects to a machine's ports."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Background tasks; they end with the server."""
+    """Background tasks, which are cancelled when the server shuts down."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
     """Computes plans in separate processes."""
     exports: ExportProcesses = field(default_factory=ExportProcesses)
     """Exports checkpoints in separate processes."""
     checks: Budget = field(default_factory=Budget)
-    """Limit of the number of submissions that are parsed and checked concurrently."""
+    """Limits how many submissions are parsed and checked at the same time."""
     isolated: IsolatedProcesses = field(default_factory=IsolatedProcesses)
     """Isolated processes for tokenizers, chat templates and schemas, with limits of memory and time."""
     engines: Engines = field(init=False)
@@ -125,7 +125,7 @@ class Context:
 
 
 async def _context(request: Request) -> Context:
-    # This is a coroutine function, because FastAPI runs plain functions in threads, and requests wait for a thread.
+    # This is a coroutine function, because FastAPI runs plain functions in threads, and a thread may not be free.
     context: Context = request.app.state.context
     return context
 

@@ -12,7 +12,7 @@ from share_compute_api.schemas.bodies import DeploymentStatus, ReplicaCounts, Re
 
 KIND = "figures"
 PERIOD_S = 2.0
-"""Shortest time between two reports to one client, in seconds."""
+"""Minimum time between two reports to one client, in seconds."""
 _AGAIN_S = 10.0
 """Time after which all statistics are sent again, in seconds; shows clients that unchanged statistics are current."""
 

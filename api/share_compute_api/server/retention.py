@@ -100,7 +100,10 @@ class Cleaner:
         self._store.deletions.removed(folder)
 
     def _without_links(self, folder: Path) -> Path | None:
-        """Return ``folder`` with the data folder's links resolved; None unless it is a job's folder or inside one."""
+        """Return ``folder`` with the data folder's links resolved.
+
+        Return None unless ``folder`` is a job's folder or is inside one.
+        """
         if ".." in folder.parts:
             return None
         resolved = self._data_folder.resolve()

@@ -79,7 +79,7 @@ class Sessions:
     def _written(self) -> bytes | None:
         try:
             secret = bytes.fromhex(self._file.read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):  # a damaged file is replaced, as a missing one is
+        except (FileNotFoundError, ValueError):  # a damaged file is replaced like a missing file
             return None
         except OSError as failure:
             raise _unusable(self._file, failure) from failure

@@ -43,7 +43,7 @@ class TokenRotation:
     """Replaces the token. Requests that arrive during a replacement share its task.
 
     Args:
-        cluster: the cluster of the token.
+        cluster: the cluster whose token is replaced.
         jobs: supervisor of the jobs; suspends them during a replacement.
         store: the store with the states of the machines.
         spawn: starts a task that ends with the server.

@@ -21,7 +21,9 @@ _MOST_ENTRIES: Final = 10_000
 
 
 def offered(settings: Settings, working_folder: Path) -> Settings:
-    """Return the settings. If they set no data roots and the server listens on loopback, add the working folder.
+    """Return the settings, with a default data root if they set none.
+
+    The default is the working folder. A server that listens on a non-loopback address gets no default.
 
     Args:
         settings: the settings as given.

@@ -61,7 +61,7 @@ class Problems:
             )
 
     def require_none(self) -> None:
-        """Raise all collected errors as one `UserError`; does nothing if there are none."""
+        """Raise all collected errors as one `UserError`; do nothing if there are none."""
         if len(self._found) < 2:
             for failure in self._found:
                 raise failure
@@ -139,12 +139,12 @@ def _weight_files(folder: Path, field: str) -> list[str]:
 
 
 def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the first integer under ``keys`` in a configuration, or else in its ``text_config``; else None."""
+    """Return the first integer under ``keys`` in a configuration, then in its ``text_config``; None if not found."""
     text: Any = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
     for part in parts:
         for key in keys:
-            if type(part.get(key)) is int:  # JSON's true and false are integers, too, for isinstance
+            if type(part.get(key)) is int:  # isinstance would also accept JSON's true and false
                 return int(part[key])
     return None
 
@@ -164,7 +164,7 @@ def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool 
 
 
 def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> int | None:
-    """Return the largest token id of a folder's tokenizer; None without a tokenizer.json, or without tokens.
+    """Return the largest token id of a folder's tokenizer; None if tokenizer.json is missing or has no tokens.
 
     Args:
         folder: folder of the tokenizer.
@@ -181,7 +181,7 @@ def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> 
 
 
 def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
-    """Raise UserError if a tokenizer's largest id is not in the model's vocabulary; None (unknown) passes."""
+    """Raise UserError if a tokenizer's largest id is outside the model's vocabulary; skip the check if one is None."""
     if largest is not None and vocab_size is not None and largest >= vocab_size:
         raise refused(
             field,
@@ -191,7 +191,7 @@ def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> 
 
 
 def check_stages(stages: int | None, layers: int | None) -> None:
-    """Raise UserError if ``parallelism.stages`` exceeds the model's number of layers; None (unknown) passes."""
+    """Raise UserError if there are more stages than layers; skip the check if one of the numbers is None."""
     if stages is not None and layers is not None and stages > layers:
         raise refused(
             "parallelism.stages",

@@ -39,7 +39,7 @@ class Interrupts:
         ] = {}
 
     def takes_along(self, children: ChildProcesses) -> None:
-        """Add child processes that a second signal kills."""
+        """Register child processes, so that a second signal kills them."""
         self._rosters.append(children)
 
     def install(self) -> None:

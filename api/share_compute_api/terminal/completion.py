@@ -5,7 +5,7 @@ from __future__ import annotations
 from share_compute.errors import ShareComputeError
 
 _TIMEOUT_S = 2.0
-"""Time limit of the request for completions, in seconds; the user waits after pressing the tab key."""
+"""Time limit of the request for completions, in seconds. It is short, because the user is waiting."""
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:

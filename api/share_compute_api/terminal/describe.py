@@ -82,7 +82,10 @@ def rows_text(job: JobRecord) -> str | None:
 
 
 def protection_text(job: JobRecord) -> str | None:
-    """Return whether a running training job can lose any one machine without losing a step, as text; else None."""
+    """Return a text that says whether a running training job loses no step if any one machine is lost.
+
+    Return None for any other job.
+    """
     if not isinstance(job.spec, TrainJob) or job.state != "running":
         return None
     if job.is_protected:

@@ -12,7 +12,7 @@ from share_compute_api.submission.model_folders import refused
 _MOST_BYTES = 1000
 _MOST_PART_BYTES = 240
 _CODE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
-"""Suffixes of files in Python's pickle format: reading such a file can run code of its author."""
+"""Suffixes of files in Python's pickle format, which can run arbitrary code when they are read."""
 _DATA_SUFFIXES = tuple(dict.fromkeys((*TEXT_SUFFIXES, *ROW_SUFFIXES)))
 
 

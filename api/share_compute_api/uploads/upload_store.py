@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """An upload, with the numbers of the files that are being received and of the requests that read the upload."""
+    """An upload, with the number of files being received and the number of requests that read the upload."""
 
     view: UploadView
     files: dict[str, UploadFile]
@@ -129,7 +129,7 @@ class UploadStore:
             return self._entry(upload_id, caller).shown()
 
     def create(self, name: str, kind: UploadKind, caller: ApiKeyRecord) -> UploadView:
-        """Create an upload that belongs to the caller; also remove all open uploads that received no file for a day."""
+        """Create an upload for the caller; also remove open uploads that have received no file for a day."""
         now = self.clock()
         with self._lock:
             left = [

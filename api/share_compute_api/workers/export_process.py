@@ -28,7 +28,7 @@ class ExportProcesses:
         Args:
             request: the checkpoint and the target folder.
             policy: access rights of the process, which is confined because untrusted code wrote the checkpoint. The
-                first folder of ``write`` is its temporary folder.
+                process uses the first folder of ``policy.write`` as its temporary folder.
 
         Raises:
             ShareComputeError: the error that `export_checkpoint` raised, or the process failed.

@@ -31,7 +31,7 @@ async def run_module(
         policy: access rights of the process; None for the rights of this process.
         environment: further environment variables.
     """
-    # The files of jobs are on this machine, so the process need not download any. It reads submitters' models and
+    # The files of jobs are on this machine, so the process downloads nothing. It reads submitters' models and
     # tokenizers, so it gets none of the server's credentials.
     variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **(environment or {})}
     command = [sys.executable, "-P", "-m", module, *arguments]

@@ -52,7 +52,7 @@ def plan_on_paper(
     Args:
         spec: the job; its data is not read, and its paths must be on this machine.
         topology: the machines.
-        strategy: strategy that replaces the job's own; None keeps the job's.
+        strategy: strategy that replaces the job's own; None keeps the job's own strategy.
         compare: whether the report also lists the outcome of every strategy.
         serving: expected requests; if given, the report also predicts how the machines serve them.
 

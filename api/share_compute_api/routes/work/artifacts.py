@@ -65,7 +65,7 @@ def get_artifact_file(job_id: str, name: str, path: str, context: InContext, cal
 
 
 class _OpenedFile(FileResponse):
-    """Response that sends a file that is already open: before a later opening, a link could replace the file."""
+    """Response that sends a file from an open handle, because a link may have replaced the file at its path."""
 
     def __init__(self, opened: BufferedReader, name: str) -> None:
         self._opened = opened
@@ -77,7 +77,7 @@ class _OpenedFile(FileResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file, then close it, also after an error."""
+        """Send the file, and close it even after an error."""
         with self._opened:
             await super().__call__(scope, receive, send)
 

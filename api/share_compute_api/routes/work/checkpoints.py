@@ -67,9 +67,9 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
 
 
 def _policy(spec: TrainJob, context: Context) -> Policy:
-    """Return the access rights of the exporting process. Untrusted code may have written the checkpoint.
+    """Return the access rights of the exporting process, which are limited because the checkpoint is untrusted.
 
-    Write access covers the folder of all training jobs, since the Ray head could replace a deeper folder by a link.
+    Write access covers the folder of all training jobs, since the Ray head could replace a deeper folder with a link.
     """
     return Policy(
         read=tuple(map(str, named_paths(spec))),
@@ -83,7 +83,7 @@ def _folder(job_id: str, context: Context) -> Path:
 
 
 def _made(job_id: str, name: str, context: Context) -> ArtifactRecord | None:
-    """Return the artifact of an earlier export; None without such an artifact, or if its folder is gone."""
+    """Return the artifact of an earlier export; None if there is no such artifact or its folder is gone."""
     artifacts = context.store.progress.artifacts(job_id)
     return next((found for found in artifacts if found.name == name and found.path.is_dir()), None)
 

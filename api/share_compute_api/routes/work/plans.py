@@ -83,9 +83,10 @@ def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanRep
 def _complete(
     context: Context, caller: ApiKeyRecord, content_type: str, body: bytes
 ) -> tuple[PlanRequest, tuple[IdleMachine, ...]]:
-    """Check a request without importing torch; return the request with its topology, and the unmeasured machines.
+    """Check a request without importing torch, and fill in the topology of the ready machines if none is given.
 
-    A topology document cannot contain machines without a measured speed.
+    Returns:
+        The complete request, and the ready machines that the topology leaves out because their speed is unknown.
     """
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "send the request as application/json")

@@ -50,7 +50,7 @@ class PoolLimits:
 
     @property
     def per_source(self) -> int:
-        """Largest number of processes for one source. If there are several, one is reserved for other sources."""
+        """Maximum number of processes for one source. If the pool has several, one is reserved for other sources."""
         return max(1, self.processes - 1)
 
 
@@ -87,7 +87,7 @@ class _Turns:
         mine.append(pending)
 
     def take(self) -> _PendingQuestion | None:
-        """Remove and return the next question; None if no source below its process limit has one.
+        """Remove and return the next question of a source below its process limit; None if there is no such question.
 
         The question counts as running until `done` is called for its source.
         """
@@ -213,7 +213,7 @@ class _Runner:
         return process.pid if process is not None and process.is_running else None
 
     def knows(self, question: Question[Any]) -> bool:
-        """Return whether the tokenizer of a question is loaded. The runner must be idle, or the caller its thread."""
+        """Return whether a question's tokenizer is loaded. Call only from the runner's thread, or while it is idle."""
         return isinstance(question, OfTokenizer) and self._loaded.has(question.folder, question.version)
 
     def give(self, pending: _PendingQuestion) -> None:
@@ -242,8 +242,8 @@ class _Runner:
     def _answer(self, question: Question[Result]) -> Result:
         """Return the answer to a question.
 
-        If the process dies and had loaded other tokenizers, these may be the cause. The question is then asked again in
-        a new process.
+        If the process dies while other tokenizers are loaded, those tokenizers may be the cause. The question is then
+        asked again in a new process.
         """
         if self._process is not None and not self._process.is_running:
             self._drop()  # the process ended while it was idle, so no question is the cause
@@ -267,7 +267,7 @@ class _Runner:
             raise _ending()
         if self._process is None:
             self._process = _started(self._limits)
-        # The process counts each question as a use, so this list must count it, too: both evict the same tokenizer.
+        # `get` marks the tokenizer as used, as the process itself does. Both then evict the same tokenizer.
         if isinstance(question, OfTokenizer) and not self._loaded.get(question.folder, question.version):
             self._loaded.put(question.folder, question.version, object())
             self._process.ask(Load(folder=question.folder, version=question.version), self._limits.load_s)

@@ -4,8 +4,8 @@ An isolated process loads the tokenizer and returns its `Vocabulary`. The contro
 because a call to another process for each token would cost more than the decoding.
 
 Decoding with an untrusted vocabulary is safe for two reasons. The length of a token's text is limited. Only decoders
-whose work and output grow linearly are accepted: regular expressions are rejected, and sequences of replacements that
-lengthen a text more than `_MOST_GROWTH` times.
+whose work and output grow linearly are accepted. Regular expressions are rejected, and so are sequences of replacements
+that can lengthen a text by more than the factor `_MOST_GROWTH`.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Vocabulary(BaseModel):
 
         Raises:
             TooLong: there are more than ``most_tokens`` ids.
-            UserError: there are no ids, or one is larger than all ids of the vocabulary.
+            UserError: there are no ids, or an id is larger than all ids of the vocabulary.
         """
         if len(ids) > most_tokens:
             raise too_long(str(len(ids)), most_tokens)
@@ -250,7 +250,7 @@ class Vocabulary(BaseModel):
     def token_bytes(self, id_: int) -> bytes:
         """Return the bytes that a token stands for.
 
-        In byte-level vocabularies, the bytes of a text's tokens join to the text in UTF-8.
+        In a byte-level vocabulary, the bytes of a text's tokens, concatenated, are the text in UTF-8.
         """
         token = self._token(id_)
         if token is None:  # an unused id, as in padded vocabularies
@@ -303,8 +303,8 @@ def too_long(found: str, most_tokens: int) -> TooLong:
 def byte_alphabet() -> dict[str, int]:
     """Return the mapping from the characters of a byte-level vocabulary to the bytes that they stand for.
 
-    The mapping is GPT-2's: a visible Latin-1 character stands for its own byte. Characters from U+0100 on stand for
-    the remaining bytes, in order.
+    The mapping is GPT-2's: a visible Latin-1 character stands for its own byte. The characters from U+0100 onwards
+    stand for the remaining bytes, in order.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
