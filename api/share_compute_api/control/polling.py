@@ -1,4 +1,4 @@
-"""The reconciliation loop of jobs, batches and deployments: acts on each change of the store, and periodically."""
+"""The reconciliation loop of jobs, batches and deployments: acts on each change in the store, and periodically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def poll_forever(poll: Callable[[], Awaitable[None]], at: str, notifier: N
     Args:
         poll: makes one pass: reads the store and acts on it.
         at: plural noun for the log, such as "batches".
-        notifier: notifies of changes in the store.
+        notifier: signals changes in the store.
     """
     while True:
         ticket = notifier.ticket

@@ -59,7 +59,7 @@ class AnswerStream(Response):
 
     Args:
         events: yields encoded events, one or several at a time.
-        notifier: notifies when the server shuts down.
+        notifier: signals that the server is shutting down.
         close: cancels the sequences that produce the events.
     """
 

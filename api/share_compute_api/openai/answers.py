@@ -35,7 +35,7 @@ class CachedTokens(_Answer):
 
 
 class Usage(_Answer):
-    """Number of tokens of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int = 0

@@ -54,7 +54,7 @@ class ModelFacts:
     created: int
     """Time of the deployment's creation, in seconds since 1970."""
     window_tokens: int
-    """Largest number of tokens of a prompt and its answer together."""
+    """Maximum number of tokens of a prompt and its answer together."""
     folder: Path
     """Folder with the tokenizer and the model's configuration."""
     has_chat_template: bool = True

@@ -150,7 +150,7 @@ class RayEngine:
         self._spawn_placing()
 
     def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
-        """Give a replica no new sequences while it finishes its present ones; with ``is_leaving=False``, resume."""
+        """Give a replica no new sequences while it finishes its current ones; with ``is_leaving=False``, resume."""
         if replica in self._router:
             self._router.retire(replica, is_leaving=is_leaving)
             self._spawn_placing()

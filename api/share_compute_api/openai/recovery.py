@@ -33,8 +33,7 @@ class RequestStream:
 
     Args:
         sequences: numbers of the sequences.
-        cancel: called when the reader ends a sequence early, with the sequence's number and whether its answer is
-            complete.
+        cancel: called with (sequence number, whether the answer is complete) when the reader ends a sequence early.
     """
 
     def __init__(self, sequences: Iterable[int], cancel: Callable[[int, bool], None]) -> None:

@@ -129,7 +129,7 @@ class TextRequest(ApiRequest):
     """Send the text as it is generated, as server-sent events."""
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    """Default 1; 0 always takes the most probable token."""
+    """Sampling temperature; default: 1. With 0, the most probable token is always taken."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     """Sample only from this number of most probable tokens; 0 and -1 mean no limit."""
@@ -143,7 +143,7 @@ class TextRequest(ApiRequest):
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     """Number of answers to each prompt."""
     stop: Stops = ()
-    """Strings before which an answer ends."""
+    """Strings that end an answer; the answer does not contain them."""
     ignore_eos: bool | None = None
     """Continue past the model's end-of-text tokens."""
     response_format: ResponseFormat | None = None
@@ -232,11 +232,11 @@ class ChatRequest(TextRequest):
     chat_template_kwargs: TemplateVariables | None = None
     """Values of the chat template's own variables, such as enable_thinking."""
     reasoning_effort: str | None = Field(default=None, max_length=20)
-    """Passed to the chat template, as its variable of this name."""
+    """Passed to the chat template, as the template's variable reasoning_effort."""
     add_generation_prompt: bool | None = None
-    """Let the model begin a new answer; default: true, unless continue_final_message is."""
+    """Let the model begin a new answer; default: true, unless continue_final_message is true."""
     continue_final_message: bool | None = None
-    """Let the model continue the last message instead."""
+    """Let the model continue the last message instead of beginning a new answer."""
 
     @model_validator(mode="after")
     def _begins_or_continues(self) -> Self:
@@ -246,7 +246,7 @@ class ChatRequest(TextRequest):
 
     @property
     def template_options(self) -> TemplateOptions:
-        """Options with which the chat template is used."""
+        """Options for the chat template."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         continues = bool(self.continue_final_message)
         begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
@@ -286,7 +286,7 @@ class CompletionRequest(TextRequest):
     """One prompt or several: text or token ids."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: int | None = None
-    """Not supported; must be equal to n if given."""
+    """Not supported; if given, it must be equal to n."""
 
     @field_validator("prompt")
     @classmethod

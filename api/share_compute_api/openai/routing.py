@@ -19,7 +19,7 @@ class _Status:
     is_ready: bool = False
     unready_since_s: float | None = None
     is_leaving: bool = False
-    """Whether the replica finishes its present sequences and gets no new ones."""
+    """Whether the replica is finishing its current sequences and gets no new ones."""
     tokens_per_s: float | None = None
 
     @property

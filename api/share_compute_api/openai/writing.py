@@ -17,7 +17,7 @@ _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
 """Number of prompt tokens kept as context, since some tokenizers decode the first token of a text differently."""
 _MOST_BYTES = 3
-"""Largest number of bytes of an incomplete UTF-8 character; each byte decodes to at most one U+FFFD."""
+"""Maximum number of bytes of an incomplete UTF-8 character; each byte decodes to at most one U+FFFD."""
 _WINDOW_TOKENS = 16
 
 

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/keys", tags=["keys"])
 
 @router.post("", status_code=201, operation_id="createKey")
 def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCreated:
-    """Make an API key, which only this answer contains. The caller's key must have every scope of the new key."""
+    """Create an API key. Only this answer contains the key. The caller's key must have every scope of the new key."""
     lacking = held(wanted.scopes) - held(caller.scopes)
     if lacking:
         raise MissingScope(

@@ -59,7 +59,7 @@ def _free_bytes(folder: Path) -> int:
 
 @router.get("/alerts", operation_id="listAlerts", dependencies=READ)
 def list_alerts(context: InContext) -> AlertList:
-    """List the present alerts. An event of kind ``alerts`` reports each change."""
+    """List the current alerts. An event of kind ``alerts`` reports each change."""
     return AlertList(alerts=find_alerts(context))
 
 

@@ -34,7 +34,7 @@ def sign_in(wanted: SignInRequest, request: Request, response: Response, context
 
 @router.post("/codes", status_code=201, operation_id="createSignInCode", responses=documented(401))
 def create_code(caller: Reader, request: Request, context: InContext) -> SignInCode:
-    """Make a one-time code that signs a browser in with the caller's key. The code expires within minutes."""
+    """Create a one-time code that signs a browser in with the caller's key. The code expires within minutes."""
     code, expires_at = context.codes.make(caller.id, context.store.clock())
     return SignInCode(code=code, url=f"{context.url(request)}/#code={code}", expires_at=expires_at)
 

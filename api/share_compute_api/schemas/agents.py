@@ -67,7 +67,7 @@ class SiblingRequest(StrictModel):
     )
 
     name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """Name for people; unique among the machines that are present."""
+    """Human-readable name; unique among the machines that are present."""
     versions: Versions
     clock: AwareDatetime
     """Time on the machine's clock; may differ from the server's by at most 30 s."""
@@ -177,7 +177,7 @@ class OnlineRequest(StrictModel):
 
 
 class ContributorWork(ResponseBody):
-    """Present work of a contributor; the answer to its heartbeat."""
+    """Current work of a contributor; the answer to its heartbeat."""
 
     state: ContributorState
     reason: str

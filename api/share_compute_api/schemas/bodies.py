@@ -86,13 +86,13 @@ class Versions(StrictModel):
     model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.2.0")
 
     python: str
-    """Must be equal in all three numbers, because Ray's processes exchange pickles."""
+    """All three numbers must be the same on all machines, because Ray's processes exchange pickles."""
     ray: str
-    """Must be equal."""
+    """Must be the same on all machines."""
     torch: str
-    """Must be equal in its first two numbers, because kernels differ between versions."""
+    """The first two numbers must be the same on all machines, because kernels differ between versions."""
     share_compute: str
-    """Must be equal in its first two numbers."""
+    """The first two numbers must be the same on all machines."""
 
 
 class Health(ResponseBody):
@@ -157,7 +157,7 @@ class Alert(ResponseBody):
 
 
 class AlertList(ResponseBody):
-    """All present alerts: errors first, then the latest first."""
+    """All current alerts: errors before warnings, then newest first."""
 
     alerts: list[Alert]
 
@@ -192,7 +192,7 @@ class SignInCode(ResponseBody):
 
     code: str
     url: str
-    """URL that opens the dashboard and signs the browser in. Browsers do not send the part after #, the code."""
+    """URL that opens the dashboard and signs the browser in. The code follows the #, so it is not sent in requests."""
     expires_at: datetime
 
 
@@ -262,7 +262,7 @@ class InviteRequest(StrictModel):
     uses: int = Field(default=1, ge=1, le=10_000)
     """Number of machines that may join with the invite."""
     memory_bytes: int | None = Field(default=None, ge=1, le=2**63 - 1)
-    """Largest memory that each of these machines may lend; null: no limit."""
+    """Largest memory that each of these machines may lend; null means no limit."""
 
 
 class InviteView(InviteRecord):
@@ -320,7 +320,7 @@ class ReplicaCounts(ResponseBody):
     wanted: int
     """Number of replicas that the load needs, within the range of the deployment's ``spec``."""
     leaving: int = 0
-    """Number of replicas that end after their present sequences."""
+    """Number of replicas that end after their current sequences."""
     standby: int = 0
     """Number of replicas that keep their machines and processes, without weights, until the next request."""
     waiting: int = 0
@@ -354,7 +354,7 @@ class DeploymentPage(ResponseBody):
 
 
 class DeploymentStatus(ResponseBody):
-    """Present status of a deployment."""
+    """Current status of a deployment."""
 
     replicas: tuple[ServingStatus, ...]
     """Status of each replica that has reported one."""
@@ -435,9 +435,9 @@ class UploadRequest(StrictModel):
     model_config = example(name="corpus", kind="data")
 
     name: PlainText = Field(min_length=1, max_length=200)
-    """Name for people."""
+    """Human-readable name."""
     kind: UploadKind
-    """Kind of the upload; decides which checks its completion makes."""
+    """Kind of the upload; determines how the upload is checked at its completion."""
 
 
 class UploadFile(ResponseBody):
@@ -476,9 +476,9 @@ class UploadList(ResponseBody):
     used_bytes: int
     """Size of all uploads of all keys, including files that are being received."""
     limit_bytes: int
-    """Largest size of all uploads together."""
+    """Maximum size of all uploads together."""
     upload_limit_bytes: int
-    """Largest size of one upload."""
+    """Maximum size of one upload."""
 
 
 class FieldProblem(ResponseBody):
@@ -490,7 +490,7 @@ class FieldProblem(ResponseBody):
 
 
 class SpecCheck(ResponseBody):
-    """Errors that submitting a job or deployment would give."""
+    """Errors that submitting a job or deployment would cause."""
 
     kind: Kind | None
     """Kind of the job or deployment; null if parsing the specification fails."""
@@ -510,11 +510,11 @@ class ServingRequest(StrictModel):
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     new_tokens: int = Field(default=128, ge=1, le=2**24)
     concurrent: int = Field(default=16, ge=1, le=2**20)
-    """Largest number of sequences that are generated at the same time; the planner reserves their KV cache."""
+    """Maximum number of sequences that are generated at the same time; the planner reserves their KV cache."""
     first_token_limit_s: float | None = Field(default=None, gt=0)
-    """Longest time to the first token; for objective throughput."""
+    """Maximum time to the first token; for objective throughput."""
     next_token_limit_s: float | None = Field(default=None, gt=0)
-    """Longest time from token to token; for objective throughput."""
+    """Maximum time between two tokens; for objective throughput."""
 
     def workload(self) -> ServingWorkload:
         """Return the planner's input."""
@@ -529,7 +529,7 @@ class PlanRequest(StrictModel):
     topology: TopologyDocument | None = None
     """Machines to plan on; default: the machines that are ready now."""
     strategy: str | None = Field(default=None, max_length=100)
-    """Strategy that replaces the job's own; null keeps it."""
+    """Strategy that replaces the job's own; null keeps the job's own strategy."""
     compare: bool = False
     """Whether to report the outcome of every other strategy too."""
     serving: ServingRequest | None = None

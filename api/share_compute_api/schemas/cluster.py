@@ -32,12 +32,12 @@ class IslandLink(ResponseBody):
 
 
 class Islands(ResponseBody):
-    """All islands, and the links of all pairs; with many islands, only a spanning tree of the fastest links."""
+    """All islands, and the links between all pairs of them; for many islands, a spanning tree of the fastest links."""
 
     islands: tuple[Island, ...]
     links: tuple[IslandLink, ...]
     is_current: bool
-    """Whether the islands are up to date; if false, the server is computing newer ones: ask again in some seconds."""
+    """Whether the islands are up to date. If false, the server is computing newer ones: ask again in some seconds."""
     is_assumed: bool
     """Whether no link was measured, so that all machines are assumed to be near each other."""
 
@@ -46,13 +46,13 @@ class ClusterView(ResponseBody):
     """Overview of all machines."""
 
     machines: list[MachineSummaryRecord]
-    """Requested machines, by default all but those gone for more than a day; in the order they joined."""
+    """Requested machines, in the order they joined. By default, machines gone for more than a day are omitted."""
     islands: Islands
     """Islands of the machines that are present and measured."""
 
 
 class ContributorView(ContributorRecord):
-    """A machine with its measurements and its present work."""
+    """A machine with its measurements and its current work."""
 
     owner: str | None = None
     """Label of the invite that the machine joined with; null if the invite has none."""

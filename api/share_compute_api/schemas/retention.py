@@ -12,7 +12,7 @@ class Deleted(ResponseBody):
 
     id: str
     is_deleted: bool
-    """False while a job that was asked to stop still runs."""
+    """Whether the deletion is done; false while a job that was asked to stop is still running."""
 
 
 class Pruned(ResponseBody):
@@ -20,7 +20,7 @@ class Pruned(ResponseBody):
 
     kind: Literal["job", "artifact", "checkpoints", "metrics", "events"]
     job_id: str | None
-    """Id of the item's job; null for events, which are one item together."""
+    """Id of the item's job; null for events, which are reported together as one item."""
     name: str | None
     """Name of the job or artifact; null for events."""
     rows: int

@@ -232,7 +232,7 @@ def of_deployments(
 
 
 class AlertWatch:
-    """Polls the alerts, and emits an event when an alert began or ended."""
+    """Polls the alerts, and emits an event when an alert begins or ends."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

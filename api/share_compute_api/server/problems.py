@@ -62,7 +62,7 @@ class Problem(BaseModel):
     step: int | None = None
     machine: str | None = None
     details: dict[str, Any] | None = Field(default=None)
-    """Further facts; for a refused body ``fields``, a list of ``{field, problem}``."""
+    """Further facts. For a refused body, ``fields`` is a list of ``{field, problem}`` objects."""
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

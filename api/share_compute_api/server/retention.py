@@ -28,7 +28,7 @@ class Cleaner:
     Args:
         store: the store with the rows.
         data_folder: folder that contains the folders of all jobs; nothing outside the jobs' folders is deleted.
-        keep: retention times, in days; None keeps data for ever.
+        keep: retention times, in days; None keeps data forever.
         prune_every_s: time between two prunings, in seconds.
     """
 
@@ -127,10 +127,10 @@ def cleaner(settings: Settings, store: Store) -> Cleaner:
 
 
 def _size(folder: Path | None) -> int:
-    """Return the size of all files below a folder, in bytes; files that disappear meanwhile are not counted."""
+    """Return the size of all files below a folder, in bytes; files that disappear during the call are not counted."""
     if folder is None:
         return 0
-    # os.walk skips folders that disappear meanwhile; Path.rglob raises an error for them in Python 3.11.
+    # os.walk skips folders that disappear during the walk; Path.rglob raises an error for them in Python 3.11.
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

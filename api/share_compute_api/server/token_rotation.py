@@ -97,11 +97,11 @@ class TokenRotation:
     def _call_back(self) -> None:
         """Mark all machines as lost, so that their agents reconnect at the next heartbeat and jobs wait for them.
 
-        A draining machine is marked as left instead: it has no state to move any more, so its node need not restart.
+        A draining machine is marked as left instead: it has no state left to move, so its node need not restart.
         """
         for record in self._store.contributors.list(HERE):
             is_leaving = record.state is ContributorState.draining
-            with suppress(Conflict):  # the record changed meanwhile
+            with suppress(Conflict):  # the record changed in the meantime
                 self._store.contributors.set_state(
                     record,
                     ContributorState.left if is_leaving else ContributorState.lost,

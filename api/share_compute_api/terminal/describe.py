@@ -15,11 +15,11 @@ from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.terminal.output import duration, number, rate, speed, state_text
 
 _MOST_LINES = 40
-"""Largest number of lines that list machines or reasons."""
+"""Maximum number of lines that list machines or reasons."""
 _MOST_STAGES = 8
-"""Largest number of stages shown in one line."""
+"""Maximum number of stages shown in one line."""
 _MOST_NAMES = 6
-"""Largest number of machine names shown in one line."""
+"""Maximum number of machine names shown in one line."""
 
 
 def event_line(event: EventRecord) -> str:

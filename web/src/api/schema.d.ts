@@ -13,7 +13,7 @@ export interface paths {
         };
         /**
          * List Alerts
-         * @description List the present alerts. An event of kind ``alerts`` reports each change.
+         * @description List the current alerts. An event of kind ``alerts`` reports each change.
          */
         get: operations["listAlerts"];
         put?: never;
@@ -33,7 +33,7 @@ export interface paths {
         };
         /**
          * Get Cluster
-         * @description Return the islands, and summaries of machines: by default, of all but those gone for more than a day.
+         * @description Return the islands and summaries of machines. By default, machines gone for more than a day are omitted.
          */
         get: operations["getCluster"];
         put?: never;
@@ -120,7 +120,7 @@ export interface paths {
         };
         /**
          * Get Contributor
-         * @description Return one machine with its measurements and its present work.
+         * @description Return one machine with its measurements and its current work.
          */
         get: operations["getContributor"];
         put?: never;
@@ -169,7 +169,7 @@ export interface paths {
         put?: never;
         /**
          * Dial
-         * @description Test whether the server and some other machines reach the ports of a machine, before its Ray node starts.
+         * @description Test whether the server and some other machines can reach a machine's ports, before its Ray node starts.
          *
          *     A port counts as open only if it sends the machine's handshake, so the route cannot scan ports of other programs.
          */
@@ -211,7 +211,7 @@ export interface paths {
         put?: never;
         /**
          * Heartbeat
-         * @description Record a heartbeat; return the machine's present work and whether the machine should leave.
+         * @description Record a heartbeat; return the machine's current work and whether the machine should leave.
          */
         post: operations["heartbeat"];
         delete?: never;
@@ -231,7 +231,7 @@ export interface paths {
         put?: never;
         /**
          * Leave
-         * @description Drain the machine at its owner's request: the machine hands over its work, then leaves.
+         * @description Drain the machine at its owner's request: the machine hands over its work, and then leaves.
          */
         post: operations["leave"];
         delete?: never;
@@ -397,7 +397,7 @@ export interface paths {
         };
         /**
          * Get Deployment
-         * @description Return one deployment by id or name. If several had the name, return the one that is up, or else the newest.
+         * @description Return one deployment by id or name. If several had the name, return the live one, or else the newest.
          */
         get: operations["getDeployment"];
         put?: never;
@@ -531,7 +531,7 @@ export interface paths {
         put?: never;
         /**
          * Create Invite
-         * @description Make an invite. Only this answer contains its code.
+         * @description Create an invite. Only this answer contains the invite's code.
          */
         post: operations["createInvite"];
         delete?: never;
@@ -595,7 +595,7 @@ export interface paths {
         put?: never;
         /**
          * Check Spec
-         * @description Return the errors that submitting a job or deployment would give; nothing is queued.
+         * @description Return the errors that submitting this job or deployment would cause; nothing is queued.
          */
         post: operations["checkJob"];
         delete?: never;
@@ -640,7 +640,7 @@ export interface paths {
         };
         /**
          * List Artifacts
-         * @description List a job's artifacts, for the key that submitted the job and for admins only.
+         * @description List a job's artifacts. Only the key that submitted the job and admins may list them.
          */
         get: operations["listArtifacts"];
         put?: never;
@@ -724,7 +724,7 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description List a job's checkpoints, oldest first, for the key that submitted the job and for admins only.
+         * @description List a job's checkpoints, oldest first. Only the key that submitted the job and admins may list them.
          */
         get: operations["listCheckpoints"];
         put?: never;
@@ -872,7 +872,7 @@ export interface paths {
         put?: never;
         /**
          * Create Key
-         * @description Make an API key, which only this answer contains. The caller's key must have every scope of the new key.
+         * @description Create an API key. Only this answer contains the key. The caller's key must have every scope of the new key.
          */
         post: operations["createKey"];
         delete?: never;
@@ -934,7 +934,7 @@ export interface paths {
         put?: never;
         /**
          * Prune
-         * @description Delete data past the retention times in the server's settings, as the server also does every hour by default.
+         * @description Delete data whose retention time is over. By default, the server itself also does this every hour.
          */
         post: operations["prune"];
         delete?: never;
@@ -1022,7 +1022,7 @@ export interface paths {
         put?: never;
         /**
          * Create Code
-         * @description Make a one-time code that signs a browser in with the caller's key. The code expires within minutes.
+         * @description Create a one-time code that signs a browser in with the caller's key. The code expires within minutes.
          */
         post: operations["createSignInCode"];
         delete?: never;
@@ -1080,7 +1080,7 @@ export interface paths {
         };
         /**
          * List Uploads
-         * @description List the caller's uploads (for admins: all), newest first, with the space used by all uploads and its limits.
+         * @description List the caller's uploads (for admins: all), newest first, with the size of all uploads and the size limits.
          */
         get: operations["listUploads"];
         put?: never;
@@ -1332,7 +1332,7 @@ export interface components {
         };
         /**
          * AlertList
-         * @description All present alerts: errors first, then the latest first.
+         * @description All current alerts: errors before warnings, then newest first.
          */
         AlertList: {
             /** Alerts */
@@ -1753,7 +1753,7 @@ export interface components {
         ChatRequest: {
             /**
              * Add Generation Prompt
-             * @description Let the model begin a new answer; default: true, unless continue_final_message is.
+             * @description Let the model begin a new answer; default: true, unless continue_final_message is true.
              */
             add_generation_prompt?: boolean | null;
             /**
@@ -1765,7 +1765,7 @@ export interface components {
             } | null;
             /**
              * Continue Final Message
-             * @description Let the model continue the last message instead.
+             * @description Let the model continue the last message instead of beginning a new answer.
              */
             continue_final_message?: boolean | null;
             /** Frequency Penalty */
@@ -1805,7 +1805,7 @@ export interface components {
             presence_penalty?: number | null;
             /**
              * Reasoning Effort
-             * @description Passed to the chat template, as its variable of this name.
+             * @description Passed to the chat template, as the template's variable reasoning_effort.
              */
             reasoning_effort?: string | null;
             /** Repetition Penalty */
@@ -1818,7 +1818,7 @@ export interface components {
             seed?: number | null;
             /**
              * Stop
-             * @description Strings before which an answer ends.
+             * @description Strings that end an answer; the answer does not contain them.
              * @default []
              */
             stop: string | string[] | null;
@@ -1830,7 +1830,7 @@ export interface components {
             stream_options?: components["schemas"]["StreamOptions"] | null;
             /**
              * Temperature
-             * @description Default 1; 0 always takes the most probable token.
+             * @description Sampling temperature; default: 1. With 0, the most probable token is always taken.
              */
             temperature?: number | null;
             /**
@@ -1924,7 +1924,7 @@ export interface components {
             islands: components["schemas"]["Islands"];
             /**
              * Machines
-             * @description Requested machines, by default all but those gone for more than a day; in the order they joined.
+             * @description Requested machines, in the order they joined. By default, machines gone for more than a day are omitted.
              */
             machines: components["schemas"]["MachineSummaryRecord"][];
         };
@@ -1940,7 +1940,7 @@ export interface components {
         CompletionRequest: {
             /**
              * Best Of
-             * @description Not supported; must be equal to n if given.
+             * @description Not supported; if given, it must be equal to n.
              */
             best_of?: number | null;
             /** Frequency Penalty */
@@ -1986,7 +1986,7 @@ export interface components {
             seed?: number | null;
             /**
              * Stop
-             * @description Strings before which an answer ends.
+             * @description Strings that end an answer; the answer does not contain them.
              * @default []
              */
             stop: string | string[] | null;
@@ -1998,7 +1998,7 @@ export interface components {
             stream_options?: components["schemas"]["StreamOptions"] | null;
             /**
              * Temperature
-             * @description Default 1; 0 always takes the most probable token.
+             * @description Sampling temperature; default: 1. With 0, the most probable token is always taken.
              */
             temperature?: number | null;
             /**
@@ -2224,7 +2224,7 @@ export interface components {
         ContributorState: "joining" | "probing" | "ready" | "quarantined" | "draining" | "left" | "lost";
         /**
          * ContributorView
-         * @description A machine with its measurements and its present work.
+         * @description A machine with its measurements and its current work.
          */
         ContributorView: {
             /**
@@ -2334,7 +2334,7 @@ export interface components {
         };
         /**
          * ContributorWork
-         * @description Present work of a contributor; the answer to its heartbeat.
+         * @description Current work of a contributor; the answer to its heartbeat.
          */
         ContributorWork: {
             /**
@@ -2458,7 +2458,7 @@ export interface components {
             id: string;
             /**
              * Is Deleted
-             * @description False while a job that was asked to stop still runs.
+             * @description Whether the deletion is done; false while a job that was asked to stop is still running.
              */
             is_deleted: boolean;
         };
@@ -2575,7 +2575,7 @@ export interface components {
         DeploymentState: "pending" | "loading" | "ready" | "degraded" | "stopped" | "failed";
         /**
          * DeploymentStatus
-         * @description Present status of a deployment.
+         * @description Current status of a deployment.
          */
         DeploymentStatus: {
             /**
@@ -3564,7 +3564,7 @@ export interface components {
             label?: string | null;
             /**
              * Memory Bytes
-             * @description Largest memory that each of these machines may lend; null: no limit.
+             * @description Largest memory that each of these machines may lend; null means no limit.
              */
             memory_bytes?: number | null;
             /**
@@ -3717,7 +3717,7 @@ export interface components {
         };
         /**
          * Islands
-         * @description All islands, and the links of all pairs; with many islands, only a spanning tree of the fastest links.
+         * @description All islands, and the links between all pairs of them; for many islands, a spanning tree of the fastest links.
          */
         Islands: {
             /**
@@ -3727,7 +3727,7 @@ export interface components {
             is_assumed: boolean;
             /**
              * Is Current
-             * @description Whether the islands are up to date; if false, the server is computing newer ones: ask again in some seconds.
+             * @description Whether the islands are up to date. If false, the server is computing newer ones: ask again in some seconds.
              */
             is_current: boolean;
             /** Islands */
@@ -3970,7 +3970,7 @@ export interface components {
             limits: components["schemas"]["MachineLimits"];
             /**
              * Name
-             * @description Name for people; unique among the machines that are present.
+             * @description Human-readable name; unique among the machines that are present.
              */
             name: string;
             versions: components["schemas"]["Versions"];
@@ -4889,7 +4889,7 @@ export interface components {
             serving: components["schemas"]["ServingRequestRequest"] | null;
             /**
              * Strategy
-             * @description Strategy that replaces the job's own; null keeps it.
+             * @description Strategy that replaces the job's own; null keeps the job's own strategy.
              * @default null
              */
             strategy: string | null;
@@ -5030,7 +5030,7 @@ export interface components {
             detail: string;
             /**
              * Details
-             * @description Further facts; for a refused body ``fields``, a list of ``{field, problem}``.
+             * @description Further facts. For a refused body, ``fields`` is a list of ``{field, problem}`` objects.
              * @default null
              */
             details: {
@@ -5094,7 +5094,7 @@ export interface components {
         Pruned: {
             /**
              * Job Id
-             * @description Id of the item's job; null for events, which are one item together.
+             * @description Id of the item's job; null for events, which are reported together as one item.
              */
             job_id: string | null;
             /**
@@ -5303,7 +5303,7 @@ export interface components {
         ReplicaCounts: {
             /**
              * Leaving
-             * @description Number of replicas that end after their present sequences.
+             * @description Number of replicas that end after their current sequences.
              * @default 0
              */
             leaving: number;
@@ -5844,13 +5844,13 @@ export interface components {
         ServingRequestRequest: {
             /**
              * Concurrent
-             * @description Largest number of sequences that are generated at the same time; the planner reserves their KV cache.
+             * @description Maximum number of sequences that are generated at the same time; the planner reserves their KV cache.
              * @default 16
              */
             concurrent: number;
             /**
              * First Token Limit S
-             * @description Longest time to the first token; for objective throughput.
+             * @description Maximum time to the first token; for objective throughput.
              * @default null
              */
             first_token_limit_s: number | null;
@@ -5861,7 +5861,7 @@ export interface components {
             new_tokens: number;
             /**
              * Next Token Limit S
-             * @description Longest time from token to token; for objective throughput.
+             * @description Maximum time between two tokens; for objective throughput.
              * @default null
              */
             next_token_limit_s: number | null;
@@ -6029,7 +6029,7 @@ export interface components {
             limits: components["schemas"]["MachineLimits"];
             /**
              * Name
-             * @description Name for people; unique among the machines that are present.
+             * @description Human-readable name; unique among the machines that are present.
              */
             name: string;
             versions: components["schemas"]["Versions"];
@@ -6053,7 +6053,7 @@ export interface components {
             expires_at: string;
             /**
              * Url
-             * @description URL that opens the dashboard and signs the browser in. Browsers do not send the part after #, the code.
+             * @description URL that opens the dashboard and signs the browser in. The code follows the #, so it is not sent in requests.
              */
             url: string;
         };
@@ -6078,7 +6078,7 @@ export interface components {
         };
         /**
          * SpecCheck
-         * @description Errors that submitting a job or deployment would give.
+         * @description Errors that submitting a job or deployment would cause.
          */
         SpecCheck: {
             /**
@@ -6924,12 +6924,12 @@ export interface components {
         UploadList: {
             /**
              * Limit Bytes
-             * @description Largest size of all uploads together.
+             * @description Maximum size of all uploads together.
              */
             limit_bytes: number;
             /**
              * Upload Limit Bytes
-             * @description Largest size of one upload.
+             * @description Maximum size of one upload.
              */
             upload_limit_bytes: number;
             /** Uploads */
@@ -6951,13 +6951,13 @@ export interface components {
         UploadRequest: {
             /**
              * Kind
-             * @description Kind of the upload; decides which checks its completion makes.
+             * @description Kind of the upload; determines how the upload is checked at its completion.
              * @enum {string}
              */
             kind: "data" | "model" | "tokenizer";
             /**
              * Name
-             * @description Name for people.
+             * @description Human-readable name.
              */
             name: string;
         };
@@ -7012,7 +7012,7 @@ export interface components {
         };
         /**
          * Usage
-         * @description Number of tokens of a request.
+         * @description Token counts of a request.
          */
         Usage: {
             /**
@@ -7044,22 +7044,22 @@ export interface components {
         Versions: {
             /**
              * Python
-             * @description Must be equal in all three numbers, because Ray's processes exchange pickles.
+             * @description All three numbers must be the same on all machines, because Ray's processes exchange pickles.
              */
             python: string;
             /**
              * Ray
-             * @description Must be equal.
+             * @description Must be the same on all machines.
              */
             ray: string;
             /**
              * Share Compute
-             * @description Must be equal in its first two numbers.
+             * @description The first two numbers must be the same on all machines.
              */
             share_compute: string;
             /**
              * Torch
-             * @description Must be equal in its first two numbers, because kernels differ between versions.
+             * @description The first two numbers must be the same on all machines, because kernels differ between versions.
              */
             torch: string;
         };

@@ -36,7 +36,7 @@ class BatchSupervisor:
         store: the store of jobs and deployments.
         engines: the engines of the served models.
         folder: parent folder; each job has one folder in it.
-        notifier: notifies of changes in the store.
+        notifier: signals changes in the store.
     """
 
     def __init__(self, store: Store, engines: Engines, folder: Path, notifier: Notifier) -> None:
@@ -88,7 +88,7 @@ class BatchSupervisor:
         """Start a batch if its deployment can answer now; else record what the batch waits for.
 
         Raises:
-            Conflict: the batch is not queued any more.
+            Conflict: the batch is no longer queued.
             UserError: the batch's own deployment has ended, or the deployment serves another kind of model.
         """
         spec = _batch(job)
@@ -109,7 +109,7 @@ class BatchSupervisor:
             await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
 
     def _deploy(self, job: JobRecord, spec: BatchJob) -> DeploymentRecord:
-        """Create and return the batch's own deployment for the present attempt.
+        """Create and return the batch's own deployment for the current attempt.
 
         Raises:
             UserError: a deployment was already created for this attempt, and it was stopped or failed.

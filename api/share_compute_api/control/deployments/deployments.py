@@ -26,7 +26,7 @@ class DeploymentSupervisor:
         store: the store of deployments.
         engines: the registry in which requests find engines.
         launch: starts a replica.
-        notifier: notifies of changes in the store.
+        notifier: signals changes in the store.
         metrics: the Prometheus metrics of requests.
         members: returns, for each contributor, the jobs whose members hold memory there.
         drain_s: seconds for a draining replica to finish its sequences; after that, other replicas continue them.
@@ -93,7 +93,7 @@ class DeploymentSupervisor:
         return None if serving is None else serving[0].replicas
 
     def may_have_members(self, replica_id: str) -> bool:
-        """Return whether a replica runs, or may still take over members that outlived an earlier server process."""
+        """Return whether a replica may have members: it runs, or may take over members of an earlier server process."""
         deployment_id, _, number = replica_id.partition("/")
         serving = self._serving.get(deployment_id)
         if serving is None:

@@ -18,7 +18,7 @@ class Interruptions:
     def __init__(self) -> None:
         self._number = 0
         self._seen = 0
-        """Highest interruption number that the present process of the replica's server has reported; 0 if none."""
+        """Highest interruption number that the current process of the replica's server has reported; 0 if none."""
         self._open: dict[int, tuple[int, float]] = {}
         """Ongoing interruptions: number given by the process -> (number given by this class, start time in seconds)."""
         self._orphans: dict[int, float] = {}

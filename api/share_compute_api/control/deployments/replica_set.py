@@ -27,7 +27,7 @@ class ManagedReplica:
         self.offered = frozenset[tuple[str, str | None]]()
         """(id, Ray node) of each machine in the last offer to the replica."""
         self.interruptions = Interruptions()
-        """Numbers the periods in which the replica computed nothing."""
+        """Detects and numbers the periods in which the replica computed nothing."""
         self.failures = 0
         """Number of failures that the replica reported since it was last ready; deaths of its process do not count."""
         self.leaves_since_s: float | None = None

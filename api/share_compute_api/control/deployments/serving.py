@@ -94,7 +94,7 @@ class Serving:
         self._spec = record.spec
         self._autoscaler = Autoscaler(record.spec.replicas, record.spec.max_concurrent, _wanted_first(record))
         self._scaled = _FIRST
-        """Reason for the present target number of replicas."""
+        """Reason for the current target number of replicas."""
         self._unrecorded: tuple[int, Decision] | None = None
         """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
         self._waits = ""
@@ -204,7 +204,7 @@ class Serving:
         await asyncio.to_thread(self._store.leases.release_all, self._record.id)
 
     async def _move(self, state: DeploymentState, reason: str, **facts: Any) -> None:
-        """Record the state; ignore a conflict, because the deployment may have been taken down meanwhile."""
+        """Record the state; ignore a conflict, because the deployment may have been taken down in the meantime."""
         try:
             await asyncio.to_thread(
                 self._store.deployments.set_state, self._record.id, state, reason, **facts
@@ -255,7 +255,7 @@ class Serving:
             self._drop(managed)
 
     async def _record_interruptions(self, managed: ManagedReplica, news: Sequence[Interruption]) -> None:
-        """Record in the store that the replica was interrupted, or that it continues."""
+        """Record in the store that the replica was interrupted, or that it has resumed."""
         deployments = self._store.deployments
         for one in news:
             record = deployments.interrupted if one.seconds is None else deployments.went_on

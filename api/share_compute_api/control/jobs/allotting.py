@@ -37,8 +37,8 @@ class Allotment:
     machines: tuple[ContributorRecord, ...] = field(compare=False)
     """The machines that the attempt holds, and the machines that are offered to it."""
     nodes: Nodes
-    """Facts that decide whether the attempt is sent the machines again. Comparisons use these facts, not ``machines``,
-    because heartbeats change the records."""
+    """Facts about the machines. When these facts change, the machines are sent to the attempt again. Comparisons ignore
+    ``machines``, because each heartbeat changes the records."""
     leaving: frozenset[str] = frozenset()
     """Ids of contributors in the attempt's plan or proposal that the attempt must release."""
     answers: int | None = None

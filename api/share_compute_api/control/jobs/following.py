@@ -42,7 +42,7 @@ class Following:
         """Whether the attempt has committed a step."""
 
     async def follow(self, attempt: Attempt) -> AttemptFailure | None:
-        """Follow the attempt to its end; return its failure, which the caller records, or None if the job is over.
+        """Follow the attempt to its end; return its failure, which the caller records, or None if the job has ended.
 
         Raises:
             ShareComputeError: the attempt is lost, or the store does not answer.

@@ -59,7 +59,7 @@ class JobSupervisor:
         store: the store of jobs and contributors.
         launch: starts an attempt.
         folder: parent folder; each job has one folder in it.
-        notifier: notifies of changes in the store.
+        notifier: signals changes in the store.
         patience: time limits.
         drift: relative difference between measured and predicted step times above which a job is planned again.
         checkpoint_every_s: seconds between checkpoints of jobs that set no interval; None writes no periodic
@@ -140,7 +140,7 @@ class JobSupervisor:
         # running, but its machines would look leased. A queued job that needs these machines would not wait for them.
         anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
-        # Read the queue again after the machines, because a job that was requeued meanwhile has freed machines.
+        # Read the queue again after the machines, because a job that was requeued in the meantime has freed machines.
         queued = await self._queued()
         # A job that was requeued during this pass starts in a later pass. Until then its machines stay reserved:
         # `present` may still list them as leased, and the job's pause is set only when its attempt's task ends.

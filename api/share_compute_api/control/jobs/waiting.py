@@ -139,7 +139,7 @@ class Supply:
     anything_runs: bool
     """Whether a running job may release machines later."""
     held: Mapping[str, Collection[str]]
-    """Free contributor's id -> jobs that have members there."""
+    """Id of a free contributor -> jobs that have members on it."""
     living: Mapping[str, int]
     """Job id -> number of machines on which the job has members."""
 

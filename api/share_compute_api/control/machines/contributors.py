@@ -1,4 +1,4 @@
-"""Supervises contributors: marks them as left or lost, and has idle ones measured again."""
+"""Supervises contributors: marks them as left or lost, and schedules new measurements of idle ones."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class ContributorSupervisor:
                 continue
             try:
                 job = await asyncio.to_thread(self._store.jobs.get, job_id)
-            except NotFound:  # the job was deleted meanwhile
+            except NotFound:  # the job was deleted in the meantime
                 continue
             if disagrees(job, record.id):
                 _log.info("contributor %s is measured again: job %s disagrees", record.name, job_id)
@@ -156,7 +156,7 @@ class ContributorSupervisor:
 
         A contributor is unresponsive if its heartbeat is overdue and its Ray node accepts no connection, or if no
         heartbeat came for `_HEARTBEAT_LIMIT`. If this server itself is probably cut off, return no ids, and count
-        missing heartbeats from now on.
+        missing heartbeats only from now on.
         """
         places = {
             record.id: (node.address, node.port)

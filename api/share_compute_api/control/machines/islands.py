@@ -26,7 +26,7 @@ _AT_ONCE = 150
 _REST = 20.0
 """Pause after a computation, as a multiple of its duration. Limits the CPU time when machines join and leave often."""
 _ALL_LINKS = 6
-"""Largest number of islands for which the answer has a link for each pair; with more islands it has a spanning tree."""
+"""Maximum number of islands for which the answer has a link for each pair; with more islands it has a spanning tree."""
 
 
 class IslandMap:

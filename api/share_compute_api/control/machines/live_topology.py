@@ -1,4 +1,4 @@
-"""Builds the topology of contributors. Leaves out impossible figures, which would break planning for all jobs."""
+"""Builds the topology of contributors. Leaves out machines and links with impossible figures."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from share_compute_api.cluster.gateway import CallFailed, RemoteActor, raised
 MEASURE_S = 150.0
 """Time limit for one measurement, in seconds."""
 DIAL_S = 8.0
-"""Longest time that a machine tries to connect to the ports of another machine, in seconds."""
+"""Maximum time for which a machine tries to connect to the ports of another machine, in seconds."""
 _MOST_CHARACTERS = 1 << 20
 """Largest accepted result of a measurement, in characters."""
 _devices: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
@@ -45,7 +45,7 @@ class Machine(Protocol):
 
 
 Start: TypeAlias = Callable[[str, str | None], Awaitable[Machine]]
-"""Function that starts a measuring actor, given a contributor's id and its Ray node; None is the head's node."""
+"""Function that starts a measuring actor, given a contributor's id and Ray node; None means the head's node."""
 
 
 def starter(cluster: Cluster) -> Start:

@@ -26,7 +26,7 @@ _DIALLERS = 3
 AGAIN = timedelta(minutes=30)
 """Age of an idle machine's figures from which the machine is measured again."""
 _RETRY = timedelta(seconds=30)
-"""Shortest time between two attempts to measure an idle machine again."""
+"""Minimum time between two attempts to measure an idle machine again."""
 _MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Measurements:
         """Time of the last measurement of dead links, by the loop's clock."""
         self._head_lock = asyncio.Lock()
         self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Host key -> lock, so that the contributors of a host are measured one after the other."""
+        """Host key -> lock, so that the contributors of a host are measured one at a time."""
         self._wanted: set[str] = set()
         """Contributors to measure again as soon as they are idle."""
         self._tried_at: dict[str, datetime] = {}
@@ -164,7 +164,7 @@ class Measurements:
         return contributor_id in self._tasks
 
     def forgetting(self, contributor_id: str) -> Callable[[], None]:
-        """Return a function that ends the present actor and measurement of the contributor, but not later ones."""
+        """Return a function that ends the current actor and measurement of the contributor, but not later ones."""
         task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
 
         def forget() -> None:
@@ -301,7 +301,7 @@ class Measurements:
             require_sound(devices, record.name, record.limits.get("memory_bytes"))
             links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
         if not is_new and (await asyncio.to_thread(self._store.contributors.get, record.id)).is_leased:
-            return  # a job that started meanwhile has distorted the figures
+            return  # a job that started during the measurement has distorted the figures
         self._wanted.discard(record.id)
         await asyncio.to_thread(
             self._store.contributors.ready,
@@ -356,7 +356,7 @@ def _dead_links(record: ContributorRecord) -> list[str]:
 
 
 def _host(record: ContributorRecord) -> str:
-    """Return the key of a contributor's host. Contributors with the same key are measured one after the other."""
+    """Return the key of a contributor's host. Contributors with the same key are measured one at a time."""
     return record.host_id or record.address or record.id
 
 

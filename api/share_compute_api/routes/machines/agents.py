@@ -94,7 +94,7 @@ def join_sibling(
 async def dial(
     wanted: DialRequest, contributor: SelfContributor, context: InContext, request: Request
 ) -> DialReport:
-    """Test whether the server and some other machines reach the ports of a machine, before its Ray node starts.
+    """Test whether the server and some other machines can reach a machine's ports, before its Ray node starts.
 
     A port counts as open only if it sends the machine's handshake, so the route cannot scan ports of other programs.
     """
@@ -149,7 +149,7 @@ async def online(node: OnlineRequest, contributor: SelfContributor, context: InC
 
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
 async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
-    """Record a heartbeat; return the machine's present work and whether the machine should leave."""
+    """Record a heartbeat; return the machine's current work and whether the machine should leave."""
     # A machine whose heartbeats are delayed counts as lost, so heartbeats have reserved threads.
     return await to_thread.run_sync(_heartbeat, contributor, context, limiter=context.heartbeats)
 
@@ -190,7 +190,7 @@ def rejoin(
 
 @router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401, 403))
 def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord:
-    """Drain the machine at its owner's request: the machine hands over its work, then leaves."""
+    """Drain the machine at its owner's request: the machine hands over its work, and then leaves."""
     return context.store.contributors.leave(contributor.id)
 
 

@@ -37,7 +37,7 @@ def list_contributors(
 
 @router.get("/{contributor_id}", operation_id="getContributor", dependencies=READ, responses=documented(404))
 def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
-    """Return one machine with its measurements and its present work."""
+    """Return one machine with its measurements and its current work."""
     record = context.store.contributors.get(contributor_id)
     (summary,) = context.store.cluster.summaries([contributor_id])
     return ContributorView(**dict(record), owner=summary.owner, held=summary.held)

@@ -33,7 +33,7 @@ def _views(context: Context, records: Sequence[InviteRecord]) -> list[InviteView
 
 @router.post("", status_code=201, operation_id="createInvite", dependencies=ADMIN)
 def create_invite(wanted: InviteRequest, context: InContext, request: Request) -> InviteCreated:
-    """Make an invite. Only this answer contains its code."""
+    """Create an invite. Only this answer contains the invite's code."""
     record, code = context.store.invites.create(
         wanted.label, wanted.expires_in_s, uses=wanted.uses, memory_bytes=wanted.memory_bytes
     )

@@ -25,7 +25,7 @@ async def get_cluster(
     ] = None,
     accept_encoding: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """Return the islands, and summaries of machines: by default, of all but those gone for more than a day."""
+    """Return the islands and summaries of machines. By default, machines gone for more than a day are omitted."""
     islands = await context.islands.get()
     text = await run_in_threadpool(_text, context, machine, islands)
     headers = {"Vary": "Accept-Encoding"}

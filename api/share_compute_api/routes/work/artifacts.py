@@ -26,7 +26,7 @@ router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 @router.get("", operation_id="listArtifacts", responses=documented(404))
 def list_artifacts(job_id: str, context: InContext, caller: Reader) -> ArtifactList:
-    """List a job's artifacts, for the key that submitted the job and for admins only."""
+    """List a job's artifacts. Only the key that submitted the job and admins may list them."""
     require_results(context.store, job_id, caller)
     return ArtifactList(artifacts=context.store.progress.artifacts(job_id))
 

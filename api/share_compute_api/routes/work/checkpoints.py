@@ -32,7 +32,7 @@ Step = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 
 @router.get("", operation_id="listCheckpoints", responses=documented(404))
 def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> CheckpointList:
-    """List a job's checkpoints, oldest first, for the key that submitted the job and for admins only."""
+    """List a job's checkpoints, oldest first. Only the key that submitted the job and admins may list them."""
     require_results(context.store, job_id, caller)
     entries = (_entry(step, folder) for step, folder in _found(job_id, context).items())
     return CheckpointList(checkpoints=[entry for entry in entries if entry is not None])
@@ -95,7 +95,7 @@ def _found(job_id: str, context: Context) -> dict[int, Path]:
 
 
 def _entry(step: int, folder: Path) -> CheckpointEntry | None:
-    """Return the description of a checkpoint; None if the checkpoint was deleted meanwhile."""
+    """Return the description of a checkpoint; None if the checkpoint was deleted in the meantime."""
     try:
         size_bytes = sum(file.stat().st_size for file in folder.iterdir())
         saved_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)

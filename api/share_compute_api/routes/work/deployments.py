@@ -76,7 +76,7 @@ async def list_deployments(
 
 @router.get("/{deployment}", operation_id="getDeployment", responses=documented(404))
 async def get_deployment(deployment: str, context: InContext, caller: Reader) -> DeploymentView:
-    """Return one deployment by id or name. If several had the name, return the one that is up, or else the newest."""
+    """Return one deployment by id or name. If several had the name, return the live one, or else the newest."""
     return _view(await run_in_threadpool(context.store.deployments.get, deployment), context, caller)
 
 

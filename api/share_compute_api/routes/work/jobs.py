@@ -82,7 +82,7 @@ def _submit(
     responses=documented(413, 415, 429),
 )
 async def check_spec(request: Request, context: InContext, caller: Submitter) -> SpecCheck:
-    """Return the errors that submitting a job or deployment would give; nothing is queued."""
+    """Return the errors that submitting this job or deployment would cause; nothing is queued."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
     return await context.checks.run(caller.id, partial(checked, context, caller, content_type, body))
 

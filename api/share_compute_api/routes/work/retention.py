@@ -65,5 +65,5 @@ def prune(
     context: InContext,
     dry_run: Annotated[bool, Query(description="Report what would be deleted; delete nothing.")] = False,
 ) -> PruneReport:
-    """Delete data past the retention times in the server's settings, as the server also does every hour by default."""
+    """Delete data whose retention time is over. By default, the server itself also does this every hour."""
     return cleaner(context.settings, context.store).prune(dry_run=dry_run)

@@ -40,7 +40,7 @@ def create_upload(request: UploadRequest, context: InContext, caller: Submitter)
 
 @router.get("", operation_id="listUploads")
 def list_uploads(context: InContext, caller: Reader) -> UploadList:
-    """List the caller's uploads (for admins: all), newest first, with the space used by all uploads and its limits."""
+    """List the caller's uploads (for admins: all), newest first, with the size of all uploads and the size limits."""
     uploads = context.uploads
     return UploadList(
         uploads=uploads.list(caller),

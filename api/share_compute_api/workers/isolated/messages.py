@@ -18,7 +18,7 @@ MOST_ANSWER_BYTES = 64 << 20
 OUT_OF_MEMORY_STATUS = 77
 """Exit status of a process that reached its memory limit."""
 MOST_DETAIL = 16_384
-"""Largest length of an error's message, in characters."""
+"""Maximum length of an error's message, in characters."""
 
 Result = TypeVar("Result", bound=BaseModel)
 TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**32)]

@@ -44,9 +44,9 @@ class PoolLimits:
     load_s: float = 20.0
     """Additional time limit for loading a tokenizer, in seconds."""
     waiting_per_source: int = 64
-    """Largest number of waiting questions per source; more are rejected."""
+    """Maximum number of waiting questions per source; more are rejected."""
     waiting: int = 512
-    """Largest number of waiting questions in total; more are rejected."""
+    """Maximum number of waiting questions in total; more are rejected."""
 
     @property
     def per_source(self) -> int:

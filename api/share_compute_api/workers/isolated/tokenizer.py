@@ -213,7 +213,7 @@ def _longest(vocabulary: Iterable[str]) -> int:
 
 
 def _keeps_all(tokenizer: Any) -> bool:
-    """Return True only if a tokenizer certainly never replaces text by an unknown token.
+    """Return True only if a tokenizer certainly never replaces text with an unknown token.
 
     One unknown token can stand for text of any length. A long text may then have few tokens.
     """

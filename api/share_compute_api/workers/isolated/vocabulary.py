@@ -48,7 +48,7 @@ class ByteLevel(_Declared):
 
 
 class WordPiece(_Declared):
-    """Joins tokens with spaces; a token with the prefix continues the previous word."""
+    """Joins tokens with spaces; a token that begins with ``prefix`` continues the previous word."""
 
     type: Literal["WordPiece"]
     prefix: str = Field(max_length=16)
@@ -62,7 +62,7 @@ class WordPiece(_Declared):
 
 
 class Metaspace(_Declared):
-    """Replaces a given character by a space (SentencePiece)."""
+    """Replaces a given character with a space (SentencePiece)."""
 
     type: Literal["Metaspace"]
     replacement: str = Field(min_length=1, max_length=1)
@@ -77,7 +77,7 @@ class Metaspace(_Declared):
 
 
 class BpeSuffix(_Declared):
-    """Replaces the suffix that marks the end of a word by a space."""
+    """Replaces the suffix that marks the end of a word with a space."""
 
     type: Literal["BPEDecoder"]
     suffix: str = Field(min_length=1, max_length=16)
@@ -140,7 +140,7 @@ class _Literal(_Declared):
 
 
 class Replace(_Declared):
-    """Replaces one string by another; regular expressions are rejected."""
+    """Replaces one string with another; regular expressions are rejected."""
 
     type: Literal["Replace"]
     pattern: _Literal

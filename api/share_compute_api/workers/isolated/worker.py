@@ -1,7 +1,7 @@
 """The program of an isolated process: ``python -m share_compute_api.workers.isolated.worker BYTES``.
 
 The program reads questions from standard input and answers each on standard output. At its start it limits its memory
-to its present use plus ``BYTES``. The program exits at the end of its input, and when it runs out of memory.
+to its current use plus ``BYTES``. The program exits at the end of its input, and when it runs out of memory.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _check(question: messages.CheckInputs | messages.CheckModel | messages.Check
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit memory to this process's present use plus ``more_bytes`` (Linux); forbid writing files and core dumps."""
+    """Limit memory to this process's current use plus ``more_bytes`` (Linux); forbid writing files and core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
