@@ -38,7 +38,7 @@ async def answer_events(
     Args:
         completion: the sequences that are generated for the request.
         shape: builds the chunks.
-        usage: returns the token counts to report at the end; None if the client did not ask for them.
+        usage: returns the token counts to report at the end; None if the client did not request them.
     """
     yield b"".join(
         sse.json_event(chunk) for index in range(completion.num_sequences) for chunk in shape.first(index)

@@ -207,7 +207,7 @@ class _Shape:
         kind: value of a chunk's ``object``.
         model: name of the model.
         vocabulary: the model's vocabulary.
-        includes_tokens: whether log-probabilities were asked for.
+        includes_tokens: whether the client requested log-probabilities.
         includes_usage: whether a stream reports its usage.
     """
 

@@ -37,7 +37,7 @@ async def ask(
 
     Args:
         spec: the batch.
-        row: a row that was parsed without a problem.
+        row: a row that was parsed without errors.
         engine: the model's engine; a `TextEngine` for a `GenerateJob`, else a `VectorEngine`.
         tokenizer: the model's tokenizer.
         owner: id of the batch, to which the engine attributes the request.

@@ -29,7 +29,7 @@ _CODES: dict[type[ShareComputeError], str] = {
     NotAuthorized: "invalid_api_key",
     TooLong: "context_length_exceeded",
 }
-"""Error type -> ``code`` in the OpenAI API, if it is not the error type's own code."""
+"""Error type -> ``code`` in the OpenAI API, if it differs from the error type's own code."""
 _VALIDATION = {
     "missing": "missing_required_parameter",
     UNSUPPORTED: "unsupported_parameter",
@@ -50,7 +50,7 @@ class ErrorFacts(BaseModel):
     """Name of the request's first invalid field; null if the error concerns no field."""
     code: str | None
     partial: list[str] | None = None
-    """Text written before the error, one item for each answer; the field is missing if there is none."""
+    """Text generated before the error, one item for each answer; the field is omitted if there is none."""
 
 
 class ErrorAnswer(BaseModel):

@@ -44,7 +44,7 @@ class RayEngine:
         self.patience_s = _PATIENCE_S
         """Seconds after which a waiting sequence fails if no replica is ready."""
         self.reason = "its server starts"
-        """Reason why no replica answers; shown to clients while none does."""
+        """Reason why no replica answers; shown to clients while no replica answers."""
         self._meter = meter
         self._router = Router()
         self._recovery = SequenceRecovery(facts.name, self._router, meter, self._place_freed)

@@ -58,7 +58,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> list[StreamEvent]:
-        """Wait for events and return all that have arrived; a failure is raised after the events before it."""
+        """Wait for events and return all that have arrived; a failure is raised after all earlier events."""
         while not self._events:
             if not self._open:
                 raise StopAsyncIteration
@@ -99,13 +99,13 @@ class Resumable:
     came_s: float
     emitted: list[int] = field(default_factory=list)
     last_token_s: float = 0.0
-    """Time at which the sequence's last token arrived, in seconds of the event loop's clock."""
+    """Time at which the sequence's last token arrived, in seconds on the event loop's clock."""
     replica: Replica | None = None
     """Replica that runs the sequence or is asked to accept it; None while the sequence waits for a replica."""
     is_placing: bool = True
     """Whether a task is submitting the sequence; meanwhile no other task submits it or cancels it at a replica."""
     waiting_since_s: float = 0.0
-    """Start of the wait for a replica, in seconds of the event loop's clock.
+    """Start of the wait for a replica, in seconds on the event loop's clock.
 
     A wait that times out while replicas are ready starts again.
     """
@@ -116,7 +116,7 @@ class Resumable:
         return self.replica is None and not self.is_placing
 
     def rest(self) -> Generation:
-        """Return the generation to submit next: the original one with the tokens that were already emitted."""
+        """Return the generation to submit next: the original generation with the tokens emitted so far."""
         return self.generation.model_copy(update={"emitted": tuple(self.emitted)})
 
 
@@ -127,7 +127,7 @@ class SequenceRecovery:
         name: name of the deployment.
         router: the replicas.
         meter: records token latencies and ends of sequences.
-        freed: called after sequences were taken from their replica and wait for another replica.
+        freed: called when sequences have been taken from their replica and wait for another replica.
     """
 
     def __init__(self, name: str, router: Router, meter: Meter, freed: Callable[[], None]) -> None:
@@ -137,7 +137,7 @@ class SequenceRecovery:
         self._freed = freed
         self._live: dict[int, Resumable] = {}
         self.idle_since_s = now_s()
-        """Time from which an empty table counts as idle, in seconds of the event loop's clock."""
+        """Time from which an empty table counts as idle, in seconds on the event loop's clock."""
 
     # -- the table ---------------------------------------------------------------------------------------------------
 

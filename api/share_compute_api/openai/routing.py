@@ -39,7 +39,7 @@ class Router:
         return iter(self._replicas)
 
     def __contains__(self, replica: object) -> bool:
-        """Return whether a replica was added and is not removed."""
+        """Return whether a replica has been added and not removed."""
         return replica in self._replicas
 
     def add(self, replica: Replica) -> None:

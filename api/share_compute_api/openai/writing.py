@@ -179,7 +179,7 @@ class Detokenizer:
         return new
 
     def _shrink(self, text: str) -> str:
-        """Drop the oldest tokens of a window that is too long, and return their text that was not returned yet."""
+        """Drop the oldest tokens if the window is too long; return any of their text that was not returned yet."""
         if len(self._window) <= _WINDOW_TOKENS:
             return ""
         decode, window, half = self._tokenizer.decode, self._window, _WINDOW_TOKENS // 2

@@ -262,7 +262,7 @@ class InviteRequest(StrictModel):
     uses: int = Field(default=1, ge=1, le=10_000)
     """Number of machines that may join with the invite."""
     memory_bytes: int | None = Field(default=None, ge=1, le=2**63 - 1)
-    """Largest memory that each of these machines may lend; null means no limit."""
+    """Maximum memory that each of these machines may lend; null means no limit."""
 
 
 class InviteView(InviteRecord):

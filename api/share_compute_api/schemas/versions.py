@@ -10,7 +10,7 @@ from share_compute.errors import VersionMismatch
 from share_compute_api.schemas.bodies import Versions
 
 _PARTS = {"python": 3, "ray": 3, "torch": 2, "share_compute": 2}
-"""Number of leading parts of each version that must be equal on the server and a joining machine."""
+"""Number of leading parts of each version that must be the same on the server and a joining machine."""
 _HINTS = {
     "python": "install Python {wanted} on the joining machine",
     "ray": "pip install 'ray=={wanted}' on the joining machine",

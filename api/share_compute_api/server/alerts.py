@@ -142,7 +142,7 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
 
 
 def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
-    """Return the error if a machine's versions do not fit the server's; None if they fit or are unknown.
+    """Return the error if a machine's versions are incompatible with the server's; None if compatible or unknown.
 
     Versions are checked when a machine joins. They can differ later, because the server may have been upgraded since.
     """
@@ -158,7 +158,10 @@ def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | No
 def of_jobs(
     queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime, longest_wait: timedelta
 ) -> Iterator[Alert]:
-    """Yield alerts for jobs that failed, wait long, or lost at least 2 attempts in a row without a committed step."""
+    """Yield alerts for jobs that failed, that have waited long, or that make no progress.
+
+    A job makes no progress if at least `_FRUITLESS` attempts in a row were lost before a step was committed.
+    """
     for job in failed:
         yield Alert(
             id=f"job-failed {job.id} {job.attempt}",
@@ -195,7 +198,7 @@ def of_jobs(
 def of_deployments(
     deployments: Iterable[DeploymentRecord], now: datetime, longest_wait: timedelta
 ) -> Iterator[Alert]:
-    """Yield alerts for deployments that failed, are degraded, or wait long."""
+    """Yield alerts for deployments that failed, are degraded, or have waited long."""
     for one in deployments:
         match one.state:
             case DeploymentState.failed:

@@ -55,7 +55,7 @@ def stream(
 ) -> StreamingResponse:
     """Stream all events after number ``after``, of one job or of the cluster, until the client disconnects.
 
-    The stream also ends soon after the caller's key was revoked, and when the server shuts down.
+    The stream also ends soon after the caller's key is revoked, and when the server shuts down.
 
     Args:
         context: context of the server.

@@ -79,7 +79,7 @@ def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecor
 
 
 def _own_result(path: Path, context: Context, caller: ApiKeyRecord) -> Path | None:
-    """Return the path with links resolved if it is in a result of a job that the caller owns; else None."""
+    """Return the path, with links resolved, if it is inside a result of the caller's own job; else None."""
     data_folder = context.settings.data_folder
     if ".." in path.parts or not path.is_relative_to(data_folder):
         return None

@@ -49,7 +49,7 @@ def require_folders(settings: Settings) -> None:
 
 
 def require_unlinked(path: Path, field: str) -> None:
-    """Raise UserError if a path whose links were resolved contains a link now."""
+    """Raise UserError if a path whose links were resolved earlier contains a link now."""
     if os.path.realpath(path) != str(path):
         raise refused(
             field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
@@ -133,7 +133,7 @@ class DataRoots:
             spec: the submitted specification, with the paths that `resolve` returned.
 
         Raises:
-            UserError: a path contains a link now, or a folder in the data roots fails `check_folder`.
+            UserError: a path now contains a link, or a folder in the data roots fails `check_folder`.
         """
         with_paths(spec, self._recheck)
 

@@ -30,7 +30,7 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
     """Return the folder of the model to be served: ``model.path``, or an artifact of a job.
 
     Raises:
-        UserError: the job has no such artifact, or the path contains a link now.
+        UserError: the job has no such artifact, or the path now contains a link.
     """
     if model.path is not None:
         require_unlinked(model.path, "model.path")

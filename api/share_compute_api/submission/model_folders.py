@@ -88,7 +88,7 @@ def require_path(path: Path, field: str) -> None:
 
 
 def check_model_folder(folder: Path, field: str) -> None:
-    """Raise UserError unless a folder has a config.json, and weights in the format safetensors."""
+    """Raise UserError unless a folder has a config.json, and weights in safetensors format."""
     require_path(folder, field)
     suffixes = {file.suffix for file in folder.iterdir()}
     if not (folder / "config.json").is_file():
@@ -181,7 +181,7 @@ def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> 
 
 
 def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
-    """Raise UserError if a tokenizer's largest id is outside the model's vocabulary; skip the check if one is None."""
+    """Raise UserError if the largest token id is outside the model's vocabulary; skip the check if either is None."""
     if largest is not None and vocab_size is not None and largest >= vocab_size:
         raise refused(
             field,
@@ -191,7 +191,7 @@ def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> 
 
 
 def check_stages(stages: int | None, layers: int | None) -> None:
-    """Raise UserError if there are more stages than layers; skip the check if one of the numbers is None."""
+    """Raise UserError if there are more stages than layers; skip the check if either number is None."""
     if stages is not None and layers is not None and stages > layers:
         raise refused(
             "parallelism.stages",

@@ -179,7 +179,7 @@ def placement(plan: Plan) -> str:
 
 
 def step_times(measured: Measured) -> str:
-    """Return the measured and predicted step time, and for each stage the fraction of the step in which it computes."""
+    """Return the measured and predicted step time, and for each stage the fraction of the step spent computing."""
     if measured.predicted_step_s is None:
         return f"step {seconds_text(measured.measured_step_s)}, nothing was predicted"
     drift = measured.measured_step_s / measured.predicted_step_s - 1

@@ -43,7 +43,7 @@ STATE_STYLES = {
 }
 _PROSE = ("reason", "meaning", "value", "label", "model")
 _CLOSED_PIPE = 141
-"""Exit code that a shell reports for a program that SIGPIPE ended."""
+"""Exit code that a shell reports for a program that was ended by SIGPIPE."""
 
 
 class Terminal(Console):
@@ -59,7 +59,7 @@ class Terminal(Console):
             yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Exit as a program that SIGPIPE ended, for example in `share-compute plan job.yaml | head -3`."""
+        """Exit like a program that was ended by SIGPIPE, for example in `share-compute plan job.yaml | head -3`."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise SystemExit(_CLOSED_PIPE)
@@ -85,7 +85,7 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
-    """Print a table, or the text ``empty`` if there are no rows. A cell of None is shown as a dash."""
+    """Print a table, or the text ``empty`` if there are no rows. A None cell is shown as a dash."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         # Users paste ids into the next command, so only columns of prose may wrap.
@@ -137,7 +137,7 @@ def number(value: float | None, digits: int = 4) -> str | None:
 
 
 def rate(per_s: float | None) -> str | None:
-    """Return a rate per second as text: without decimals from 100 on, with one decimal below; None for None."""
+    """Return a rate per second as text: without decimals from 100 upwards, else with one decimal; None for None."""
     return None if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
 
 

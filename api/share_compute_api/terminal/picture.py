@@ -24,7 +24,7 @@ _LEAST_COLUMNS = 16
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """Characters from which the diagrams are drawn."""
+    """Characters with which the diagrams are drawn."""
 
     block: str
     forward: str

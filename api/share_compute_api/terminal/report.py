@@ -201,7 +201,7 @@ def _count(count: int, one: str, many: str = "") -> str:
 
 
 def _per_s(value: float | None) -> str:
-    """Return a rate with three significant digits, or without decimals from 100 on; a dash for None."""
+    """Return a rate with three significant digits, or without decimals from 100 upwards; a dash for None."""
     return "-" if value is None else str(rate(value) if value >= 100 else number(value, 3))
 
 

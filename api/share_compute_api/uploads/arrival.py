@@ -19,7 +19,7 @@ class Arrival:
     Args:
         partial: path of the file until it is complete.
         path: final path of the file in its upload.
-        reserve: reserves more bytes of the space for uploads; raises TooLarge if they do not fit.
+        reserve: reserves further bytes of the upload space; raises TooLarge if they do not fit.
         settle: moves the complete file to its final path; raises an error if the upload no longer accepts files.
         release: returns the reserved bytes if the file did not arrive.
     """

@@ -55,7 +55,7 @@ class _Entry:
     is_closing: bool = False
     """Whether the upload is being completed or removed; meanwhile the upload accepts no files."""
     readers: int = 0
-    """Number of requests that read the upload now."""
+    """Number of requests that are reading the upload."""
 
     def __post_init__(self) -> None:
         self.files_bytes = sum(file.size_bytes for file in self.files.values())
@@ -81,8 +81,8 @@ class UploadStore:
 
     Args:
         folder: parent folder of the uploads; created with the first upload.
-        most_bytes: largest size of all uploads together.
-        most_bytes_each: largest size of one upload.
+        most_bytes: maximum size of all uploads together.
+        most_bytes_each: maximum size of one upload.
         clock: returns the time, in UTC.
     """
 
@@ -239,7 +239,7 @@ class UploadStore:
 
         Args:
             upload_id: id of the upload.
-            users: returns the ids of the jobs and deployments that use a folder now.
+            users: returns the ids of the jobs and deployments that currently use a folder.
             caller: API key of the request.
 
         Raises:

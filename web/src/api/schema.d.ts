@@ -1086,7 +1086,7 @@ export interface paths {
         put?: never;
         /**
          * Create Upload
-         * @description Create an upload. Send its files, then complete it. Open uploads may be removed after a day without files.
+         * @description Create an upload. Send its files, then complete it. Open uploads may be removed after a day without new files.
          */
         post: operations["createUpload"];
         delete?: never;
@@ -1151,7 +1151,7 @@ export interface paths {
         get?: never;
         /**
          * Put Upload File
-         * @description Send one file. A complete file replaces an earlier file with its path; a partial file is discarded.
+         * @description Send one file. A complete file replaces an earlier file with the same path; a partial file is discarded.
          */
         put: operations["putUploadFile"];
         post?: never;
@@ -3058,7 +3058,7 @@ export interface components {
             param: string | null;
             /**
              * Partial
-             * @description Text written before the error, one item for each answer; the field is missing if there is none.
+             * @description Text generated before the error, one item for each answer; the field is omitted if there is none.
              */
             partial?: string[] | null;
             /**
@@ -3564,7 +3564,7 @@ export interface components {
             label?: string | null;
             /**
              * Memory Bytes
-             * @description Largest memory that each of these machines may lend; null means no limit.
+             * @description Maximum memory that each of these machines may lend; null means no limit.
              */
             memory_bytes?: number | null;
             /**

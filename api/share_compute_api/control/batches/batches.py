@@ -30,7 +30,7 @@ class BatchSupervisor:
 
     A batch that names a deployment waits until a deployment of that name is up; if the deployment is taken down, the
     batch waits again. For a batch that names a model, the supervisor creates a deployment, and takes it down when the
-    batch is over.
+    batch has ended.
 
     Args:
         store: the store of jobs and deployments.
@@ -181,7 +181,7 @@ class BatchSupervisor:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
-        """Take down each deployment that was created for a batch that is now over."""
+        """Take down each deployment that was created for a batch that has ended."""
         for record in await asyncio.to_thread(self._store.deployments.list):
             if await asyncio.to_thread(self._is_left, record):
                 await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")

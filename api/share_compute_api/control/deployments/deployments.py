@@ -28,7 +28,7 @@ class DeploymentSupervisor:
         launch: starts a replica.
         notifier: signals changes in the store.
         metrics: the Prometheus metrics of requests.
-        members: returns, for each contributor, the jobs whose members hold memory there.
+        members: returns, for each contributor, the jobs whose members occupy memory there.
         drain_s: seconds for a draining replica to finish its sequences; after that, other replicas continue them.
     """
 

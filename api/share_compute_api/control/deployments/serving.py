@@ -69,7 +69,7 @@ class Serving:
         store: the store of deployments and machines.
         engines: the registry in which requests find the engine.
         launch: starts a replica.
-        members: returns, for each contributor, the jobs whose members hold memory there.
+        members: returns, for each contributor, the jobs whose members occupy memory there.
         metrics: the Prometheus metrics of requests.
         record: the deployment's record; `revise` replaces its specification.
         drain_s: seconds for a draining replica to finish its sequences.

@@ -103,7 +103,7 @@ class Allotting:
 
         Args:
             running: jobs with an attempt, oldest first.
-            present: contributors; only ready and draining ones count.
+            present: contributors; only ready and draining contributors are considered.
             spare: free machines that no queued job could use.
         """
         members = {job.id: _members(job, present) for job in running}

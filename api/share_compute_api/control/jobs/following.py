@@ -1,4 +1,4 @@
-"""Follows one attempt at a job: records its events, and forwards machine changes and a cancellation to it."""
+"""Follows one attempt at a job: records its events, and forwards machine changes and cancellations."""
 
 from __future__ import annotations
 

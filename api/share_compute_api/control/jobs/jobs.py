@@ -90,7 +90,7 @@ class JobSupervisor:
         self._waiting = Waiting(self._patience)
         self._allotting = Allotting(self._patience)
         self._next_allotting_s = 0.0
-        """Earliest time at which running jobs are offered machines again, by the event loop's clock."""
+        """Earliest time at which running jobs are offered machines again, on the event loop's clock."""
         self._attempts: dict[str, _Running] = {}
         self._interruption = _RESTARTED
         """Reason recorded for attempts that are active in the store but unknown to this supervisor."""

@@ -96,7 +96,7 @@ def next_attempt(
 
 
 def _lacking(failure: AttemptFailure, *, others_run: bool) -> str:
-    """Return the reason, shown to users, why a job that does not fit on the present machines waits."""
+    """Return the reason shown to users for the wait of a job that does not fit on the present machines."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
     hint = failure.error.get("hint", _MISSING_MACHINES)

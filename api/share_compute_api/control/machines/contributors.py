@@ -20,7 +20,7 @@ _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """Time after which a contributor in state "probing" is lost if no measurement of it runs."""
 _CALLS_APART = timedelta(seconds=4)
-"""Age of a heartbeat from another host up to which it shows that this server is not cut off from the network."""
+"""Maximum age of a heartbeat from another host that still shows that this server is not cut off from the network."""
 _HEARTBEAT_LIMIT = timedelta(seconds=30)
 """Time without a heartbeat after which a contributor is lost although its Ray node answers. During a shorter gap the
 agent may be busy, or waiting before a retry."""
@@ -28,7 +28,7 @@ _SUSPENDED = timedelta(seconds=5)
 """Longest plausible duration of one poll and the pause after it. If they take longer, the server's process was
 probably suspended and received no heartbeats."""
 DISAGREEMENT = 2.0
-"""Factor between a machine's measured and predicted compute time from which the machine is measured again after a job.
+"""Factor between a machine's measured and predicted compute time at which the machine is measured again after a job.
 The measured compute time is the median over the job's last steps."""
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ContributorSupervisor:
     Args:
         store: the store of contributors.
         measurements: measures contributors.
-        nodes: returns the facts that Ray has about its nodes.
+        nodes: returns Ray's facts about its nodes.
         lost_after: time without a heartbeat after which a contributor is lost if its node does not answer either.
     """
 
@@ -155,7 +155,7 @@ class ContributorSupervisor:
         """Return the ids of the contributors that are unresponsive although Ray lists their nodes as alive.
 
         A contributor is unresponsive if its heartbeat is overdue and its Ray node accepts no connection, or if no
-        heartbeat came for `_HEARTBEAT_LIMIT`. If this server itself is probably cut off, return no ids, and count
+        heartbeat arrived for `_HEARTBEAT_LIMIT`. If this server itself is probably cut off, return no ids, and count
         missing heartbeats only from now on.
         """
         places = {

@@ -22,7 +22,7 @@ from share_compute_api.schemas.cluster import Island, IslandLink, Islands
 
 _HERE = (ContributorState.ready, ContributorState.draining)
 _AT_ONCE = 150
-"""Number of machines up to which a request waits for the computation, which takes some tens of milliseconds."""
+"""Maximum number of machines for which a request waits for the computation, which takes tens of milliseconds."""
 _REST = 20.0
 """Pause after a computation, as a multiple of its duration. Limits the CPU time when machines join and leave often."""
 _ALL_LINKS = 6
@@ -44,7 +44,7 @@ class IslandMap:
         self._working: asyncio.Future[None] | None = None
 
     async def get(self) -> Islands:
-        """Return the islands. If `Islands.is_current` is false, they are outdated; later calls return newer ones."""
+        """Return the islands. If `Islands.is_current` is false, they are outdated; later calls return newer islands."""
         found = await run_in_threadpool(self._store.cluster.links, _HERE)
         if found == self._key:
             return self._known

@@ -24,7 +24,7 @@ _PEERS = 4
 _DIALLERS = 3
 """Maximum number of machines that test the ports of a machine that is about to join."""
 AGAIN = timedelta(minutes=30)
-"""Age of an idle machine's figures from which the machine is measured again."""
+"""Age of an idle machine's figures at which the machine is measured again."""
 _RETRY = timedelta(seconds=30)
 """Minimum time between two attempts to measure an idle machine again."""
 _MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
@@ -94,7 +94,7 @@ class Measurements:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._relinking: asyncio.Task[None] | None = None
         self._relinked_s = -math.inf
-        """Time of the last measurement of dead links, by the loop's clock."""
+        """Time of the last measurement of dead links, on the event loop's clock."""
         self._head_lock = asyncio.Lock()
         self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Host key -> lock, so that the contributors of a host are measured one at a time."""
@@ -103,7 +103,7 @@ class Measurements:
         self._tried_at: dict[str, datetime] = {}
 
     def want(self, contributor_id: str) -> None:
-        """Schedule a new measurement for when all contributors of the host are idle; callable from any thread."""
+        """Schedule a measurement, to start when all contributors of the host are idle; callable from any thread."""
         self._wanted.add(contributor_id)
         self._tried_at.pop(contributor_id, None)
 
@@ -361,5 +361,5 @@ def _host(record: ContributorRecord) -> str:
 
 
 def _computer(record: ContributorRecord) -> str:
-    """Return the key of the host of a contributor that may have no address yet."""
+    """Return a key for a contributor's host that does not depend on the contributor's address."""
     return record.host_id or record.host

@@ -89,7 +89,7 @@ def _made(job_id: str, name: str, context: Context) -> ArtifactRecord | None:
 
 
 def _found(job_id: str, context: Context) -> dict[int, Path]:
-    """Return step -> folder of a job's complete checkpoints, in order of the steps."""
+    """Return the folder of each complete checkpoint of a job, by step, in ascending order."""
     folders = (_folder(job_id, context) / "checkpoints").glob(f"{_STEP}*")
     return {int(folder.name.removeprefix(_STEP)): folder for folder in sorted(folders) if folder.is_dir()}
 

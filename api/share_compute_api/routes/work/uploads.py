@@ -34,7 +34,7 @@ ContentDigest = Annotated[
 
 @router.post("", status_code=201, operation_id="createUpload")
 def create_upload(request: UploadRequest, context: InContext, caller: Submitter) -> UploadView:
-    """Create an upload. Send its files, then complete it. Open uploads may be removed after a day without files."""
+    """Create an upload. Send its files, then complete it. Open uploads may be removed after a day without new files."""
     return context.uploads.create(request.name, request.kind, caller)
 
 
@@ -70,7 +70,7 @@ async def put_upload_file(
     caller: Submitter,
     content_digest: ContentDigest = None,
 ) -> UploadFile:
-    """Send one file. A complete file replaces an earlier file with its path; a partial file is discarded."""
+    """Send one file. A complete file replaces an earlier file with the same path; a partial file is discarded."""
     sha256 = _sha256(content_digest)
     announced = request.headers.get("content-length", "0")
     announced_bytes = int(announced) if announced.isdecimal() else 0

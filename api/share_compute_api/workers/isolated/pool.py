@@ -75,7 +75,7 @@ class _Turns:
         """Add a question to its source's queue.
 
         Raises:
-            Busy: too many questions wait already.
+            Busy: too many questions are already waiting.
         """
         mine = self._waiting.setdefault(pending.question.source, deque())
         if len(mine) >= self._limits.waiting_per_source or len(self) >= self._limits.waiting:
@@ -135,7 +135,7 @@ class IsolatedProcesses:
         """Return the answer to a question; block until the answer is available.
 
         Raises:
-            Busy: too many questions wait already.
+            Busy: too many questions are already waiting.
             UserError: the submitter's content is wrong, or a limit was reached.
             Unavailable: the server is shutting down, no process can be started, or the process was killed.
         """

@@ -164,7 +164,7 @@ class IsolatedProcess:
             raise OutOfTime
 
     def _status(self) -> int:
-        """Return the exit status of a process that has closed its pipe; kill the process if it does not end in 10 s."""
+        """Return the exit status of a process that has closed its pipe; kill the process if it lives for 10 s more."""
         try:
             return self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -63,7 +63,7 @@ class ServedTokenizer:
 
         Raises:
             TooLong: the text has more than ``most_tokens`` tokens; for very long texts the error has no exact count.
-            UserError: the text has no tokens at all.
+            UserError: the text has no tokens.
         """
         most = self._most_characters_per_token
         if most is not None and len(text) > most_tokens * most:
@@ -109,7 +109,7 @@ class ServedTokenizer:
         except MemoryError:
             raise
         except Exception as failure:
-            # The template is code of the model's author and may raise any exception.
+            # The template is untrusted code and may raise any exception.
             raise UserError(
                 f"the model's chat template refuses these messages: {shortened(failure)}",
                 hint="most templates want user and assistant in turn, with system at most once, first",
