@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Time limits of the supervision of jobs and batches, in seconds."""
+    """Time limits for supervising jobs and batches, in seconds."""
 
     answer_s: float = 60.0
     """Time to wait for an answer of a coordinator, which may still be starting on a busy machine."""

@@ -110,7 +110,7 @@ class Status(ResponseBody):
     data_folder: str | None = None
     """Folder of the server's state; null for keys without the scope ``admin``."""
     data_roots: tuple[str, ...]
-    """Folders of the server below which jobs may name files; empty if data comes by uploads only."""
+    """Folders of the server in which jobs may name files; empty if jobs can use only uploaded data."""
     database: Literal["sqlite", "postgresql"]
     has_cluster: bool
     """Whether machines can join and jobs can run."""

@@ -42,7 +42,7 @@ def shown(record: Specified, caller: ApiKeyRecord) -> Specified:
         return record
 
     def hidden(path: Path, field: str) -> Path:
-        # Keep the suffix: it gives the format of the file, and a specification without a known format is invalid.
+        # Keep the suffix: it determines the file's format, and a specification without a known format is invalid.
         return HIDDEN.with_suffix(path.suffix) if field == "data.files" else HIDDEN
 
     return record.model_copy(update={"spec": with_paths(record.spec, hidden)})

@@ -62,7 +62,7 @@ class TokenRotation:
         self._spawn = spawn
         self._under_way: asyncio.Task[Rotated] | None = None
         self._wanted = 0
-        """Number of calls of `begin`."""
+        """Number of calls to `begin`."""
 
     def begin(self) -> asyncio.Task[Rotated]:
         """Request a replacement of the token, and return the task that carries it out.

@@ -1,1 +1,1 @@
-"""Helpers of the commands: output for people and scripts, shell completion, shared options, signals."""
+"""Helpers for the commands: output for people and scripts, shell completion, shared options, signals."""

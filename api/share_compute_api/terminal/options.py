@@ -14,7 +14,7 @@ PRIVATE_UMASK = 0o077
 """Umask for processes that store secrets: only their user can read the files that they create."""
 
 UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-"""Unit -> seconds, for durations that users enter."""
+"""Unit -> its length in seconds, for durations that users enter."""
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -25,7 +25,7 @@ _MOST_NAMES = 5
 _NAME_COLUMNS = 20
 _LINKS_ASSUMED = "\nNo link was measured: each is assumed to be a LAN link of 1 Gbit/s."
 _WIDE_COLUMNS = 60
-"""Smallest width of the terminal, in characters, at which the table of machines has a column of reasons."""
+"""Minimum width of the terminal, in characters, at which the table of machines has a column of reasons."""
 
 
 def print_report(report: PlanReport) -> None:

@@ -59,7 +59,7 @@ def plan_on_paper(
     Raises:
         PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
             these requests. If known, ``details`` says what is missing.
-        UserError: the model does not exist or has nothing to train, or there is no such strategy.
+        UserError: the model does not exist or has nothing to train, or the strategy does not exist.
     """
     from share_compute.planning.dry_run import dry_run
 

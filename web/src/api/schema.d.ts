@@ -6201,7 +6201,7 @@ export interface components {
             data_folder?: string | null;
             /**
              * Data Roots
-             * @description Folders of the server below which jobs may name files; empty if data comes by uploads only.
+             * @description Folders of the server in which jobs may name files; empty if jobs can use only uploaded data.
              */
             data_roots: string[];
             /**

@@ -44,7 +44,7 @@ class Slot:
     """Machines that were taken back and are not released yet: contributor id -> time of taking it back, in seconds."""
     status: ServingStatus | None = None
     tried: Nodes = frozenset()
-    """Machines with which the replica did not become ready with all requested stages."""
+    """Machines that did not suffice for the replica to become ready with all requested stages."""
     _changed_s: float = 0.0
 
     @property

@@ -18,7 +18,7 @@ from share_compute_api.control.polling import POLL_S
 
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
-"""Time after which a contributor in state "probing" is lost if no measurement of it runs."""
+"""Time after which a contributor in state "probing" counts as lost if no measurement of it is running."""
 _CALLS_APART = timedelta(seconds=4)
 """Maximum age of a heartbeat from another host that still shows that this server is not cut off from the network."""
 _HEARTBEAT_LIMIT = timedelta(seconds=30)

@@ -150,7 +150,7 @@ async def online(node: OnlineRequest, contributor: SelfContributor, context: InC
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
 async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
     """Record a heartbeat; return the machine's current work and whether the machine should leave."""
-    # A machine whose heartbeats are delayed counts as lost, so heartbeats have reserved threads.
+    # A machine whose heartbeats are delayed counts as lost, so some threads are reserved for heartbeats.
     return await to_thread.run_sync(_heartbeat, contributor, context, limiter=context.heartbeats)
 
 

@@ -29,7 +29,7 @@ async def get_cluster(
     islands = await context.islands.get()
     text = await run_in_threadpool(_text, context, machine, islands)
     headers = {"Vary": "Accept-Encoding"}
-    # The summary of a thousand machines has 0.5 MB, which gzip reduces to about an eighth.
+    # The summary of a thousand machines takes 0.5 MB, which gzip reduces to about an eighth.
     if "gzip" in accept_encoding and len(text) > _LEAST_BYTES:
         text = await run_in_threadpool(gzip.compress, text, 6)
         headers["Content-Encoding"] = "gzip"

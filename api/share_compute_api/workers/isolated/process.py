@@ -164,7 +164,7 @@ class IsolatedProcess:
             raise OutOfTime
 
     def _status(self) -> int:
-        """Return the exit status of a process that has closed its pipe; kill the process if it lives for 10 s more."""
+        """Wait up to 10 s for a process that has closed its pipe, then kill it; return the exit status."""
         try:
             return self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -102,7 +102,7 @@ class ByteFallback(_Declared):
 
 
 class Fuse(_Declared):
-    """Joins all tokens to one string for the decoders that follow."""
+    """Joins all tokens into one string for the decoders that follow."""
 
     type: Literal["Fuse"]
 
@@ -205,7 +205,7 @@ class Vocabulary(BaseModel):
     end_ids: tuple[int, ...] = Field(max_length=64)
     """Ids of the end-of-text tokens."""
     decoder: Decoder | None
-    """Decoder that joins tokens to text; without one, tokens are joined with spaces."""
+    """Decoder that joins tokens into text; if None, tokens are joined with spaces."""
 
     @property
     def vocab_size(self) -> int:
