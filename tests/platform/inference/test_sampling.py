@@ -23,7 +23,8 @@ from transformers import (
 from share_compute.data.tokenization import train_tokenizer
 from share_compute.errors import UserError
 from share_compute.inference.runtime.constraints import Grammars, check_schema
-from share_compute.inference.runtime.sampling import Sampler, _least, draw
+from share_compute.inference.runtime.drawing import draw, eligible
+from share_compute.inference.runtime.sampling import Sampler
 from share_compute.inference.scheduler.engine_steps import Chunk, SampledToken
 from share_compute.inference.scheduler.options import SamplingOptions
 
@@ -34,6 +35,11 @@ DRAWN = {"temperature": 1.3, "top_p": 0.9, "seed": 11}
 
 def logits_of(seed: int, size: int = VOCABULARY) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def drawn_at(logits: Tensor, options: SamplingOptions, position: int) -> int:
+    (token,) = draw(logits[None].clone(), [options], [position])
+    return token
 
 
 def sampled(logits: Tensor, position: int = len(PROMPT), **options: Any) -> SampledToken:
@@ -61,10 +67,10 @@ def test_a_draw_does_not_depend_on_its_batch() -> None:
 
 def test_draws_follow_the_distribution() -> None:
     logits, options = logits_of(1, 6), SamplingOptions(seed=3, max_tokens=1, temperature=2.0)
-    drawn = Counter(int(draw(logits, options, position)) for position in range(4000))
+    drawn = Counter(drawn_at(logits, options, position) for position in range(4000))
     for token, share in enumerate((logits / 2).softmax(-1).tolist()):
         assert drawn[token] / 4000 == pytest.approx(share, abs=0.03)
-    seeds = {int(draw(logits, options.model_copy(update={"seed": seed}), 7)) for seed in range(-30, 30)}
+    seeds = {drawn_at(logits, options.model_copy(update={"seed": seed}), 7) for seed in range(-30, 30)}
     assert len(seeds) > 3
 
 
@@ -76,7 +82,7 @@ def test_draws_follow_the_distribution() -> None:
         {"top_k": 20, "top_p": 0.7, "min_p": 0.02, "temperature": 0.6}, {"temperature": 1e-4},
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("size", [VOCABULARY, 3000])
+@pytest.mark.parametrize("size", [VOCABULARY, 3000, 40_000])
 def test_what_may_be_drawn_is_as_in_transformers(options: dict[str, Any], seed: int, size: int) -> None:
     requested = SamplingOptions(seed=1, max_tokens=1, **options)
     logits = logits_of(seed, size) / (8 if size > 1024 else 1)
@@ -89,10 +95,12 @@ def test_what_may_be_drawn_is_as_in_transformers(options: dict[str, Any], seed: 
         warpers.append(MinPLogitsWarper(requested.min_p))
     expected = warpers(torch.zeros(1, 1, dtype=torch.int64), logits[None].clone())[0].isfinite()
     weights = ((logits - logits.max()) / requested.temperature).exp()
-    kept = weights >= _least(weights, requested)
+    ids = eligible(weights, requested)
+    kept = torch.zeros(size, dtype=torch.bool)
+    kept[slice(None) if ids is None else torch.from_numpy(ids)] = True
     # With weights that vanish, all that transformers keeps may be more, but never drawn.
     assert torch.equal(kept & (weights > 0), expected & (weights > 0))
-    assert expected[int(draw(logits, requested, 5))]
+    assert expected[drawn_at(logits, requested, 5)]
 
 
 def test_penalties() -> None:

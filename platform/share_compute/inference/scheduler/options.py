@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from share_compute.files.strict import StrictModel
 
+MOST_BIASED_TOKENS = 300
+MOST_STOP_TOKENS = 256
+"""Maximum number of stop tokens of a sequence: those of the model and those of the request."""
 TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class SamplingOptions(StrictModel):
@@ -32,7 +36,9 @@ class SamplingOptions(StrictModel):
     """Seed of the random numbers, which depend only on the seed and the token's position."""
     max_tokens: int = Field(ge=0)
     """Maximum number of tokens to generate, including those in `Generation.emitted`."""
-    stop_token_ids: tuple[TokenId, ...] = ()
+    logit_bias: tuple[tuple[TokenId, Bias], ...] = Field(default=(), max_length=MOST_BIASED_TOKENS)
+    """(token id, number added to the token's logit after the penalties); each id occurs once."""
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MOST_STOP_TOKENS)
     """Tokens that end the sequence. The drawn stop token is emitted, too."""
     min_tokens: int = Field(default=0, ge=0)
     """Minimum number of tokens to generate before a stop token may be drawn; ignored with ``json_schema``."""
@@ -40,6 +46,13 @@ class SamplingOptions(StrictModel):
     """Number of most probable tokens to report with log-probabilities, besides the drawn one; None reports none."""
     json_schema: str | None = None
     """JSON schema that the text follows; "" allows any JSON object, None any text."""
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biased_once(cls, bias: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        if len({token for token, _ in bias}) < len(bias):
+            raise ValueError("a token id occurs twice")
+        return bias
 
     @model_validator(mode="after")
     def _can_stop(self) -> Self:
