@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from share_compute.errors import ShareComputeError, TooLong, Unavailable
+from share_compute.errors import ShareComputeError, TooLong, Unavailable, UserError
 from share_compute.inference.scheduler.events import Embedded, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
@@ -37,6 +37,7 @@ class Completion:
 
     Raises:
         TooLong: a prompt leaves too little of the model's context window for its answer.
+        UserError: a token id is not in the vocabulary, or ``min_tokens`` is more than an answer may have.
     """
 
     def __init__(
@@ -51,12 +52,16 @@ class Completion:
         ends = tuple(id_ for id_ in marks.values() if id_ is not None)
         if not request.ignore_eos:
             ends = (*vocabulary.end_ids, *ends)
+        ends = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
+        vocabulary.require_known(request.stop_token_ids, "stop_token_ids")
+        vocabulary.require_known([token for token, _ in request.logit_bias], "logit_bias")
         stops = [stop for stop, id_ in marks.items() if id_ is None]
         seed = secrets.randbits(63) if request.seed is None else request.seed
         self._generations: list[Generation] = []
         self._writers: list[Writer] = []
         for prompt in prompts:
             most = _most_tokens(request, len(prompt), facts.window_tokens)
+            _require_room(request, most)
             for _ in range(request.choices):
                 options = _options(request, _seed(seed, len(self._generations)), most, ends)
                 self._generations.append(
@@ -64,10 +69,11 @@ class Completion:
                 )
                 self._writers.append(
                     Writer(
-                        vocabulary,
+                        vocabulary if request.skip_special_tokens is not False else vocabulary.with_special,
                         prompt,
                         end_ids=ends,
                         stops=stops,
+                        min_tokens=0 if options.json_schema is not None else options.min_tokens,
                         keeps_tokens=options.logprobs is not None,
                     )
                 )
@@ -190,6 +196,16 @@ def _most_tokens(request: TextRequest, prompt_tokens: int, window_tokens: int) -
     return wanted
 
 
+def _require_room(request: TextRequest, most_tokens: int) -> None:
+    """Raise UserError if ``min_tokens`` is more than ``most_tokens``, the maximum number of an answer's tokens."""
+    if (request.min_tokens or 0) > most_tokens:
+        raise UserError(
+            f"min_tokens is {request.min_tokens}, but an answer has at most {most_tokens} tokens",
+            hint="lower min_tokens, or raise max_tokens",
+            details={"param": "min_tokens", "code": "invalid_value"},
+        )
+
+
 def _options(request: TextRequest, seed: int, most_tokens: int, ends: tuple[int, ...]) -> SamplingOptions:
     given = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
     return SamplingOptions(
@@ -210,6 +226,8 @@ _SAME_NAME = (
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "logit_bias",
+    "min_tokens",
 )
 
 

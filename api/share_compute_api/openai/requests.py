@@ -18,9 +18,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from share_compute.files.strict import StrictModel
 from share_compute_api.openai.inputs import (
     Content,
+    LogitBias,
     Prompts,
     ResponseFormat,
     Stops,
+    StopTokenIds,
     StreamOptions,
     TemplateVariables,
 )
@@ -71,7 +73,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "moderation": (None,),
     "suffix": (None, ""),
@@ -143,7 +144,15 @@ class TextRequest(ApiRequest):
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     """Number of answers to each prompt."""
     stop: Stops = ()
-    """Strings that end an answer; the answer does not contain them."""
+    """Strings before which an answer ends."""
+    stop_token_ids: StopTokenIds = ()
+    """Ids of tokens that end an answer, in addition to the model's end-of-text tokens; their text is left out."""
+    min_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    """Number of tokens before which no stop token and no stop string ends an answer; no effect on JSON."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text; default: true."""
+    logit_bias: LogitBias = ()
+    """Numbers from -100 to 100, added to the logits of tokens; the keys are token ids."""
     ignore_eos: bool | None = None
     """Continue past the model's end-of-text tokens."""
     response_format: ResponseFormat | None = None

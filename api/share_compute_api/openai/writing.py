@@ -64,6 +64,8 @@ class Writer:
         prompt: the prompt's tokens, which precede the first event.
         end_ids: tokens that end the sequence; their text is left out.
         stops: strings before which the text ends.
+        min_tokens: number of tokens up to which a complete stop string is ordinary text. A stop string that later
+            tokens complete ends the text, even if it began before.
         keeps_tokens: whether pieces include tokens, for clients that request log-probabilities.
     """
 
@@ -74,11 +76,13 @@ class Writer:
         *,
         end_ids: Sequence[int] = (),
         stops: Sequence[str] = (),
+        min_tokens: int = 0,
         keeps_tokens: bool = False,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt)
         self._stops = StopStrings(stops)
         self._end_ids = frozenset(end_ids)
+        self._min_tokens = min_tokens
         self._keeps_tokens = keeps_tokens
         self._tokens: list[Written] = []
         self._read = 0
@@ -115,7 +119,7 @@ class Writer:
 
     def _take(self, text: str) -> AnswerPiece:
         self._read += len(text)
-        shown = self._stops.push(text)
+        shown = self._stops.push(text, may_end=self.num_tokens > self._min_tokens)
         self._returned += len(shown)
         ready = [written for written in self._tokens if written.offset < self._returned]
         self._tokens = self._tokens[len(ready) :]
@@ -207,16 +211,22 @@ class StopStrings:
         self.found = False
         """Whether a stop string was found; the text ends before it."""
 
-    def push(self, text: str) -> str:
-        """Add text, and return the text so far that cannot belong to a stop string; hold back the rest.
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """Add text, and return the new and held-back text that cannot belong to a stop string; hold back the rest.
 
-        If a stop string is found, the returned text ends before it.
+        If a stop string is found, the returned text ends before it. Without ``may_end``, stop strings that this text
+        completes are not looked for.
         """
         if not self._strings:
             return text
-        text = self._held + text
-        places = [place for string in self._strings if (place := text.find(string)) >= 0]
-        if places:
+        held, text = len(self._held), self._held + text
+        # Held-back text may have a stop string that was complete while none could end the text.
+        places = [
+            place
+            for string in self._strings
+            if (place := text.find(string, max(0, held - len(string) + 1))) >= 0
+        ]
+        if places and may_end:
             self.found, self._held = True, ""
             return text[: min(places)]
         kept = max(_overlap(text, string) for string in self._strings)

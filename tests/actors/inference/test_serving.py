@@ -40,6 +40,15 @@ LAYERS = 6
 WINDOW = 512
 DEADLINE_S = 120.0
 PROMPTS = [[1, 2, 3, 4, 5], [7] * 40, [9, 8], [30, 31, 32, 33]]
+DRAWN: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_p": 0.95,
+    "frequency_penalty": 0.2,
+    "repetition_penalty": 1.05,
+    "logit_bias": tuple((token, -100 if token % 2 else 0.5) for token in range(60)),
+    "stop_token_ids": (100, 200),
+    "min_tokens": 110,
+}
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +101,8 @@ class Served:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, SequenceEvent] = field(default_factory=dict)
 
-    def submit(self, first: int, prompts: list[list[int]], count: int, temperature: float = 0.0) -> range:
-        options = SamplingOptions(temperature=temperature, seed=11, max_tokens=count)
+    def submit(self, first: int, prompts: list[list[int]], count: int, **rules: Any) -> range:
+        options = SamplingOptions(**{"temperature": 0.0, "seed": 11, "max_tokens": count, **rules})
         sequences = range(first, first + len(prompts))
         generations = [
             Generation(sequence=sequence, owner="key", prompt=tuple(prompt), options=options)
@@ -190,13 +199,13 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     status = served.wait_for_stages(3)
     assert (status.stages[0].start, status.stages[-1].stop) == (0, LAYERS)
     assert status.prediction is not None
-    drawn = served.submit(20, PROMPTS[:1], 30, temperature=0.9)
+    drawn = served.submit(20, PROMPTS[:1], 120, **DRAWN)
     served.pull_until(lambda: served.have_ended(drawn))
 
     # A member is killed in the midst of four texts: those that are left go on.
     count = 160
-    four = served.submit(30, PROMPTS, count)
-    served.pull_until(lambda: served.has(30, 40))
+    four, again = served.submit(30, PROMPTS, count), served.submit(40, PROMPTS[:1], 120, **DRAWN)
+    served.pull_until(lambda: served.has(30, 40) and served.has(40, 30))
     killed = served.status().stages[1]
     assert killed.process_id is not None
     left = tuple(
@@ -205,7 +214,6 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
         if stage.contributor_id != killed.contributor_id
     )
     os.kill(killed.process_id, signal.SIGKILL)
-    again = served.submit(40, PROMPTS[:1], 30, temperature=0.9)
     # If the offer came before the loss is noticed, the machine would leave as planned, and not count as lost.
     served.pull_until(lambda: served.status().recoveries == 1)
     ray.get(served.server.offer.remote(topologies.dump_json(Topology(left)).decode()))
@@ -216,6 +224,7 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
         assert (end.reason, end.new_tokens) == ("length", count)
         assert served.tokens[sequence] == expected(prompt, count)
     assert served.tokens[40] == served.tokens[20]
+    assert not any(token < 60 and token % 2 for token in served.tokens[20])
     status = served.wait_for_stages(2)
     _went_on_without(status, killed.name)
     assert killed.contributor_id not in {stage.contributor_id for stage in status.stages}

@@ -124,6 +124,7 @@ def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer:
         service_tier="auto",
         tools=[],
         logit_bias={},
+        extra_body={"stop_token_ids": [], "min_tokens": 0, "skip_special_tokens": True},
     )
     assert answer.object == "chat.completion"
     assert answer.id.startswith("chatcmpl-")
@@ -221,7 +222,15 @@ def test_all_options_reach_the_engine(client: OpenAI, says: Says) -> None:
         seed=-(2**62),
         max_completion_tokens=5,
         max_tokens=9,
-        extra_body={"top_k": 40, "min_p": 0.05, "repetition_penalty": 1.2, "ignore_eos": True},
+        logit_bias={"7": -100, "5": 2},
+        extra_body={
+            "top_k": 40,
+            "min_p": 0.05,
+            "repetition_penalty": 1.2,
+            "ignore_eos": True,
+            "stop_token_ids": [9, 5, 9],
+            "min_tokens": 4,
+        },
     )
     options = speaker.received[0].options.model_dump(exclude_defaults=True)
     assert options == {
@@ -234,6 +243,9 @@ def test_all_options_reach_the_engine(client: OpenAI, says: Says) -> None:
         "presence_penalty": -0.5,
         "seed": -(2**62),
         "max_tokens": 5,
+        "logit_bias": ((5, 2.0), (7, -100.0)),
+        "stop_token_ids": (9, 5),
+        "min_tokens": 4,
     }
 
 
@@ -280,6 +292,51 @@ def test_a_special_token_can_be_a_stop_string(client: OpenAI, says: Says, tokeni
     answer = client.completions.create(model=speaker.facts.name, prompt="x", stop="<|user|>", max_tokens=99)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("well ", "stop")
     assert speaker.received[0].options.stop_token_ids == (*tokenizer.vocabulary.end_ids, user)
+
+
+def test_special_tokens_are_text_if_wanted(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
+    vocabulary = tokenizer.vocabulary
+    user, (end,) = vocabulary.special_id("<|user|>"), vocabulary.end_ids
+    assert user is not None
+    ids = [*tokenizer.encode("well ", 9), user, *tokenizer.encode("and more", 99), end, user]
+    name = says(lambda _: ids).facts.name
+
+    def ask(**extra: Any) -> str:
+        given: dict[str, Any] = {"model": name, "prompt": "x", "max_tokens": 99, "extra_body": extra}
+        whole = client.completions.create(**given).choices[0].text
+        streamed = client.completions.create(**given, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in streamed) == whole
+        return str(whole)
+
+    assert ask() == ask(skip_special_tokens=None) == ask(skip_special_tokens=True) == "well and more"
+    assert ask(skip_special_tokens=False) == "well <|user|>and more"
+    # The token that ends an answer is never part of its text.
+    assert ask(skip_special_tokens=False, stop_token_ids=[user]) == "well "
+    everything = ask(skip_special_tokens=False, ignore_eos=True)
+    assert everything == "well <|user|>and more<|end|><|user|>"
+
+
+def test_nothing_ends_an_answer_before_min_tokens(
+    client: OpenAI, says: Says, tokenizer: ServedTokenizer
+) -> None:
+    speaker = says("fox and fox and fox")
+    first = next(
+        count
+        for count in range(99)
+        if "fox" in tokenizer.vocabulary.decode(tokenizer.encode("fox and fox", 99)[:count])
+    )
+
+    def ask(**extra: Any) -> str | None:
+        answer = client.chat.completions.create(
+            model=speaker.facts.name, messages=HELLO, stop="fox", extra_body=extra
+        )
+        return answer.choices[0].message.content
+
+    assert ask() == ""
+    assert ask(min_tokens=first) == "fox and "
+    assert speaker.received[-1].options.min_tokens == first
+    # JSON ends when it is complete.
+    assert ask(min_tokens=first, response_format={"type": "json_object"}) == ""
 
 
 def test_a_chats_tokens_come_with_their_probabilities(client: OpenAI, says: Says) -> None:
@@ -470,7 +527,25 @@ BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format", None),
     ({"response_format": {"type": "xml"}}, "response_format.type", None),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", None),
+    ({"logit_bias": {"5": "much"}}, "logit_bias", None),
+    ({"logit_bias": {"5": True}}, "logit_bias", None),
+    ({"logit_bias": {"fox": 1}}, "logit_bias", None),
+    ({"logit_bias": {"05": 1}}, "logit_bias", None),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", None),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", None),
+    ({"logit_bias": {"99999": 1}}, "logit_bias", None),
+    ({"logit_bias": [5]}, "logit_bias", None),
+    ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias", None),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", None),
+    ({"stop_token_ids": 5}, "stop_token_ids", None),
+    ({"stop_token_ids": ["fox"]}, "stop_token_ids", None),
+    ({"stop_token_ids": [99999]}, "stop_token_ids", None),
+    ({"stop_token_ids": list(range(65))}, "stop_token_ids", None),
+    ({"min_tokens": -1}, "min_tokens", None),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", None),
+    ({"min_tokens": WINDOW}, "min_tokens", None),
+    ({"skip_special_tokens": "some"}, "skip_special_tokens", None),
     ({"reasoning_effort": 3}, "reasoning_effort", None),
     ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", None),
     ({"chat_template_kwargs": {str(key): key for key in range(65)}}, "chat_template_kwargs", None),
@@ -492,6 +567,25 @@ def test_bad_requests_are_refused_by_name(
     assert found["type"] == "invalid_request_error"
     assert (found["param"], found["code"]) == (param, code or "invalid_value")
     assert found["message"]
+
+
+def test_refused_tokens_are_named(raw: httpx.Client, says: Says) -> None:
+    name = says().facts.name
+
+    def refused(**body: Any) -> str:
+        answer = raw.post("/completions", json={"model": name, "prompt": "x", **body})
+        assert answer.status_code == 400, answer.text
+        return str(answer.json()["error"]["message"])
+
+    assert "at most 64 stop token ids are looked for, these are 1000" in refused(stop_token_ids=[5] * 1000)
+    assert "no tokens have the ids 4000, 5000; " in refused(stop_token_ids=[5, 4000, 5000])
+    many = refused(logit_bias={str(token): 1 for token in range(1000, 1020)})
+    assert "no tokens have the ids 1000, 1001, 1002" in many
+    assert "and 12 others" in many
+    assert "at most 300 tokens" in refused(logit_bias={str(token): 1 for token in range(1000)})
+    assert "the bias of token id 5 must be a number from -100 to 100" in refused(logit_bias={"5": -101})
+    # A completion has 16 tokens at most, unless max_tokens says otherwise.
+    assert "min_tokens is 17, but an answer has at most 16 tokens" in refused(min_tokens=17)
 
 
 def test_empty_texts_and_fields_of_front_ends_are_accepted(raw: httpx.Client, says: Says) -> None:

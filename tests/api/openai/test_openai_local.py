@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 from openai import OpenAI
 from tests.api.conftest import Plane, wait_until
 from tests.api.local_engine import LocalEngine
-from tests.api.speaking import make_llama, make_tokenizer
+from tests.api.speaking import SPECIAL, make_llama, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from share_compute.data.tokenization import has_chat_template
@@ -63,6 +64,22 @@ def test_the_most_probable_text_is_that_of_transformers(client: OpenAI, folder: 
         assert all(one.result() is not None for one in noise)
         seeded = [others.submit(complete, client, seed=3) for _ in range(2)]
         assert {one.result() for one in seeded} == {complete(client, seed=3)}
+
+
+def test_biases_and_stop_tokens_reach_the_model(client: OpenAI, folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    fox = tokenizer("x", add_special_tokens=False).input_ids[0]
+    for temperature in (0, 2):
+        given: dict[str, Any] = {"temperature": temperature, "seed": 2, "max_tokens": 8}
+        assert complete(client, **given, logit_bias={str(fox): 100}) == "x" * 8
+        ended = {"stop_token_ids": [fox]}
+        assert complete(client, **given, logit_bias={str(fox): 100}, extra_body=ended) == ""
+        waits = complete(client, **given, logit_bias={str(fox): 100}, extra_body={**ended, "min_tokens": 3})
+        assert waits
+        assert "x" not in waits
+        banned = {str(token): -100 for token in range(300)}
+        free = complete(client, **given, logit_bias=banned, extra_body={"skip_special_tokens": False})
+        assert set(re.findall(r"<[^>]*>|[^<]+", free)) <= {*tokenizer.all_special_tokens, *SPECIAL}
 
 
 def test_text_of_a_schema_is_json_of_it(client: OpenAI) -> None:

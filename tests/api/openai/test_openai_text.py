@@ -67,6 +67,20 @@ def test_text_is_what_the_library_makes_of_tokens(
     assert tokenizer.vocabulary.decode(ids) == library.decode(ids, skip_special_tokens=True)
 
 
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_special_tokens_can_be_text(
+    tokenizer: ServedTokenizer, library: Tokenizer, data: st.DataObject
+) -> None:
+    vocabulary = tokenizer.vocabulary
+    one = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(sorted(vocabulary.special))
+    ids = data.draw(st.lists(one, max_size=20))
+    text = library.decode(ids, skip_special_tokens=False)
+    assert vocabulary.with_special.decode(ids) == text
+    assert "".join(spoken(vocabulary.with_special, ids)) == text
+    assert vocabulary.decode(ids) == library.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -218,6 +232,31 @@ def test_a_text_ends_before_its_first_stop_string(pieces: list[str], stops: list
     assert any(text.startswith(stop, len(shown)) for stop in stops)
 
 
+@given(
+    pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=8),
+    later=st.lists(st.text(alphabet="ab", max_size=4), max_size=8),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3),
+)
+def test_a_stop_string_that_is_complete_too_early_is_text(
+    pieces: list[str], later: list[str], stops: list[str]
+) -> None:
+    stop_strings, early = StopStrings(stops), "".join(pieces)
+    shown = "".join(stop_strings.push(piece, may_end=False) for piece in pieces)
+    assert early.startswith(shown)
+    assert not stop_strings.found
+    for piece in later:
+        shown += stop_strings.push(piece)
+        if stop_strings.found:
+            break
+    shown += stop_strings.flush()
+    text = early + "".join(later)
+    assert text.startswith(shown)
+    ends = [text.find(stop, max(0, len(early) - len(stop) + 1)) for stop in stops]
+    assert stop_strings.found == any(end >= 0 for end in ends)
+    if not stop_strings.found:
+        assert shown == text
+
+
 def test_as_little_as_possible_is_held_back() -> None:
     stop_strings = StopStrings(["END", "xyz"])
     assert [stop_strings.push(piece) for piece in ("say E", "N", "d of E", "x")] == [
@@ -266,6 +305,14 @@ def test_an_end_of_text_is_no_text(tokenizer: ServedTokenizer) -> None:
     answer, _ = written(tokenizer, ids, end_ids=tokenizer.vocabulary.end_ids)
     assert (answer.text, answer.finish) == ("fox", "stop")
     assert end not in [one.emitted.token for one in answer.tokens]
+
+
+def test_stop_strings_wait_for_min_tokens(tokenizer: ServedTokenizer) -> None:
+    ids = tokenizer.encode("fox and fox", 99)
+    first = next(count for count in range(99) if "fox" in tokenizer.vocabulary.decode(ids[:count]))
+    for min_tokens, text in ((0, ""), (first - 1, ""), (first, "fox and "), (len(ids), "fox and fox")):
+        answer, _ = written(tokenizer, ids, stops=["fox"], min_tokens=min_tokens)
+        assert answer.text == text
 
 
 def test_prompts_are_bounded(tokenizer: ServedTokenizer) -> None:

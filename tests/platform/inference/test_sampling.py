@@ -144,9 +144,50 @@ def test_stop_tokens_end_and_wait_for_min_tokens() -> None:
     assert (ended.token, ended.finish) == (best, "stop")
 
 
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_a_bias_bans_a_token_or_selects_it_alone(temperature: float) -> None:
+    logits = logits_of(8)
+    best, second, *_, worst = logits.argsort(descending=True).tolist()
+    for seed in range(50):
+        rules = {"temperature": temperature, "seed": seed}
+        assert sampled(logits, **rules, logit_bias=((best, -100),)).token != best
+        assert sampled(logits, **rules, logit_bias=((worst, 100),)).token == worst
+    gap = float(logits[best] - logits[second])
+    assert sampled(logits, logit_bias=((second, gap + 0.01),)).token == second
+    assert sampled(logits, logit_bias=((second, gap - 0.01),)).token == best
+
+
+def test_penalties_do_not_cancel_a_bias() -> None:
+    logits = logits_of(8)
+    best, *_, worst = logits.argsort(descending=True).tolist()
+    history = (*PROMPT, best, worst)
+    penalties = {"repetition_penalty": 2.0, "frequency_penalty": 2.0, "presence_penalty": 2.0}
+    assert sampled(logits, 11, history=history, **penalties, logit_bias=((worst, 100),)).token == worst
+    penalties = {"repetition_penalty": 0.5, "frequency_penalty": -2.0, "presence_penalty": -2.0}
+    assert sampled(logits, 11, history=history, **penalties, logit_bias=((best, -100),)).token != best
+
+
+def test_a_bias_makes_no_stop_token_possible_before_min_tokens() -> None:
+    logits = logits_of(3)
+    rules: dict[str, Any] = {"stop_token_ids": (5,), "min_tokens": 1, "logit_bias": ((5, 100),)}
+    assert sampled(logits, **rules).token == int(logits.argmax())
+    assert sampled(logits, 10, history=(*PROMPT, 9), **rules).token == 5
+
+
+def test_ids_without_a_logit_are_skipped() -> None:
+    """A tokenizer may have more tokens than the model has logits."""
+    logits = logits_of(3)
+    beyond = (VOCABULARY, 2**40)
+    bias = tuple((token, 100.0) for token in beyond)
+    one = sampled(logits, stop_token_ids=beyond, min_tokens=4, logit_bias=bias)
+    assert one.token == int(logits.argmax())
+
+
 def test_logprobs_are_of_the_model_itself() -> None:
     logits = logits_of(4)
-    one = sampled(logits, temperature=0.3, seed=5, top_k=3, repetition_penalty=2.0, logprobs=4)
+    bias = ((int(logits.argmax()), -100), (int(logits.argmin()), 3))
+    rules: dict[str, Any] = {"temperature": 0.3, "top_k": 3, "repetition_penalty": 2.0, "logit_bias": bias}
+    one = sampled(logits, seed=5, logprobs=4, **rules)
     exact = logits.log_softmax(-1)
     assert one.logprob == pytest.approx(float(exact[one.token]))
     assert [token for token, _ in one.top] == logits.topk(4).indices.tolist()
@@ -183,7 +224,11 @@ def test_text_of_a_schema_parses(tokenizer_folder: Path, seed: int) -> None:
     tokenizer, size = load_tokenizer(tokenizer_folder), 320
     history: list[int] = []
     sampler = Sampler(size, CPU, tokenizer_folder)
-    requested = {"json_schema": SCHEMA, "temperature": 1.0, "seed": seed, "min_tokens": 3}
+    # The grammar forbids tokens in spite of their bias, and allows a token that is banned if no other is possible.
+    bias = tuple((token, chance) for token, chance in zip(range(size), (100, -100) * 150, strict=False))
+    requested: dict[str, Any] = {"json_schema": SCHEMA, "temperature": 1.0, "seed": seed, "min_tokens": 3}
+    if seed:
+        requested["logit_bias"] = bias
     sampler.open(opening(1, PROMPT, **requested))
     for place in range(400):
         if place == 5:  # a takeover in the middle

@@ -34,6 +34,12 @@ def test_the_least_that_must_be_said() -> None:
         ("seed", 2**63),
         ("max_tokens", -1),
         ("stop_token_ids", (-1,)),
+        ("stop_token_ids", tuple(range(257))),
+        ("logit_bias", ((1, 100.5),)),
+        ("logit_bias", ((1, math.nan),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", tuple((token, 1.0) for token in range(301))),
         ("min_tokens", 5),
         ("logprobs", 21),
     ],
@@ -41,6 +47,11 @@ def test_the_least_that_must_be_said() -> None:
 def test_refusals_name_the_field(field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):
         SamplingOptions.model_validate({**LEAST, field: value})
+
+
+def test_options_are_the_same_after_a_transfer() -> None:
+    options = SamplingOptions(**LEAST, logit_bias=((3, -100), (5, 0.25)), stop_token_ids=(7,), min_tokens=2)
+    assert SamplingOptions.model_validate_json(options.model_dump_json()) == options
 
 
 def test_a_mistyped_name_is_answered_with_the_nearest() -> None:

@@ -25,6 +25,8 @@ MOST_TOKENS = 1 << 20
 MOST_TOKEN_CHARACTERS = 1024
 _MOST_GROWTH = 16
 """Largest factor by which all replacements of a decoder together may lengthen a text."""
+_MOST_NAMED = 8
+"""Largest number of unknown ids that an error names."""
 _ONE_BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 """Form in which SentencePiece tokenizers write a byte that has no token of its own."""
 _SPACE = "\u2581"
@@ -231,6 +233,27 @@ class Vocabulary(BaseModel):
             )
         return tuple(ids)
 
+    def require_known(self, ids: Sequence[int], field: str) -> None:
+        """Check that tokens have these ids.
+
+        Args:
+            ids: token ids.
+            field: name of the request's field that holds them.
+
+        Raises:
+            UserError: the vocabulary lacks some of the ids.
+        """
+        unknown = [id_ for id_ in ids if self._token(id_) is None]
+        if unknown:
+            named = ", ".join(map(str, unknown[:_MOST_NAMED]))
+            more = len(unknown) - _MOST_NAMED
+            raise UserError(
+                f"{field}: no tokens have the ids {named}{f' and {more} others' if more > 0 else ''}; "
+                f"the model's vocabulary ends at {self.vocab_size - 1}",
+                hint="use ids of this model's own tokenizer",
+                details={"param": field, "code": "invalid_value"},
+            )
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
         tokens = [token for id_ in ids if id_ not in self.special and (token := self._token(id_)) is not None]
@@ -238,6 +261,11 @@ class Vocabulary(BaseModel):
             return " ".join(tokens)
         text: str = self._decodes.decode(tokens)
         return text
+
+    @cached_property
+    def with_special(self) -> Vocabulary:
+        """The same vocabulary, but special tokens are output like others."""
+        return self.model_copy(update={"special": frozenset()})
 
     def is_special(self, id_: int) -> bool:
         """Return whether a token is special. `decode` omits special tokens."""

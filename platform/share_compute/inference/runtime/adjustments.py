@@ -56,8 +56,9 @@ class SeenTokens:
 class Adjustment:
     """Changes of one sequence's logits before each draw.
 
-    Penalties are applied first, then ``logit_bias``, so that a penalty cannot cancel a bias of -100 or 100. A grammar
-    or ``min_tokens`` forbids tokens last, so that no bias makes them possible. Token ids without a logit are skipped.
+    Penalties are applied first and ``logit_bias`` second, so that the repetition penalty does not scale a bias down. A
+    grammar or ``min_tokens`` forbids tokens last, so that no bias makes them possible. Token ids without a logit are
+    skipped.
 
     Args:
         opening: message that opens the sequence.
