@@ -4,6 +4,9 @@ All sides are resident in one run and take turns. The peer is `generate` of tran
 machine; each has one thread, except for one that has two. No text ends early, and every prompt is new, so that nothing
 is cached. Times are of whole calls as a client sees them. All sides must give the same tokens. Weights in int8 take
 turns with float32 afterwards; their tokens may differ.
+
+Before all this, one process measures the sampling of one engine step: 32 sequences, 128k tokens, temperature and top_p.
+Its times are CPU times of one thread, so other programs disturb them less. The peer is the code of transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 from _attempts import Machines
@@ -28,6 +33,9 @@ from _harness import print_figure, start_cluster
 from _serving import Prompt, Served, make_model, with_threads
 from pydantic import TypeAdapter
 
+from share_compute.inference.runtime.sampling import Sampler
+from share_compute.inference.scheduler.engine_steps import Chunk, Opening
+from share_compute.inference.scheduler.options import SamplingOptions
 from share_compute.topology import Device, Topology
 
 VOCABULARY = 32_000
@@ -66,6 +74,9 @@ PREFILL = Work("prefill_512", 1, 512, 1)
 DECODE = Work("decode_1", 1, 16, 128)
 STREAMS = Work("streams_8", 8, 128, 128)
 WORKS = (PREFILL, DECODE, STREAMS)
+SAMPLED = 32
+"""Number of sequences whose sampling is measured."""
+SAMPLED_VOCABULARY = 128_256
 Side = Callable[[list[list[int]], int], tuple[float, list[list[int]]]]
 """Function that generates a number of tokens after each prompt; it returns the seconds and the tokens."""
 
@@ -189,6 +200,87 @@ def measure(sides: dict[str, Side], rounds: int, chance: random.Random) -> Measu
     return Measured(seconds, differing)
 
 
+def peaked(source: torch.Generator) -> torch.Tensor:
+    """Return logits ``[sequences, tokens]`` as of a language model: few tokens have most of the probability."""
+    logits = torch.randn(SAMPLED, SAMPLED_VOCABULARY, generator=source) * 2
+    likely = torch.randint(SAMPLED_VOCABULARY, (SAMPLED, 300), generator=source)
+    return logits.scatter_(1, likely, torch.randn(SAMPLED, 300, generator=source) * 3 + 8)
+
+
+def spread(source: torch.Generator) -> torch.Tensor:
+    """Return logits ``[sequences, tokens]`` where top_p keeps about a thousand tokens."""
+    return torch.randn(SAMPLED, SAMPLED_VOCABULARY, generator=source) * 3
+
+
+def sampler_side(options: SamplingOptions) -> Callable[[torch.Tensor], object]:
+    """Return a function that samples one token for each row of logits, as the last stage does."""
+    sampler = Sampler(SAMPLED_VOCABULARY, torch.device("cpu"))
+    for sequence in range(SAMPLED):
+        seeded = options.model_copy(update={"seed": sequence})
+        sampler.open(Opening(sequence, 64, seeded, (1, 2, 3), prompt_tokens=3))
+    chunks = [Chunk(sequence, 2, 1, None, samples=True) for sequence in range(SAMPLED)]
+    return lambda logits: sampler.sample(logits, chunks)
+
+
+def warpers_side(options: SamplingOptions) -> Callable[[torch.Tensor], object]:
+    """Return a function that samples one token for each row of logits, as `generate` of transformers does."""
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+    warpers = LogitsProcessorList(
+        [TemperatureLogitsWarper(options.temperature), TopPLogitsWarper(options.top_p)]
+    )
+    ids = torch.zeros(SAMPLED, 1, dtype=torch.int64)
+    return lambda logits: torch.multinomial(warpers(ids, logits).softmax(-1), 1)
+
+
+def measure_sampling(rounds: int) -> None:
+    """Measure sampling on one thread, and print the milliseconds for each sequence."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    options = SamplingOptions(temperature=0.8, top_p=0.9, seed=0, max_tokens=64)
+    sides = {"ours": sampler_side(options), "transformers": warpers_side(options)}
+    cases = {case.__name__: case(torch.Generator().manual_seed(1)) for case in (peaked, spread)}
+    taken: dict[tuple[str, str], list[float]] = {}
+    with torch.inference_mode():
+        for _ in range(rounds + 1):
+            for case, logits in cases.items():
+                for name, side in sides.items():
+                    start_s = time.thread_time()
+                    side(logits)
+                    taken.setdefault((name, case), []).append(1000 * (time.thread_time() - start_s) / SAMPLED)
+    torch.set_num_threads(threads)
+    medians = {key: statistics.median(times[1:]) for key, times in taken.items()}  # the first is warm-up
+    own = medians["ours", "peaked"]
+    print_figure(
+        "sampling_ms_per_sequence",
+        ours=own,
+        peer=medians["transformers", "peaked"],
+        peer_name="transformers: warpers and multinomial, 1 thread",
+        ratio=medians["transformers", "peaked"] / own,
+        unit="ms",
+        goal=1.0,
+        sequences=SAMPLED,
+        vocabulary=SAMPLED_VOCABULARY,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        random_numbers_ms=round(random_numbers_ms(rounds), 3),
+        spread={name: round(medians[name, "spread"], 3) for name in sides},
+        rounds=rounds,
+    )
+
+
+def random_numbers_ms(rounds: int) -> float:
+    """Return the milliseconds that one random number for each token takes, which most of a draw consists of."""
+    times = []
+    for position in range(4 * rounds):
+        start_s = time.thread_time()
+        np.random.Generator(np.random.Philox(key=1, counter=position << 64)).standard_exponential(
+            SAMPLED_VOCABULARY
+        )
+        times.append(1000 * (time.thread_time() - start_s))
+    return statistics.median(times)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -197,6 +289,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
+    measure_sampling(4 * rounds)
     rival = "transformers, {} thread"
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         folder = Path(name) / "model"

@@ -38,7 +38,7 @@ def logits_of(seed: int, size: int = VOCABULARY) -> Tensor:
 
 
 def drawn_at(logits: Tensor, options: SamplingOptions, position: int) -> int:
-    (token,) = draw(logits[None].clone(), [options], [position])
+    (token,) = draw(logits[None], [options], [position])
     return token
 
 

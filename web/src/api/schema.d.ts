@@ -1775,6 +1775,14 @@ export interface components {
              * @description Continue past the model's end-of-text tokens.
              */
             ignore_eos?: boolean | null;
+            /**
+             * Logit Bias
+             * @description Numbers from -100 to 100, added to the logits of tokens; the keys are token ids.
+             * @default []
+             */
+            logit_bias: {
+                [key: string]: number;
+            } | null;
             /** Logprobs */
             logprobs?: boolean | null;
             /**
@@ -1791,6 +1799,11 @@ export interface components {
              * @description Sample only from tokens that have at least this fraction of the highest probability.
              */
             min_p?: number | null;
+            /**
+             * Min Tokens
+             * @description Number of tokens before which no stop token and no stop string ends an answer; no effect on JSON.
+             */
+            min_tokens?: number | null;
             /**
              * Model
              * @description Name of a deployment.
@@ -1817,11 +1830,22 @@ export interface components {
              */
             seed?: number | null;
             /**
+             * Skip Special Tokens
+             * @description Leave special tokens out of the text; default: true.
+             */
+            skip_special_tokens?: boolean | null;
+            /**
              * Stop
              * @description Strings that end an answer; the answer does not contain them.
              * @default []
              */
             stop: string | string[] | null;
+            /**
+             * Stop Token Ids
+             * @description Ids of tokens that end an answer, in addition to the model's end-of-text tokens; their text is left out.
+             * @default []
+             */
+            stop_token_ids: number[] | null;
             /**
              * Stream
              * @description Send the text as it is generated, as server-sent events.
@@ -1950,6 +1974,14 @@ export interface components {
              * @description Continue past the model's end-of-text tokens.
              */
             ignore_eos?: boolean | null;
+            /**
+             * Logit Bias
+             * @description Numbers from -100 to 100, added to the logits of tokens; the keys are token ids.
+             * @default []
+             */
+            logit_bias: {
+                [key: string]: number;
+            } | null;
             /** Logprobs */
             logprobs?: number | null;
             /** Max Tokens */
@@ -1959,6 +1991,11 @@ export interface components {
              * @description Sample only from tokens that have at least this fraction of the highest probability.
              */
             min_p?: number | null;
+            /**
+             * Min Tokens
+             * @description Number of tokens before which no stop token and no stop string ends an answer; no effect on JSON.
+             */
+            min_tokens?: number | null;
             /**
              * Model
              * @description Name of a deployment.
@@ -1985,11 +2022,22 @@ export interface components {
              */
             seed?: number | null;
             /**
+             * Skip Special Tokens
+             * @description Leave special tokens out of the text; default: true.
+             */
+            skip_special_tokens?: boolean | null;
+            /**
              * Stop
              * @description Strings that end an answer; the answer does not contain them.
              * @default []
              */
             stop: string | string[] | null;
+            /**
+             * Stop Token Ids
+             * @description Ids of tokens that end an answer, in addition to the model's end-of-text tokens; their text is left out.
+             * @default []
+             */
+            stop_token_ids: number[] | null;
             /**
              * Stream
              * @description Send the text as it is generated, as server-sent events.

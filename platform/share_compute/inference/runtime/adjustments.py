@@ -108,14 +108,17 @@ class Adjustment:
             self.grammar.accept((token,))
 
 
-def adjust(scores: Tensor, adjustments: Sequence[Adjustment], positions: Sequence[int]) -> None:
-    """Adjust logits in place; those of forbidden tokens become -inf.
+def adjusted(logits: Tensor, adjustments: Sequence[Adjustment], positions: Sequence[int]) -> Tensor:
+    """Return adjusted logits ``[rows, vocabulary]``; those of forbidden tokens are -inf.
 
     Args:
-        scores: logits ``[rows, vocabulary]`` in float32, contiguous.
+        logits: logits ``[rows, vocabulary]`` in float32; returned as they are if nothing changes them.
         adjustments: adjustment of each row.
         positions: position of each row's token in its sequence.
     """
+    if all(one.is_neutral for one in adjustments):
+        return logits
+    scores = logits.clone(memory_format=torch.contiguous_format)
     rows = list(enumerate(adjustments))
     _penalize(scores, [(row, one, one.seen) for row, one in rows if one.seen is not None])
     biased = [(row, one) for row, one in rows if len(one.biased)]
@@ -129,6 +132,7 @@ def adjust(scores: Tensor, adjustments: Sequence[Adjustment], positions: Sequenc
         if one.grammar is not None:
             allowed = torch.from_numpy(one.grammar.allowed()).to(scores.device)
             scores[row].masked_fill_(~allowed, -torch.inf)
+    return scores
 
 
 def _penalize(scores: Tensor, rows: Sequence[tuple[int, Adjustment, SeenTokens]]) -> None:

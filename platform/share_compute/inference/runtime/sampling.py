@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from share_compute.errors import UserError
-from share_compute.inference.runtime.adjustments import Adjustment, adjust
+from share_compute.inference.runtime.adjustments import Adjustment, adjusted
 from share_compute.inference.runtime.constraints import Grammar, Grammars
 from share_compute.inference.runtime.drawing import draw, most_probable
 from share_compute.inference.scheduler.engine_steps import Chunk, Opening, SampledToken
@@ -151,14 +151,15 @@ class _Row:
 
 
 def _taken(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
-    """Return a copy of the logits of some rows, in float32."""
+    """Return the logits of some rows ``[rows, vocabulary]``, in float32; they must not be changed."""
+    if len(rows) == 1:
+        return logits[rows[0].index][None].float()
     return torch.stack([logits[row.index] for row in rows]).float()  # twice as fast as indexing
 
 
 def _adjusted(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
-    scores = _taken(logits, rows)
-    adjust(scores, [row.sequence.adjustment for row in rows], [row.position for row in rows])
-    return scores
+    adjustments, positions = [row.sequence.adjustment for row in rows], [row.position for row in rows]
+    return adjusted(_taken(logits, rows), adjustments, positions)
 
 
 def _note(rows: Sequence[_Row], tokens: Sequence[int]) -> None:
