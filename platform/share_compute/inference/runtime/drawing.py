@@ -57,6 +57,8 @@ def draw(scores: Tensor, options: Sequence[SamplingOptions], positions: Sequence
 def _drawn(weights: Tensor, options: SamplingOptions, position: int) -> int:
     """Return the id of the token drawn from ``weights`` ``[vocabulary]``, whose maximum is 1."""
     ids = eligible(weights, options)
+    if ids is not None and len(ids) == 1:
+        return int(ids[0])  # random numbers take most of the time of a draw
     source = np.random.Generator(np.random.Philox(key=options.seed % 2**64, counter=position << 64))
     if ids is None:
         return int((weights.numpy() / source.standard_exponential(len(weights))).argmax())
