@@ -1836,7 +1836,7 @@ export interface components {
             skip_special_tokens?: boolean | null;
             /**
              * Stop
-             * @description Strings that end an answer; the answer does not contain them.
+             * @description Strings before which an answer ends.
              * @default []
              */
             stop: string | string[] | null;
@@ -2028,7 +2028,7 @@ export interface components {
             skip_special_tokens?: boolean | null;
             /**
              * Stop
-             * @description Strings that end an answer; the answer does not contain them.
+             * @description Strings before which an answer ends.
              * @default []
              */
             stop: string | string[] | null;
