@@ -13,6 +13,7 @@ from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError
 from share_compute.inference.scheduler.events import Emitted, Finished
 from share_compute.inference.scheduler.options import Generation
+from share_compute.specification.serve import ToolFormat
 from share_compute_api.openai.engine import ModelFacts, StreamEvent
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
@@ -40,14 +41,59 @@ def make_tokenizer(folder: Path, *, with_template: bool = True) -> Path:
     return folder
 
 
-def make_llama(folder: Path, *, window: int, hidden_size: int = 32, num_hidden_layers: int = 2) -> Path:
+_MESSAGES = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}CALL{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOL_TEMPLATES: dict[ToolFormat, str] = {
+    "hermes": "{% if tools %}<|system|>{{ tools | tojson }} Answer with <tool_call></tool_call>.<|end|>{% endif %}"
+    + _MESSAGES.replace("CALL", "<tool_call>{{ call.function | tojson }}</tool_call>"),
+    "llama": "{% if tools %}<|system|>{{ tools | tojson }} Answer with "
+    '{"name": function, "parameters": its arguments}.<|end|>{% endif %}'
+    + _MESSAGES.replace(
+        "CALL",
+        '{{ {"name": call.function.name, "parameters": call.function.arguments} | tojson }}',
+    ),
+    "mistral": "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    + _MESSAGES.replace(
+        "CALL",
+        "{% if call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
+        "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}",
+    ),
+}
+TOOL_TOKENS: dict[ToolFormat, list[str]] = {
+    "hermes": [],
+    "llama": ["<|python_tag|>"],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]"],
+}
+"""Special tokens that models of each format have."""
+
+
+def make_tool_tokenizer(folder: Path, tool_format: ToolFormat, special: Sequence[str] | None = None) -> Path:
+    """Write a small tokenizer with a chat template for tools."""
+    from transformers import PreTrainedTokenizerFast
+
+    make_tokenizer(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    own = TOOL_TOKENS[tool_format] if special is None else list(special)
+    names = [*SPECIAL, "<|tool|>", *own]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    tokenizer.chat_template = TOOL_TEMPLATES[tool_format]
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_llama(
+    folder: Path, *, window: int, hidden_size: int = 32, num_hidden_layers: int = 2, vocab_size: int = 304
+) -> Path:
     """Write a small Llama with random weights, and its tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=304,
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=num_hidden_layers,
@@ -70,9 +116,11 @@ def shared_processes() -> IsolatedProcesses:
 class Speaker:
     """An engine that answers each request with the token ids that ``ids`` returns for it."""
 
-    def __init__(self, name: str, folder: Path, ids: Callable[[Generation], Sequence[int]]) -> None:
+    def __init__(
+        self, name: str, folder: Path, ids: Callable[[Generation], Sequence[int]], window: int = WINDOW
+    ) -> None:
         can_chat = has_chat_template(folder)
-        self.facts = ModelFacts(name, "generate", 1_700_000_000, WINDOW, folder, can_chat)
+        self.facts = ModelFacts(name, "generate", 1_700_000_000, window, folder, can_chat)
         self.ids = ids
         self.received: list[Generation] = []
         self.closed: set[int] = set()

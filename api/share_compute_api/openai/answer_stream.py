@@ -46,7 +46,10 @@ async def answer_events(
     try:
         async for batch in completion.pieces(quiet_s=_QUIET_S):
             yield (
-                b"".join(sse.json_event(shape.chunk(index, piece)) for index, piece in batch) or sse.KEEPALIVE
+                b"".join(
+                    sse.json_event(chunk) for index, piece in batch for chunk in shape.chunks(index, piece)
+                )
+                or sse.KEEPALIVE
             )
     except ShareComputeError as failure:
         yield failed(failure)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from share_compute import __version__
 from share_compute_api.openai.engine import ModelFacts
-from share_compute_api.openai.writing import AnswerPiece, Finish, FullAnswer, Written
+from share_compute_api.openai.writing import AnswerPiece, Finish, FullAnswer, ToolCallDelta, Written
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
@@ -83,12 +83,38 @@ class TextLogprobs(_Answer):
     text_offset: list[int]
 
 
+class FunctionCall(_Answer):
+    """Function and arguments of a call."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class MessageToolCall(_Answer):
+    """A call of a tool by the model."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    @classmethod
+    def of(cls, call: ToolCallDelta) -> MessageToolCall:
+        """Return a call from its joined parts."""
+        assert call.id is not None
+        assert call.name is not None
+        return cls(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+
+
 class ChatMessage(_Answer):
     """The model's message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """Text of the answer; null if it consists of tool calls."""
     refusal: None = None
+    tool_calls: list[MessageToolCall] | None = None
+    """Calls of the request's tools; null if there are none."""
 
 
 class ChatChoice(_Answer):
@@ -192,8 +218,8 @@ class Shape(Protocol):
     def first(self, index: int) -> list[dict[str, Any]]:
         """Return the first chunks of one sequence's stream."""
 
-    def chunk(self, index: int, piece: AnswerPiece) -> dict[str, Any]:
-        """Return the chunk for the next piece of a sequence's text."""
+    def chunks(self, index: int, piece: AnswerPiece) -> list[dict[str, Any]]:
+        """Return the chunks for the next piece of a sequence's text."""
 
     def last(self, usage: Usage) -> dict[str, Any]:
         """Return the chunk that reports the usage."""
@@ -259,7 +285,10 @@ class ChatShape(_Shape):
         choices = [
             ChatChoice(
                 index=index,
-                message=ChatMessage(content=answer.text),
+                message=ChatMessage(
+                    content=answer.text or None if answer.calls else answer.text,
+                    tool_calls=[MessageToolCall.of(call) for call in answer.calls] or None,
+                ),
                 logprobs=self._logprobs(answer.tokens),
                 finish_reason=answer.finish,
             )
@@ -272,17 +301,25 @@ class ChatShape(_Shape):
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._framed({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})]
 
-    def chunk(self, index: int, piece: AnswerPiece) -> dict[str, Any]:
-        """Return the chunk for the next piece of a sequence's text."""
+    def chunks(self, index: int, piece: AnswerPiece) -> list[dict[str, Any]]:
+        """Return the chunks for the next piece of a sequence's text."""
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
-        return self._framed(
-            {
-                "index": index,
-                "delta": {"content": piece.text} if piece.text or piece.finish is None else {},
-                "logprobs": logprobs and logprobs.model_dump(),
-                "finish_reason": piece.finish,
-            }
-        )
+        deltas: list[dict[str, Any]] = [{"content": piece.text}] if piece.text else []
+        deltas += [{"tool_calls": [_delta(call)]} for call in piece.calls]
+        if not deltas:
+            deltas.append({"content": ""} if piece.finish is None else {})
+        last = len(deltas) - 1
+        return [
+            self._framed(
+                {
+                    "index": index,
+                    "delta": delta,
+                    "logprobs": logprobs.model_dump() if logprobs and place == 0 else None,
+                    "finish_reason": piece.finish if place == last else None,
+                }
+            )
+            for place, delta in enumerate(deltas)
+        ]
 
     def _logprobs(self, tokens: Sequence[Written]) -> ChatLogprobs | None:
         if not self._includes_tokens:
@@ -342,17 +379,16 @@ class TextShape(_Shape):
         del index
         return []
 
-    def chunk(self, index: int, piece: AnswerPiece) -> dict[str, Any]:
-        """Return the chunk for the next piece of a sequence's text."""
+    def chunks(self, index: int, piece: AnswerPiece) -> list[dict[str, Any]]:
+        """Return the chunks for the next piece of a sequence's text."""
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
-        return self._framed(
-            {
-                "index": index,
-                "text": piece.text,
-                "logprobs": logprobs and logprobs.model_dump(),
-                "finish_reason": piece.finish,
-            }
-        )
+        choice = {
+            "index": index,
+            "text": piece.text,
+            "logprobs": logprobs and logprobs.model_dump(),
+            "finish_reason": piece.finish,
+        }
+        return [self._framed(choice)]
 
     def _logprobs(self, tokens: Sequence[Written]) -> TextLogprobs | None:
         if not self._includes_tokens:
@@ -365,6 +401,13 @@ class TextShape(_Shape):
             top_logprobs=top if self._includes_top else None,
             text_offset=[written.offset for written in tokens],
         )
+
+
+def _delta(call: ToolCallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
 def _finite(logprob: float | None) -> float:

@@ -14,6 +14,8 @@ from share_compute.inference.scheduler.events import Embedded, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
 from share_compute_api.openai.requests import TextRequest
+from share_compute_api.openai.tool_use import ToolUse
+from share_compute_api.openai.tools.parsing import ToolCallParser
 from share_compute_api.openai.writing import AnswerPiece, FullAnswer, Writer
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Completion:
         facts: facts about the model.
         vocabulary: the model's vocabulary.
         owner: id of the API key or of the batch that the request belongs to.
+        tools: tools that the model may call; None if it may call none.
 
     Raises:
         TooLong: a prompt leaves too little of the model's context window for its answer.
@@ -47,6 +50,7 @@ class Completion:
         facts: ModelFacts,
         vocabulary: Vocabulary,
         owner: str,
+        tools: ToolUse | None = None,
     ) -> None:
         marks = {stop: vocabulary.special_id(stop) for stop in request.stop}
         ends = tuple(id_ for id_ in marks.values() if id_ is not None)
@@ -59,11 +63,14 @@ class Completion:
         seed = secrets.randbits(63) if request.seed is None else request.seed
         self._generations: list[Generation] = []
         self._writers: list[Writer] = []
+        self._parsers: list[ToolCallParser] = []
+        """Parser of each sequence's tool calls; empty without tools."""
+        grammar = None if tools is None else tools.grammar
         for prompt in prompts:
             most = _most_tokens(request, len(prompt), facts.window_tokens)
             _require_room(request, most)
             for _ in range(request.choices):
-                options = _options(request, _seed(seed, len(self._generations)), most, ends)
+                options = _options(request, _seed(seed, len(self._generations)), most, ends, grammar)
                 self._generations.append(
                     Generation(sequence=secrets.randbits(62), owner=owner, prompt=prompt, options=options)
                 )
@@ -73,10 +80,13 @@ class Completion:
                         prompt,
                         end_ids=ends,
                         stops=stops,
-                        min_tokens=0 if options.json_schema is not None else options.min_tokens,
+                        min_tokens=0 if options.is_constrained else options.min_tokens,
                         keeps_tokens=options.logprobs is not None,
+                        shown=None if tools is None else tools.shown,
                     )
                 )
+                if tools is not None:
+                    self._parsers.append(tools.parser())
         self._choices = request.choices
         self._stream: Stream | None = None
         self._open: dict[int, int] = {}
@@ -151,6 +161,8 @@ class Completion:
             # The client did not cancel the sequence, so the client gets an error.
             raise Unavailable("the request was cancelled", hint="ask again")
         piece = self._writers[place].read(event)
+        if self._parsers:
+            piece = self._parsers[place].read(piece)
         if piece.finish is not None:
             del self._open[event.sequence]
             assert self._stream is not None
@@ -206,7 +218,9 @@ def _require_room(request: TextRequest, most_tokens: int) -> None:
         )
 
 
-def _options(request: TextRequest, seed: int, most_tokens: int, ends: tuple[int, ...]) -> SamplingOptions:
+def _options(
+    request: TextRequest, seed: int, most_tokens: int, ends: tuple[int, ...], grammar: str | None
+) -> SamplingOptions:
     given = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
     return SamplingOptions(
         **given,
@@ -216,6 +230,7 @@ def _options(request: TextRequest, seed: int, most_tokens: int, ends: tuple[int,
         stop_token_ids=ends,
         logprobs=request.top_tokens,
         json_schema=None if request.response_format is None else request.response_format.grammar,
+        grammar=grammar,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
 from share_compute.inference.scheduler.events import Embedded, Emitted, Finished
 from share_compute.inference.scheduler.options import Generation
+from share_compute.specification.serve import ToolFormat
 
 if TYPE_CHECKING:
     from share_compute_api.openai.tokenizer_client import TokenizerClient
@@ -59,6 +60,8 @@ class ModelFacts:
     """Folder with the tokenizer and the model's configuration."""
     has_chat_template: bool = True
     """Whether the model's tokenizer has a chat template."""
+    tool_format: Literal["auto", ToolFormat] = "auto"
+    """Format in which the model writes tool calls; auto finds it from the chat template."""
 
 
 class ServingEngine(Protocol):

@@ -23,7 +23,7 @@ Prompt: TypeAlias = str | tuple[int, ...]
 """Text, or token ids."""
 
 
-def _unicode(text: str) -> str:
+def unicode_text(text: str) -> str:
     """Return the text; raise ValueError if it has lone surrogates, which JSON allows and UTF-8 cannot encode."""
     try:
         text.encode()
@@ -38,11 +38,11 @@ def _is_ids(value: Any) -> bool:
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     if isinstance(value, str):
-        return (_unicode(value),)
+        return (unicode_text(value),)
     if not isinstance(value, list) or not value:
         raise ValueError("give text, a list of texts, a list of token ids, or a list of such lists")
     if all(isinstance(item, str) for item in value):
-        return tuple(map(_unicode, value))
+        return tuple(map(unicode_text, value))
     if _is_ids(value):
         return (tuple(value),)
     if all(map(_is_ids, value)):
@@ -59,7 +59,7 @@ def _stops(value: Any) -> Sequence[str]:
     stops = tuple(stop for stop in stops if stop)  # some front ends send an empty string for "no stop"
     if len(stops) > MOST_STOPS:
         raise ValueError(f"at most {MOST_STOPS} stop strings are looked for, these are {len(stops)}")
-    return tuple(map(_unicode, stops))
+    return tuple(map(unicode_text, stops))
 
 
 def _stop_ids(value: Any) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def _text_of_parts(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return _unicode(value)
+        return unicode_text(value)
     if not isinstance(value, list):
         raise ValueError("give text, or a list of parts of type text")  # noqa: TRY004 - pydantic handles no TypeError
     texts = []
@@ -111,7 +111,7 @@ def _text_of_parts(value: Any) -> str:
         text = part.get("text") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(text, str):
             raise ValueError(f"part {number} is {kind}; this server reads parts of type text only")
-        texts.append(_unicode(text))
+        texts.append(unicode_text(text))
     return "".join(texts)
 
 
@@ -175,21 +175,22 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _small_variables(value: dict[str, Any]) -> dict[str, Any]:
+def shallow_object(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object; raise ValueError if it is nested too deep, or has text that is not valid Unicode."""
     if _depth(value) > MOST_SCHEMA_DEPTH:
         raise ValueError(f"it is nested more than {MOST_SCHEMA_DEPTH} levels deep")
+    unicode_text(json.dumps(value, ensure_ascii=False))
     return value
 
 
 TemplateVariables = Annotated[
-    dict[str, Any], Field(max_length=MOST_VARIABLES), AfterValidator(_small_variables)
+    dict[str, Any], Field(max_length=MOST_VARIABLES), AfterValidator(shallow_object)
 ]
 
 
-def _small_schema(value: dict[str, Any]) -> dict[str, Any]:
-    if _depth(value) > MOST_SCHEMA_DEPTH:
-        raise ValueError(f"it is nested more than {MOST_SCHEMA_DEPTH} levels deep")
-    size = len(json.dumps(value))
+def small_schema(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON schema; raise ValueError if it is nested too deep, too long, or not valid Unicode."""
+    size = len(json.dumps(shallow_object(value)))
     if size > MOST_SCHEMA_CHARACTERS:
         raise ValueError(f"it has {size} characters; at most {MOST_SCHEMA_CHARACTERS} are read")
     return value
@@ -202,7 +203,7 @@ class JsonSchema(StrictModel):
 
     name: str | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(alias="schema")
+    schema_: Annotated[dict[str, Any], AfterValidator(small_schema)] = Field(alias="schema")
     strict: bool | None = None
     """Accepted, but has no effect."""
 

@@ -10,6 +10,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -25,6 +26,15 @@ from share_compute_api.openai.inputs import (
     StopTokenIds,
     StreamOptions,
     TemplateVariables,
+)
+from share_compute_api.openai.tools.definitions import (
+    CallId,
+    NamedTool,
+    ToolCalls,
+    ToolChoice,
+    ToolRequest,
+    Tools,
+    called_names,
 )
 from share_compute_api.workers.isolated.messages import TemplateOptions
 
@@ -191,19 +201,23 @@ class TextRequest(ApiRequest):
 class Message(StrictModel):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = Field(default=None, max_length=200)
     """Name of the speaker, for chat templates that use it."""
+    tool_calls: ToolCalls = ()
+    """Calls of the assistant."""
+    tool_call_id: CallId | None = None
+    """Id of the call whose result a message of the role tool has."""
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, data: Any) -> Any:
-        """Remove empty fields that only answers have, because clients send earlier answers back unchanged."""
+        """Remove fields that only answers have, because clients send earlier answers back unchanged."""
         if not isinstance(data, dict):
             return data
-        empty = {name for name in _ANSWERED if not data.get(name)}
-        return {name: value for name, value in data.items() if name not in empty}
+        without_effect = _OF_PACKAGES | {name for name in _ANSWERED if not data.get(name)}
+        return {name: value for name, value in data.items() if name not in without_effect}
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -211,15 +225,37 @@ class Message(StrictModel):
             raise ValueError("content is missing")
         return self
 
-    def for_template(self) -> dict[str, str]:
-        """Return the message for a chat template, with the role ``developer`` replaced by ``system``."""
+    @model_validator(mode="after")
+    def _tools_where_they_belong(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls is for the role assistant")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("tool_call_id is missing: name the call whose result this is")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError("tool_call_id is for the role tool")
+        return self
+
+    def for_template(self, function: str | None = None) -> dict[str, Any]:
+        """Return the message for a chat template, with the role ``developer`` replaced by ``system``.
+
+        Args:
+            function: name of the called function, for a message of the role tool that has no name.
+        """
         role = "system" if self.role == "developer" else self.role
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": self.content, **named}
+        name = self.name or function
+        optional = {
+            "name": name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [call.for_template() for call in self.tool_calls] or None,
+        }
+        given = {key: value for key, value in optional.items() if value is not None}
+        return {"role": role, "content": self.content, **given}
 
 
-_ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_calls"})
-"""Fields of an answer's message that a request may have only if they are empty."""
+_ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_call_id", "tool_calls"})
+"""Fields of messages that are accepted for all roles if they are empty."""
+_OF_PACKAGES = frozenset({"parsed", "provider_specific_fields"})
+"""Fields that the packages ``openai`` and ``litellm`` add to answers; they repeat the content."""
 
 
 class ChatRequest(TextRequest):
@@ -246,12 +282,65 @@ class ChatRequest(TextRequest):
     """Let the model begin a new answer; default: true, unless continue_final_message is true."""
     continue_final_message: bool | None = None
     """Let the model continue the last message instead of beginning a new answer."""
+    tools: Tools | None = None
+    """Functions that the model may call."""
+    tool_choice: ToolChoice = None
+    """Whether the model may call tools, must, or must call a named one; default: auto."""
+    parallel_tool_calls: bool | None = None
+    """Allow several calls in one answer; default: true, except for a named tool."""
 
     @model_validator(mode="after")
     def _begins_or_continues(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt and continue_final_message exclude each other")
         return self
+
+    @field_validator("messages")
+    @classmethod
+    def _calls_have_results(cls, value: tuple[Message, ...]) -> tuple[Message, ...]:
+        called_names(value)
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choice_is_in_tools(cls, value: Any, info: ValidationInfo) -> Any:
+        if "tools" not in info.data:  # they are wrong, which is an error of its own
+            return value
+        names = [tool.function.name for tool in info.data["tools"] or ()]
+        if isinstance(value, NamedTool) and value.function.name not in names:
+            raise ValueError(f"{value.function.name} is not in tools")
+        if value == "required" and not names:
+            raise ValueError("required needs tools")
+        return value
+
+    @model_validator(mode="after")
+    def _tools_fit(self) -> Self:
+        is_json = self.response_format is not None and self.response_format.grammar is not None
+        if is_json and self.tool_request is not None:
+            raise ValueError("response_format and tools exclude each other; leave one out")
+        return self
+
+    @property
+    def tool_request(self) -> ToolRequest | None:
+        """Tools that the model may call; None if it may call none."""
+        tools, choice = self.tools or (), self.tool_choice
+        if not tools or choice == "none":
+            return None
+        if isinstance(choice, NamedTool):
+            tools = tuple(tool for tool in tools if tool.function.name == choice.function.name)
+        is_named = isinstance(choice, NamedTool)
+        return ToolRequest(
+            tools=tools,
+            is_required=is_named or choice == "required",
+            is_single=is_named or self.parallel_tool_calls is False,
+            is_streamed=bool(self.stream),
+        )
+
+    @property
+    def template_messages(self) -> tuple[dict[str, Any], ...]:
+        """The messages for the chat template."""
+        called = called_names(self.messages)
+        return tuple(message.for_template(called.get(number)) for number, message in enumerate(self.messages))
 
     @property
     def template_options(self) -> TemplateOptions:
@@ -263,6 +352,7 @@ class ChatRequest(TextRequest):
             variables={**effort, **(self.chat_template_kwargs or {})},
             add_generation_prompt=begins,
             continue_final_message=continues,
+            tools=tuple(tool.for_template() for tool in self.tools or ()) if self.tool_request else (),
         )
 
     @model_validator(mode="after")

@@ -80,7 +80,7 @@ class TokenizerClient:
         question = Chat(
             folder=self._folder,
             version=self._version,
-            messages=tuple(message.for_template() for message in request.messages),
+            messages=request.template_messages,
             options=request.template_options,
             window_tokens=window_tokens,
         )

@@ -6,13 +6,13 @@ may be the beginning of a stop string is held back too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from share_compute.inference.scheduler.events import Emitted, Finished
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
 """Number of prompt tokens kept as context, since some tokenizers decode the first token of a text differently."""
@@ -28,8 +28,23 @@ class AnswerPiece:
     text: str = ""
     tokens: tuple[Written, ...] = ()
     """Tokens of the text; empty if the client did not request log-probabilities."""
+    calls: tuple[ToolCallDelta, ...] = ()
+    """Parts of tool calls."""
     finish: Finish | None = None
     """Reason why the sequence ended with this piece; None if it continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The next part of a tool call: its id and name, or a part of its arguments."""
+
+    index: int
+    """Position of the call in the answer."""
+    id: str | None = None
+    name: str | None = None
+    """Name of the function; the first part of a call has it, later parts have not."""
+    arguments: str = ""
+    """Part of the arguments, which are a JSON object as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +62,20 @@ class FullAnswer:
 
     text: str = ""
     tokens: list[Written] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    """Tool calls with all of their arguments."""
     finish: Finish = "stop"
 
     def add(self, piece: AnswerPiece) -> None:
         """Append a piece."""
         self.text += piece.text
         self.tokens += piece.tokens
+        for delta in piece.calls:
+            if delta.name is not None:
+                self.calls.append(delta)
+            else:
+                whole = self.calls[delta.index]
+                self.calls[delta.index] = replace(whole, arguments=whole.arguments + delta.arguments)
         self.finish = piece.finish or self.finish
 
 
@@ -67,6 +90,7 @@ class Writer:
         min_tokens: number of tokens up to which a complete stop string is ordinary text. A stop string that later
             tokens complete ends the text, even if it began before.
         keeps_tokens: whether pieces include tokens, for clients that request log-probabilities.
+        shown: text of special tokens that are part of the text, by id; other special tokens have no text.
     """
 
     def __init__(
@@ -78,8 +102,10 @@ class Writer:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
         keeps_tokens: bool = False,
+        shown: Mapping[int, str] | None = None,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._shown = shown or {}
         self._stops = StopStrings(stops)
         self._end_ids = frozenset(end_ids)
         self._min_tokens = min_tokens
@@ -107,6 +133,9 @@ class Writer:
             return AnswerPiece()
         if self._keeps_tokens:
             self._tokens.append(Written(event, self._read))
+        shown = self._shown.get(event.token)
+        if shown is not None:
+            return self._take(self._detokenizer.flush() + shown)
         return self._take(self._detokenizer.push(event.token))
 
     def _finish(self, why: Finish) -> AnswerPiece:
@@ -115,7 +144,7 @@ class Writer:
             return piece
         text = piece.text + self._stops.flush()
         tokens, self._tokens = (*piece.tokens, *self._tokens), []
-        return AnswerPiece(text, tokens, why)
+        return AnswerPiece(text, tokens, finish=why)
 
     def _take(self, text: str) -> AnswerPiece:
         self._read += len(text)
@@ -123,7 +152,7 @@ class Writer:
         self._returned += len(shown)
         ready = [written for written in self._tokens if written.offset < self._returned]
         self._tokens = self._tokens[len(ready) :]
-        return AnswerPiece(shown, tuple(ready), "stop" if self._stops.found else None)
+        return AnswerPiece(shown, tuple(ready), finish="stop" if self._stops.found else None)
 
 
 class Decodes(Protocol):
@@ -229,7 +258,7 @@ class StopStrings:
         if places and may_end:
             self.found, self._held = True, ""
             return text[: min(places)]
-        kept = max(_overlap(text, string) for string in self._strings)
+        kept = max(overlap(text, string) for string in self._strings)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
@@ -239,7 +268,7 @@ class StopStrings:
         return text
 
 
-def _overlap(text: str, string: str) -> int:
+def overlap(text: str, string: str) -> int:
     """Return the length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
     longest = min(len(text), len(string) - 1)
     return next((count for count in range(longest, 0, -1) if text.endswith(string[:count])), 0)

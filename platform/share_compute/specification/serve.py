@@ -14,6 +14,8 @@ Objective: TypeAlias = Literal["latency", "throughput"]
 """Objective of serving: the shortest time of one request, or the most tokens per second within the limits."""
 ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
 """Data type of the weights of a served model."""
+ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral"]
+"""Format in which a model writes tool calls."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a deployment's name, which clients use in URLs and send as ``model``."""
 
@@ -78,6 +80,8 @@ class ServeJob(SpecModel):
     """Longest wait for the first token; for objective throughput."""
     next_token_limit_s: float | None = Field(default=None, gt=0)
     """Longest wait for each token after the first; for objective throughput."""
+    tool_format: Literal["auto", ToolFormat] = "auto"
+    """Format in which the model writes tool calls; auto finds it from the chat template."""
     parallelism: ServingParallelismSpec = ServingParallelismSpec()
     """Partitioning of the model over the machines."""
 

@@ -503,7 +503,7 @@ def test_a_model_that_is_not_there_is_distinguished_from_one_that_is_not_ready(
 
 BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": []}, "messages", None),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", None),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", None),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages.0.content",
@@ -526,7 +526,8 @@ BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stream_options": {"include_usage": True}}, None, None),  # type: ignore[list-item]
     ({"response_format": {"type": "json_schema"}}, "response_format", None),
     ({"response_format": {"type": "xml"}}, "response_format.type", None),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function", "missing_required_parameter"),
+    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     ({"logit_bias": {"5": 101}}, "logit_bias", None),
     ({"logit_bias": {"5": "much"}}, "logit_bias", None),
     ({"logit_bias": {"5": True}}, "logit_bias", None),

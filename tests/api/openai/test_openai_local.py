@@ -16,10 +16,11 @@ import pytest
 from openai import OpenAI
 from tests.api.conftest import Plane, wait_until
 from tests.api.local_engine import LocalEngine
-from tests.api.speaking import SPECIAL, make_llama, make_tokenizer
+from tests.api.speaking import SPECIAL, make_llama, make_tokenizer, make_tool_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from share_compute.data.tokenization import has_chat_template
+from share_compute.specification.serve import ToolFormat
 
 pytestmark = pytest.mark.exact
 
@@ -98,6 +99,38 @@ def test_text_of_a_schema_is_json_of_it(client: OpenAI) -> None:
     assert set(found) == {"animal", "lazy"}
     assert found["animal"] in ("fox", "dog")
     assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "llama", "mistral"])
+def test_required_calls_follow_their_schema(served: Plane, tmp_path: Path, tool_format: ToolFormat) -> None:
+    folder = make_llama(tmp_path, window=1024, vocab_size=320)
+    engine = LocalEngine("calls", make_tool_tokenizer(folder, tool_format))
+    served.app.state.context.engines.add(engine)
+    schema = {
+        "type": "object",
+        "properties": {"animal": {"enum": ["fox", "dog"]}, "lazy": {"type": "boolean"}},
+        "required": ["animal", "lazy"],
+        "additionalProperties": False,
+    }
+    tool: Any = {"type": "function", "function": {"name": "choose", "parameters": schema}}
+    given: dict[str, Any] = {
+        "model": "calls",
+        "messages": [{"role": "user", "content": "Which?"}],
+        "tools": [tool],
+        "seed": 1,
+    }
+    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=60) as client:
+        for choice in ("required", {"type": "function", "function": {"name": "choose"}}):
+            (answer,) = client.chat.completions.create(
+                **given, tool_choice=choice, parallel_tool_calls=False
+            ).choices
+            (call,) = answer.message.tool_calls or ()
+            assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+            found = json.loads(call.function.arguments)
+            assert call.function.name == "choose"
+            assert found["animal"] in ("fox", "dog")
+            assert found.keys() == {"animal", "lazy"}
+    engine.close()
 
 
 def test_nothing_is_left_of_clients_that_go(client: OpenAI, engine: LocalEngine) -> None:

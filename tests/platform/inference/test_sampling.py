@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from tests.platform.inference.stages import VOCABULARY, Serving, model_of, opening, prompt_of, stages_of
 from torch import Tensor
 from transformers import (
@@ -258,6 +260,35 @@ def test_schemas_that_cannot_be_followed_are_refused(schema: str) -> None:
 @pytest.mark.parametrize("schema", ["", "true", SCHEMA])
 def test_schemas_that_can_be_followed(schema: str) -> None:
     check_schema(schema)
+
+
+GRAMMAR = '%llguidance {}\nstart: "x" TEXT\nTEXT: /[a-z ]*/'
+
+
+def test_text_of_a_grammar_ends_at_a_stop_token_wherever_it_may_end(tokenizer_folder: Path) -> None:
+    from share_compute.data.tokenization import load_tokenizer
+
+    tokenizer, size = load_tokenizer(tokenizer_folder), 320
+    stop = next(id_ for id_ in range(size) if tokenizer.decode([id_]) == "!")
+    requested = {"grammar": GRAMMAR, "temperature": 1.0, "seed": 0, "stop_token_ids": (stop,)}
+    history: list[int] = []
+    for place in range(400):
+        sampler = Sampler(size, CPU, tokenizer_folder)  # a takeover before each token
+        sampler.open(opening(1, PROMPT, history=(*PROMPT, *history), **requested))
+        chunk = Chunk(1, len(PROMPT) + place - 1, 1, None, samples=True)
+        (one,) = sampler.sample(logits_of(place, size)[None], [chunk])
+        if one.finish == "stop":
+            break
+        history.append(one.token)
+    assert one.token in (stop, tokenizer.eos_token_id)
+    assert re.fullmatch("x[a-z ]*", tokenizer.decode(history))
+
+
+def test_a_grammar_cannot_be_combined_with_a_schema_and_must_be_valid(tokenizer_folder: Path) -> None:
+    with pytest.raises(ValidationError, match="exclude each other"):
+        opening(1, PROMPT, grammar=GRAMMAR, json_schema="")
+    with pytest.raises(UserError, match="grammar cannot be followed"):
+        Sampler(320, CPU, tokenizer_folder).open(opening(1, PROMPT, grammar="start: NOTHING"))
 
 
 def test_constrained_text_needs_a_tokenizer(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_deployment_is_no_job() -> None:
         ({"max_seq": 1}, "max_seq"),
         ({"max_concurrent": 0}, "max_concurrent"),
         ({"dtype": "int4"}, "dtype"),
+        ({"tool_format": "xml"}, "tool_format"),
         ({"objective": "speed"}, "objective"),
         ({"first_token_limit_s": 0.5}, "first_token_limit_s"),
         ({"objective": "throughput", "first_token_limit_s": float("inf")}, "first_token_limit_s"),

@@ -1670,6 +1670,19 @@ export interface components {
             cached_tokens: number;
         };
         /**
+         * CalledFunction
+         * @description Function and arguments of a call.
+         */
+        CalledFunction: {
+            /**
+             * Arguments
+             * @description A JSON object, as text.
+             */
+            arguments: string;
+            /** Name */
+            name: string;
+        };
+        /**
          * ChatChoice
          * @description One answer to a chat.
          */
@@ -1678,7 +1691,7 @@ export interface components {
              * Finish Reason
              * @enum {string}
              */
-            finish_reason: "stop" | "length";
+            finish_reason: "stop" | "length" | "tool_calls";
             /** Index */
             index: number;
             logprobs?: components["schemas"]["ChatLogprobs"] | null;
@@ -1725,8 +1738,11 @@ export interface components {
          * @description The model's message.
          */
         ChatMessage: {
-            /** Content */
-            content: string;
+            /**
+             * Content
+             * @description Text of the answer; null if it consists of tool calls.
+             */
+            content: string | null;
             /** Refusal */
             refusal?: null;
             /**
@@ -1735,6 +1751,11 @@ export interface components {
              * @constant
              */
             role: "assistant";
+            /**
+             * Tool Calls
+             * @description Calls of the request's tools; null if there are none.
+             */
+            tool_calls?: components["schemas"]["MessageToolCall"][] | null;
         };
         /**
          * ChatRequest
@@ -1814,6 +1835,11 @@ export interface components {
              * @description Number of answers to each prompt.
              */
             n?: number | null;
+            /**
+             * Parallel Tool Calls
+             * @description Allow several calls in one answer; default: true, except for a named tool.
+             */
+            parallel_tool_calls?: boolean | null;
             /** Presence Penalty */
             presence_penalty?: number | null;
             /**
@@ -1857,6 +1883,16 @@ export interface components {
              * @description Sampling temperature; default: 1. With 0, the most probable token is always taken.
              */
             temperature?: number | null;
+            /**
+             * Tool Choice
+             * @description Whether the model may call tools, must, or must call a named one; default: auto.
+             */
+            tool_choice?: ("none" | "auto" | "required") | components["schemas"]["NamedTool"] | null;
+            /**
+             * Tools
+             * @description Functions that the model may call.
+             */
+            tools?: components["schemas"]["FunctionTool"][] | null;
             /**
              * Top K
              * @description Sample only from this number of most probable tokens; 0 and -1 mean no limit.
@@ -2614,6 +2650,13 @@ export interface components {
              *     }
              */
             replicas: number | string | components["schemas"]["ReplicasSpecRequest"];
+            /**
+             * Tool Format
+             * @description Format in which the model writes tool calls; auto finds it from the chat template.
+             * @default auto
+             * @enum {string}
+             */
+            tool_format: "auto" | "hermes" | "llama" | "mistral";
         };
         /**
          * DeploymentState
@@ -3232,6 +3275,53 @@ export interface components {
             path: string;
             /** Size Bytes */
             size_bytes: number;
+        };
+        /**
+         * FunctionCall
+         * @description Function and arguments of a call.
+         */
+        FunctionCall: {
+            /**
+             * Arguments
+             * @description A JSON object, as text.
+             */
+            arguments: string;
+            /** Name */
+            name: string;
+        };
+        /**
+         * FunctionDefinition
+         * @description A function that the model may call.
+         */
+        FunctionDefinition: {
+            /** Description */
+            description?: string | null;
+            /** Name */
+            name: string;
+            /**
+             * Parameters
+             * @description JSON schema of the arguments, an object; default: any object.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Strict
+             * @description Constrain each call so that its arguments follow the schema.
+             */
+            strict?: boolean | null;
+        };
+        /**
+         * FunctionTool
+         * @description A tool; functions are the only supported type.
+         */
+        FunctionTool: {
+            function: components["schemas"]["FunctionDefinition"];
+            /**
+             * Type
+             * @constant
+             */
+            type: "function";
         };
         /**
          * GenerateDataSpec
@@ -4517,7 +4607,33 @@ export interface components {
              * Role
              * @enum {string}
              */
-            role: "system" | "developer" | "user" | "assistant";
+            role: "system" | "developer" | "user" | "assistant" | "tool";
+            /**
+             * Tool Call Id
+             * @description Id of the call whose result a message of the role tool has.
+             */
+            tool_call_id?: string | null;
+            /**
+             * Tool Calls
+             * @description Calls of the assistant.
+             * @default []
+             */
+            tool_calls: components["schemas"]["ToolCall"][];
+        };
+        /**
+         * MessageToolCall
+         * @description A call of a tool by the model.
+         */
+        MessageToolCall: {
+            function: components["schemas"]["FunctionCall"];
+            /** Id */
+            id: string;
+            /**
+             * Type
+             * @default function
+             * @constant
+             */
+            type: "function";
         };
         /**
          * MetricRecord
@@ -4634,6 +4750,26 @@ export interface components {
              * @default null
              */
             path: string | null;
+        };
+        /**
+         * NamedFunction
+         * @description Name of a function.
+         */
+        NamedFunction: {
+            /** Name */
+            name: string;
+        };
+        /**
+         * NamedTool
+         * @description The function that the model must call.
+         */
+        NamedTool: {
+            function: components["schemas"]["NamedFunction"];
+            /**
+             * Type
+             * @constant
+             */
+            type: "function";
         };
         /**
          * NodePlace
@@ -5736,6 +5872,13 @@ export interface components {
              *     }
              */
             replicas: components["schemas"]["ReplicasSpec"];
+            /**
+             * Tool Format
+             * @description Format in which the model writes tool calls; auto finds it from the chat template.
+             * @default auto
+             * @enum {string}
+             */
+            tool_format: "auto" | "hermes" | "llama" | "mistral";
         };
         /**
          * ServedModelSpec
@@ -6310,7 +6453,7 @@ export interface components {
              * Finish Reason
              * @enum {string}
              */
-            finish_reason: "stop" | "length";
+            finish_reason: "stop" | "length" | "tool_calls";
             /** Index */
             index: number;
             logprobs?: components["schemas"]["TextLogprobs"] | null;
@@ -6506,6 +6649,26 @@ export interface components {
              * @default null
              */
             vocab_size: number | null;
+        };
+        /**
+         * ToolCall
+         * @description A call in an earlier answer of the model.
+         */
+        ToolCall: {
+            function: components["schemas"]["CalledFunction"];
+            /** Id */
+            id: string;
+            /**
+             * Index
+             * @description Position of the call in its message; has no effect.
+             */
+            index?: number | null;
+            /**
+             * Type
+             * @default function
+             * @constant
+             */
+            type: "function";
         };
         /**
          * TopLogprob

@@ -181,7 +181,15 @@ class Serving:
         created = int(self._record.created_at.timestamp())
         kind: Literal["generate", "embed"] = "generate" if self._pooling is None else "embed"
         can_chat = await asyncio.to_thread(has_chat_template, self._folder)
-        facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
+        facts = ModelFacts(
+            self._spec.name,
+            kind,
+            created,
+            self._window_tokens,
+            self._folder,
+            can_chat,
+            self._spec.tool_format,
+        )
         if not self._autoscaler.wanted:  # no replica has to be restarted
             self._recorded, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
         elif self._record.state is not DeploymentState.pending:

@@ -37,6 +37,7 @@ from share_compute_api.openai.requests import (
     TextRequest,
 )
 from share_compute_api.openai.tokenizer_client import TokenizerClient
+from share_compute_api.openai.tool_use import ToolUse
 from share_compute_api.server.auth import CHAT, Chatter
 from share_compute_api.server.context import Context, InContext
 
@@ -70,8 +71,11 @@ async def create_chat_completion(
     tokenizer = await context.engines.tokenizer(engine)
 
     async def prepare() -> Completion:
+        tools = None
+        if wanted.tool_request is not None:
+            tools = await ToolUse.prepare(wanted.tool_request, engine.facts, tokenizer)
         prompt = await tokenizer.chat(wanted, engine.facts.window_tokens)
-        return await _completion(wanted, [prompt], engine, tokenizer, caller.id)
+        return await _completion(wanted, [prompt], engine, tokenizer, caller.id, tools)
 
     shape = ChatShape(
         wanted.model,
@@ -174,11 +178,12 @@ async def _completion(
     engine: TextEngine,
     tokenizer: TokenizerClient,
     owner: str,
+    tools: ToolUse | None = None,
 ) -> Completion:
     grammar = None if wanted.response_format is None else wanted.response_format.grammar
     if grammar is not None:
         await tokenizer.check_schema(grammar)
-    return Completion(wanted, prompts, engine.facts, tokenizer.vocabulary, owner)
+    return Completion(wanted, prompts, engine.facts, tokenizer.vocabulary, owner, tools)
 
 
 def _wants_usage(wanted: TextRequest) -> bool:

@@ -119,13 +119,15 @@ class TemplateOptions(_Message):
     """Whether the formatted text ends with the start of the assistant's answer."""
     continue_final_message: bool = False
     """Whether the formatted text ends inside the last message, which the model continues."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tools that the template describes to the model, in the form of the OpenAI API."""
 
 
 class Chat(OfTokenizer[Tokens]):
     """Format a conversation with the model's chat template, and convert it to token ids."""
 
     kind: Literal["chat"] = "chat"
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     options: TemplateOptions = TemplateOptions()
     window_tokens: int
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from share_compute.data.tokenization import load_tokenizer
 from share_compute.errors import UserError
+from share_compute.specification.serve import ToolFormat
 from share_compute_api.workers.isolated.messages import TemplateOptions
 from share_compute_api.workers.isolated.vocabulary import (
     MOST_TOKEN_CHARACTERS,
@@ -76,12 +77,12 @@ class ServedTokenizer:
             raise UserError("the prompt has no tokens", hint="send some text")
         return tuple(ids)
 
-    def chat(self, messages: Sequence[dict[str, str]], options: TemplateOptions) -> str:
+    def chat(self, messages: Sequence[dict[str, Any]], options: TemplateOptions) -> str:
         """Format a conversation with the chat template, and return the text.
 
         Raises:
-            UserError: the tokenizer has no chat template, the template rejects these messages, or a variable has the
-                name of a parameter of ``apply_chat_template``.
+            UserError: the tokenizer has no chat template, the template rejects these messages or does not show the
+                tools, or a variable has the name of a parameter of ``apply_chat_template``.
         """
         if self._tokenizer.chat_template is None:
             raise UserError(
@@ -89,18 +90,36 @@ class ServedTokenizer:
                 hint="use /v1/completions, or put a chat_template.jinja into the model's folder and deploy it again",
                 details={"param": "messages", "code": NO_CHAT_TEMPLATE},
             )
-        format_chat = self._tokenizer.apply_chat_template
         # A variable with the name of a parameter could replace the template or change the result.
-        parameters = {*inspect.signature(format_chat).parameters, "messages"}
+        parameters = {*inspect.signature(self._tokenizer.apply_chat_template).parameters, "messages"}
         if taken := sorted(parameters & options.variables.keys()):
             raise UserError(
                 f"chat_template_kwargs.{taken[0]} is no variable of a chat template",
                 hint="leave it out",
                 details={"param": "chat_template_kwargs", "code": "invalid_value"},
             )
+        text = self._formatted(messages, options)
+        if options.tools and self._ignores_tools(messages, options, text):
+            raise UserError(
+                "the model's chat template does not show tools to the model",
+                hint="leave tools out, or deploy a model whose chat template has the variable tools",
+                details={"param": "tools", "code": "unsupported_parameter"},
+            )
+        return text
+
+    def _ignores_tools(
+        self, messages: Sequence[dict[str, Any]], options: TemplateOptions, with_tools: str
+    ) -> bool:
         try:
-            text: str = format_chat(
+            return self._formatted(messages, options.model_copy(update={"tools": ()})) == with_tools
+        except UserError:
+            return False  # the template needs the tools
+
+    def _formatted(self, messages: Sequence[dict[str, Any]], options: TemplateOptions) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
                 list(messages),
+                tools=list(options.tools) or None,
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,
                 tokenize=False,
@@ -110,11 +129,20 @@ class ServedTokenizer:
             raise
         except Exception as failure:
             # The template is untrusted code and may raise any exception.
+            refused = "messages with tools" if options.tools else "messages"
             raise UserError(
-                f"the model's chat template refuses these messages: {shortened(failure)}",
+                f"the model's chat template refuses these {refused}: {shortened(failure)}",
                 hint="most templates want user and assistant in turn, with system at most once, first",
             ) from failure
         return text
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """Format of tool calls that the chat template shows; None if it shows no known one."""
+        templates = self._tokenizer.chat_template
+        if isinstance(templates, dict):  # transformers takes "tool_use" for requests with tools
+            templates = templates.get("tool_use") or templates.get("default")
+        return _tool_format(templates or "")
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -145,6 +173,7 @@ class ServedTokenizer:
                     "special": [id_ for id_, token in added.items() if token.special],
                     "end_ids": _end_ids(self._folder, self._tokenizer.eos_token_id),
                     "decoder": json.loads(decoder.__getstate__()) if decoder else None,
+                    "tool_format": self.tool_format,
                 }
             )
         except ValidationError as failure:
@@ -206,6 +235,16 @@ def _load(folder: Path) -> Any:
             f"the tokenizer in {folder} cannot be loaded: {shortened(failure)}",
             hint="save it again with save_pretrained",
         ) from failure
+
+
+def _tool_format(template: str) -> ToolFormat | None:
+    if "<tool_call>" in template:
+        # Qwen3-Coder and GLM write XML between these marks.
+        return None if "<function=" in template or "<arg_key>" in template else "hermes"
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    is_llama = "<|python_tag|>" in template or ('{"name": ' in template and '"parameters": ' in template)
+    return "llama" if is_llama else None
 
 
 def _longest(vocabulary: Iterable[str]) -> int:

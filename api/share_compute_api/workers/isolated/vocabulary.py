@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from share_compute.errors import TooLong, UserError
+from share_compute.specification.serve import ToolFormat
 
 MOST_TOKENS = 1 << 20
 """Largest accepted number of token ids, about four times as many as in the largest published vocabularies."""
@@ -208,6 +209,8 @@ class Vocabulary(BaseModel):
     """Ids of the end-of-text tokens."""
     decoder: Decoder | None
     """Decoder that joins tokens into text; if None, tokens are joined with spaces."""
+    tool_format: ToolFormat | None = None
+    """Format of tool calls that the chat template shows; None if it shows no known one."""
 
     @property
     def vocab_size(self) -> int:

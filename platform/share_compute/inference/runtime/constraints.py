@@ -1,4 +1,4 @@
-"""Constrained decoding: compute with llguidance which tokens a JSON schema allows next."""
+"""Constrained decoding: compute with llguidance which tokens a JSON schema or a grammar allows next."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from share_compute.data.tokenization import load_tokenizer
 from share_compute.errors import UserError
+from share_compute.inference.scheduler.options import SCHEMA_OPTIONS
 
 _ANY_OBJECT = '{"type": "object"}'
-_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
-"""Options that limit each run of whitespace to 64 characters, because a model could generate it without end."""
 _KEPT = 32
-"""Maximum number of compiled schemas that are cached for later requests."""
+"""Maximum number of compiled schemas and grammars that are cached for later requests."""
 _TRIED_BYTES = 8
 """Maximum number of bytes that are generated to test whether decoding can follow a schema."""
 
@@ -60,20 +59,22 @@ def _grammar(schema: str) -> str:
     given = json.loads(schema or _ANY_OBJECT)
     if given is True or given == {}:
         given = {"type": ["object", "array", "string", "number", "boolean", "null"]}
-    return LLMatcher.grammar_from_json_schema(given, overrides=_OPTIONS)
+    return LLMatcher.grammar_from_json_schema(given, overrides=SCHEMA_OPTIONS)
 
 
 class Grammar:
     """State of the constraint on one sequence's text.
 
     Args:
-        matcher: matcher of the schema; each sequence needs its own copy.
+        matcher: matcher of the schema or grammar; each sequence needs its own copy.
         vocabulary_size: number of logits of the model.
+        stop_ids: tokens that end the sequence; they are allowed wherever the text may end.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary_size: int, stop_ids: Sequence[int] = ()) -> None:
         self._matcher = matcher
         self._vocabulary_size = vocabulary_size
+        self._stop_ids = [id_ for id_ in stop_ids if id_ < vocabulary_size]
 
     @property
     def is_complete(self) -> bool:
@@ -86,6 +87,9 @@ class Grammar:
         allowed = np.zeros(self._vocabulary_size, dtype=np.bool_)
         shared = min(len(found), self._vocabulary_size)
         allowed[:shared] = found[:shared]
+        # llguidance knows one end of text, and a model may have several.
+        if self._stop_ids and self._matcher.is_accepting():
+            allowed[self._stop_ids] = True
         return allowed
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -94,7 +98,7 @@ class Grammar:
 
 
 class Grammars:
-    """Cache of compiled JSON schemas for one tokenizer.
+    """Cache of compiled JSON schemas and grammars for one tokenizer.
 
     Args:
         folder: folder of the tokenizer.
@@ -105,7 +109,7 @@ class Grammars:
         self._folder = folder
         self._vocabulary_size = vocabulary_size
         self._tokenizer: Any = None
-        self._compiled: dict[str, LLMatcher] = {}
+        self._compiled: dict[tuple[str, bool], LLMatcher] = {}
 
     def warm_up(self) -> None:
         """Load the tokenizer.
@@ -115,18 +119,35 @@ class Grammars:
         """
         self._known_tokenizer()
 
-    def start(self, schema: str) -> Grammar:
-        """Return the `Grammar` of a new sequence that must follow a schema.
+    def start(self, text: str, *, is_lark: bool = False, stop_ids: Sequence[int] = ()) -> Grammar:
+        """Return the `Grammar` of a new sequence that must follow a schema or a grammar.
+
+        Args:
+            text: JSON schema, or a grammar in llguidance's dialect of Lark.
+            is_lark: whether the text is a grammar.
+            stop_ids: tokens that end the sequence.
 
         Raises:
-            UserError: the tokenizer cannot be used, or decoding cannot follow the schema.
+            UserError: the tokenizer cannot be used, or decoding cannot follow the schema or grammar.
         """
-        if schema not in self._compiled:
+        key = (text, is_lark)
+        if key not in self._compiled:
             if len(self._compiled) >= _KEPT:
                 del self._compiled[next(iter(self._compiled))]
-            check_schema(schema)
-            self._compiled[schema] = LLMatcher(self._known_tokenizer(), _grammar(schema), log_level=0)
-        return Grammar(self._compiled[schema].deep_copy(), self._vocabulary_size)
+            self._compiled[key] = self._matcher(text, is_lark=is_lark)
+        return Grammar(self._compiled[key].deep_copy(), self._vocabulary_size, stop_ids)
+
+    def _matcher(self, text: str, *, is_lark: bool) -> LLMatcher:
+        if not is_lark:
+            check_schema(text)
+        grammar = LLMatcher.grammar_from_lark(text) if is_lark else _grammar(text)
+        matcher = LLMatcher(self._known_tokenizer(), grammar, log_level=0)
+        if matcher.is_error():
+            raise UserError(
+                f"the grammar cannot be followed: {' '.join(matcher.get_error().split())[:300]}",
+                hint="use fewer tools, or simpler schemas",
+            )
+        return matcher
 
     def _known_tokenizer(self) -> Any:
         if self._tokenizer is None:

@@ -17,6 +17,7 @@ from share_compute.inference.runtime.adjustments import Adjustment, adjusted
 from share_compute.inference.runtime.constraints import Grammar, Grammars
 from share_compute.inference.runtime.drawing import draw, most_probable
 from share_compute.inference.scheduler.engine_steps import Chunk, Opening, SampledToken
+from share_compute.inference.scheduler.options import SamplingOptions
 
 _BLOCK_NUMBERS = 1 << 17
 """Number of logits that a CPU processes at once: so many float32 numbers fit into the cache of a core."""
@@ -63,24 +64,27 @@ class Sampler:
         """Create the sampling state of a sequence.
 
         Raises:
-            UserError: the sequence's JSON schema, or the model's tokenizer, cannot be used for constrained decoding.
-                ``details`` names the sequence.
+            UserError: the sequence's JSON schema or grammar, or the model's tokenizer, cannot be used for constrained
+                decoding. ``details`` names the sequence.
         """
-        schema = opening.options.json_schema
         try:
-            grammar = None if schema is None else self._grammar(schema)
+            grammar = self._grammar(opening.options)
         except UserError as refusal:
             refusal.details = {**refusal.details, "sequence": opening.sequence}
             raise
         self._sequences[opening.sequence] = _Sequence(opening, grammar, self._vocabulary_size)
 
-    def _grammar(self, schema: str) -> Grammar:
+    def _grammar(self, options: SamplingOptions) -> Grammar | None:
+        constraint = options.json_schema if options.grammar is None else options.grammar
+        if constraint is None:
+            return None
         if self._grammars is None:
             raise UserError(
                 "constrained text needs the model's tokenizer",
                 hint="serve a folder that holds a tokenizer",
             )
-        return self._grammars.start(schema)
+        is_lark, stop_ids = options.grammar is not None, options.stop_token_ids
+        return self._grammars.start(constraint, is_lark=is_lark, stop_ids=stop_ids)
 
     def warm_up(self) -> None:
         """Load the tokenizer for constrained text in advance; do nothing if there is no usable tokenizer."""

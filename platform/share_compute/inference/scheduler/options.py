@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,11 @@ from share_compute.files.strict import StrictModel
 MOST_BIASED_TOKENS = 300
 MOST_STOP_TOKENS = 256
 """Maximum number of stop tokens of a sequence: those of the model and those of the request."""
+SCHEMA_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
+"""Options of llguidance for JSON schemas.
+
+They limit each run of whitespace to 64 characters, because a model could generate whitespace without end.
+"""
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -41,11 +46,25 @@ class SamplingOptions(StrictModel):
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MOST_STOP_TOKENS)
     """Tokens that end the sequence. The drawn stop token is emitted, too."""
     min_tokens: int = Field(default=0, ge=0)
-    """Minimum number of tokens to generate before a stop token may be drawn; ignored with ``json_schema``."""
+    """Minimum number of tokens to generate before a stop token may be drawn; ignored with ``json_schema`` or
+    ``grammar``."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of most probable tokens to report with log-probabilities, besides the drawn one; None reports none."""
     json_schema: str | None = None
     """JSON schema that the text follows; "" allows any JSON object, None any text."""
+    grammar: str | None = None
+    """Grammar that the text follows, in llguidance's dialect of Lark; None allows any text."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the text follows a JSON schema or a grammar."""
+        return self.json_schema is not None or self.grammar is not None
+
+    @model_validator(mode="after")
+    def _has_one_constraint(self) -> Self:
+        if self.json_schema is not None and self.grammar is not None:
+            raise ValueError("json_schema and grammar exclude each other")
+        return self
 
     @field_validator("logit_bias")
     @classmethod

@@ -82,6 +82,7 @@ const LAYOUTS: Record<string, readonly Section[]> = {
           fields: ["objective", "prompt_tokens", "new_tokens", "first_token_limit_s", "next_token_limit_s"],
         },
         { title: "Precision and machines", fields: ["dtype", "parallelism"] },
+        { title: "Answers", fields: ["tool_format"] },
       ],
     },
   ],
