@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LONG = ((365.25 * 86400, "years", 2), (86400, "days", 2), (3600, "h", 2), (60, "min", 2))
-"""(seconds in the unit, name of the unit, minimum number of units), for durations of two minutes or more."""
+"""Units of durations of two minutes or more: (seconds per unit, name, smallest number with which the unit is used)."""
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 
 

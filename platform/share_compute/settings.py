@@ -55,7 +55,7 @@ class Settings(BaseSettings):
     allow_failures: bool = False
     """Whether admins may inject faults into members of running jobs (`share-compute chaos`)."""
     data_roots: Annotated[tuple[Path, ...], NoDecode] = ()
-    """Folders on the server below which jobs may name files, as JSON or separated as in PATH. Default: none;
+    """Folders on the server; jobs may read the files in them. A JSON list, or separated as in PATH. Default: none;
     `share-compute up` may add its working folder if the server listens on loopback only."""
     upload_limit_bytes: int = Field(default=64 << 30, ge=1)
     """Maximum bytes of one upload of data or of a model."""

@@ -82,7 +82,7 @@ class LinkedMember:
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls instead of direct links.
+        """From now on, send to these members by Ray calls instead of over direct links.
 
         Args:
             members: each receiver's actor, and the key that this member passes with calls to it, by receiver.

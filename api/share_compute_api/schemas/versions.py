@@ -1,4 +1,4 @@
-"""Reads the versions of installed packages without importing them, and compares the versions of two machines."""
+"""Reads the versions of installed packages without importing them, and compares the versions on two machines."""
 
 from __future__ import annotations
 

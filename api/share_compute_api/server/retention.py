@@ -65,7 +65,7 @@ class Cleaner:
             self._remove(folder)
 
     def prune(self, *, dry_run: bool) -> PruneReport:
-        """Delete records and files whose retention time is over, and report them; with ``dry_run``, only report."""
+        """Delete records and files whose retention time has passed, and report them; with ``dry_run``, only report."""
         retention = self._store.retention
         found = retention.find(self._keep, self._data_folder)
         sizes = {one: _size(one.folder) for one in found}

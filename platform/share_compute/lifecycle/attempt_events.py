@@ -55,8 +55,9 @@ class Offer(StrictModel):
     topology: Topology
     """Machines that the attempt holds, and free ones that are offered to no other job."""
     answers: int | None = None
-    """Step of the `ReplanProposed` that this offer answers; None if it answers none. The attempt now holds the proposed
-    machines that are in ``topology``.
+    """Step of the `ReplanProposed` that this offer answers; None if it answers none.
+
+    An offer that answers a proposal leases to the attempt those proposed machines that are in ``topology``.
     """
 
 
@@ -150,7 +151,7 @@ class StageTiming(StrictModel):
 
 
 class Measured(StrictModel):
-    """Report of measured step times beside the plan's predictions."""
+    """Reports measured step times together with the plan's predictions."""
 
     type: Literal["measured"] = "measured"
     step: int

@@ -292,7 +292,7 @@ class CoordinatorMachine:
         self._doubts = Doubts()
         """Doubts about the numbers of the open step."""
         self.accusations = Accusations()
-        """Accusations of members against other members, in all steps."""
+        """Accusations by members against other members, in all steps."""
 
     @property
     def phase(self) -> Phase:

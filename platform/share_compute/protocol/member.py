@@ -92,7 +92,7 @@ class MemberMachine:
         """Tensors that arrived before this member began the epoch or the step that they belong to."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
-        """Positions in `Membership.copy_holders` of the members that acknowledged the gradient of the open step."""
+        """Indices in `Membership.copy_holders` of the members that acknowledged the gradient of the open step."""
         self._phase: Phase = "computing"
         self._running: Compute | Reduce | Apply | None = None
         self._halt: Halt | None = None

@@ -33,7 +33,7 @@ class EarlyStoppingSpec(SpecModel):
     """Rule that ends a job when validations no longer improve."""
 
     metric: Literal["validation_loss"] = "validation_loss"
-    """Metric that must fall."""
+    """Metric that must decrease, so that training continues."""
     patience: int = Field(default=3, ge=1)
     """Number of consecutive validations without improvement after which the job ends."""
     min_delta: float = Field(default=0.0, ge=0)

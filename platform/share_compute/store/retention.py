@@ -57,7 +57,7 @@ class Prunable:
 
 
 class Retention:
-    """Search and deletion of items whose retention time is over.
+    """Finds and deletes items whose retention time has passed.
 
     Args:
         database: the database with the rows.

@@ -2903,7 +2903,7 @@ export interface components {
         EarlyStoppingSpec: {
             /**
              * Metric
-             * @description Metric that must fall.
+             * @description Metric that must decrease, so that training continues.
              * @default validation_loss
              * @constant
              */
@@ -2928,7 +2928,7 @@ export interface components {
         EarlyStoppingSpecRequest: {
             /**
              * Metric
-             * @description Metric that must fall.
+             * @description Metric that must decrease, so that training continues.
              * @default validation_loss
              * @constant
              */
@@ -4508,7 +4508,7 @@ export interface components {
         };
         /**
          * Measured
-         * @description Report of measured step times beside the plan's predictions.
+         * @description Reports measured step times together with the plan's predictions.
          */
         Measured: {
             /**

@@ -23,7 +23,7 @@ Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
 
 
 def nodes_of(machines: Iterable[ContributorRecord]) -> Nodes:
-    """Return, for each machine, the facts whose change causes a job to be planned again."""
+    """Return, for each machine, the facts that cause a job to be planned again when they change."""
     return frozenset(
         (machine.id, machine.node_id, frozenset(link.target for link in machine.links or () if link.is_dead))
         for machine in machines

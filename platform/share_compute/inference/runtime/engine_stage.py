@@ -113,7 +113,7 @@ class EngineStage(ABC):
     @property
     @abstractmethod
     def bytes_per_token(self) -> int:
-        """Memory in bytes that the stage keeps for each position between engine steps."""
+        """Bytes of memory that the stage keeps for each token from one engine step to the next."""
 
     @property
     @abstractmethod

@@ -115,7 +115,7 @@ class LiveSequence:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all tokens of the engine steps sent for the sequence are known."""
+        """Whether the sampled token of each engine step that was sent for this sequence has arrived."""
         return self.planned == self.num_emitted
 
     @property

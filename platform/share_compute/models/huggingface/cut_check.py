@@ -87,7 +87,7 @@ def _compared(small: str) -> str | None:
 
 
 def _count_layers(config: Mapping[str, Any]) -> int:
-    """Return the number of layers of a small model; raise `_NotComputed` if the model is too large to be computed."""
+    """Return the model's number of layers; raise `_NotComputed` if the model is too large to run in this check."""
     size = sum(parameter.numel() for parameter in sketch(config).parameters())
     if size > _MOST_SCALARS:
         raise _NotComputed(f"it would have {size} parameters")

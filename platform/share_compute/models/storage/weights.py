@@ -224,7 +224,7 @@ class FolderWriter:
         self._checksums.add(name, content)
 
     def write_json(self, name: str, content: object) -> None:
-        """Write one JSON file of the folder."""
+        """Write a JSON file into the folder."""
         self.write(name, (json.dumps(content, indent=2) + "\n").encode())
 
     def copy(self, files: Iterable[Path]) -> None:
