@@ -83,8 +83,8 @@ class ListenerConfig(uvicorn.Config):
             http=_Doorway,
             ws="none",
             backlog=_BACKLOG,
-            # At `limits.connections`, `ConnectionTable` closes an idle or half-open connection for each new one. uvicorn
-            # reaches its own limit, and answers 503, only if all connections are busy.
+            # At `limits.connections`, `ConnectionTable` closes an idle or half-open connection for each new one.
+            # uvicorn reaches its own limit, and answers 503, only if all connections are busy.
             limit_concurrency=limits.connections + 1,
             timeout_keep_alive=settings.keep_alive_s,
             proxy_headers=bool(proxies),
