@@ -5,8 +5,9 @@ turn. Its machine stays, so it is used again before the next round. The peer is 
 the deployment anew and generates the same tokens again.
 
 Then clients stream from a server with three machines that joined it. SIGKILL ends the server of the replica, and
-SIGSTOP suspends a member for 5 s. Last, clients ask a deployment that is scaled to zero, with and without reserved
-machines.
+SIGSTOP suspends a member for 5 s. After that, SIGKILL ends the control plane, which is started again on the same data
+folder; clients resume their streams by id. Last, clients ask a deployment that is scaled to zero, with and without
+reserved machines.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import os
 import random
 import signal
+import socket
 import statistics
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from _attempts import Machines
 from _harness import print_figure, start_cluster
@@ -38,6 +40,7 @@ from tests.conftest import RunningServer, descendants, run_contributor, run_serv
 
 from share_compute.inference.scheduler.events import Finished
 from share_compute.topology import Topology
+from share_compute_api.client.client import Client
 
 STREAMS, PROMPT, NEW, KILLED_AT = 8, 32, 128, 64
 STAGES, MACHINES = 2, 3
@@ -47,6 +50,9 @@ API_GOAL_MS = 5000.0
 API_WINDOW, API_NEW, STRUCK_AT = 512, 300, 40
 """Longest sequence, new tokens of each stream, and pieces of text after which a process fails."""
 SUSPENDED_S = 5.0
+
+
+Asking = TypeVar("Asking", OpenAI, Client)
 
 
 class Round(NamedTuple):
@@ -125,13 +131,16 @@ def stream(openai: OpenAI, number: int, texts: dict[int, list[tuple[float, str]]
 
 
 def struck(
-    openai: OpenAI, strike: Callable[[], None] | None, expected: list[str]
+    client: Asking,
+    ask: Callable[[Asking, int, dict[int, list[tuple[float, str]]]], None],
+    strike: Callable[[], None] | None,
+    expected: list[str],
 ) -> tuple[ApiRound, list[str]]:
     """Run all streams at once, call ``strike`` when each has some text, and return the result and the texts."""
     texts: dict[int, list[tuple[float, str]]] = {}
     begun_s = 0.0
     with ThreadPoolExecutor(STREAMS) as threads:
-        running = [threads.submit(stream, openai, number, texts) for number in range(STREAMS)]
+        running = [threads.submit(ask, client, number, texts) for number in range(STREAMS)]
         if strike is not None:
             wait_for(
                 lambda: len(texts) == STREAMS and all(len(pieces) > STRUCK_AT for pieces in texts.values()),
@@ -187,7 +196,7 @@ def measure_api(rounds: int) -> None:
             return served(client, "llama", STAGES) is not None
 
         wait_for(whole, "both stages")
-        _, expected = struck(openai, None, [])
+        _, expected = struck(openai, stream, None, [])
         for figure, strike in (
             ("gap_server_death_ms", lambda: kill_server(server)),
             ("gap_sigstop_ms", lambda: suspend_member(machines)),
@@ -195,22 +204,79 @@ def measure_api(rounds: int) -> None:
             results = []
             for _ in range(rounds):
                 wait_for(whole, "both stages again")
-                results.append(struck(openai, strike, expected)[0])
-            gaps_ms = [1000 * one.gap_s for one in results]
-            print_figure(
-                figure,
-                ours=statistics.median(gaps_ms),
-                peer=API_GOAL_MS,
-                peer_name="goal",
-                ratio=API_GOAL_MS / statistics.median(gaps_ms),
-                unit="ms",
-                worst=round(max(gaps_ms)),
-                gaps=[round(gap) for gap in gaps_ms],
-                token_exact=sum(one.is_exact for one in results),
-                client_errors=sum(one.errors for one in results),
-                streams=STREAMS,
-                rounds=rounds,
-            )
+                results.append(struck(openai, stream, strike, expected)[0])
+            print_api_figure(figure, results)
+
+
+def print_api_figure(figure: str, results: list[ApiRound], **more: int) -> None:
+    """Print the pauses of all rounds of one failure."""
+    gaps_ms = [1000 * one.gap_s for one in results]
+    print_figure(
+        figure,
+        ours=statistics.median(gaps_ms),
+        peer=API_GOAL_MS,
+        peer_name="goal",
+        ratio=API_GOAL_MS / statistics.median(gaps_ms),
+        unit="ms",
+        worst=round(max(gaps_ms)),
+        gaps=[round(gap) for gap in gaps_ms],
+        token_exact=sum(one.is_exact for one in results),
+        client_errors=sum(one.errors for one in results),
+        streams=STREAMS,
+        rounds=len(results),
+        **more,
+    )
+
+
+def resumable_stream(client: Client, number: int, texts: dict[int, list[tuple[float, str]]]) -> None:
+    """Add the pieces of one stream, with their times, to ``texts``; the client resumes the stream if it breaks."""
+    pieces = texts.setdefault(number, [])
+    answer = client.complete(
+        "llama", f"the quick brown fox {number}", max_tokens=API_NEW, temperature=0, ignore_eos=True
+    )
+    for piece in answer:
+        pieces.append((time.perf_counter(), piece))
+
+
+def measure_control_plane(rounds: int) -> None:
+    """Measure the pauses of resumable streams when the control plane is killed and started again, and print them."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = make_llama(
+            Path(name) / "files" / "model", window=API_WINDOW, hidden_size=64, num_hidden_layers=4
+        )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+
+        def start() -> RunningServer:
+            return stack.enter_context(run_server(Path(name) / "data", port=port, data_root=folder.parent))
+
+        server = start()
+        for _ in range(MACHINES):
+            stack.enter_context(run_contributor(server))
+        client = stack.enter_context(server.client())
+        client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": STAGES}})
+
+        restarts_ms: list[float] = []
+
+        def kill() -> None:
+            nonlocal server
+            begun_s = time.perf_counter()
+            server.command.process.kill()
+            server.command.process.wait()
+            server = start()
+            wait_for(lambda: client.health().status == "ok", "an answer of the server")
+            restarts_ms.append(1000 * (time.perf_counter() - begun_s))
+
+        def whole() -> bool:
+            return served(client, "llama", STAGES) is not None
+
+        wait_for(whole, "both stages")
+        _, expected = struck(client, resumable_stream, None, [])
+        results = []
+        for _ in range(rounds):
+            wait_for(whole, "both stages again")
+            results.append(struck(client, resumable_stream, kill, expected)[0])
+        print_api_figure("gap_control_plane_ms", results, restart_ms=round(statistics.median(restarts_ms)))
 
 
 def measure_cold_starts(rounds: int) -> None:
@@ -274,11 +340,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smoke run: two deaths")
     parser.add_argument("--deaths", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--control-plane-only", action="store_true", help="only deaths of the control plane")
     parser.add_argument("--api-only", action="store_true", help="only what clients of the API meet")
     options = parser.parse_args()
     deaths = 2 if options.quick else options.deaths
+    if options.control_plane_only:
+        measure_control_plane(deaths)
+        return
     if options.api_only:
         measure_api(deaths)
+        measure_control_plane(deaths)
         measure_cold_starts(deaths)
         return
     chance = random.Random(options.seed)
@@ -324,6 +395,7 @@ def main() -> None:
         deaths=deaths,
     )
     measure_api(deaths)
+    measure_control_plane(deaths)
     measure_cold_starts(deaths)
 
 

@@ -6,6 +6,7 @@ ShareComputeError
 │   ├── TooLong
 │   ├── TooLarge
 │   ├── NotFound
+│   │   └── Gone
 │   ├── Conflict
 │   │   ├── InviteUsed
 │   │   └── VersionMismatch
@@ -111,6 +112,13 @@ class NotFound(UserError):
     code = "not-found"
     status = 404
     exit_code = 3
+
+
+class Gone(NotFound):
+    """The named object existed, and does not exist any more."""
+
+    code = "gone"
+    status = 410
 
 
 class Conflict(UserError):

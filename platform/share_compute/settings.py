@@ -83,6 +83,8 @@ class Settings(BaseSettings):
     """Seconds that a job or a deployment waits before an alert reports it."""
     replica_drain_s: float = Field(default=120.0, ge=0)
     """Seconds for which a replica that is being stopped may finish its requests."""
+    stream_keep_s: float = Field(default=300.0, gt=0)
+    """Seconds for which a resumable stream is kept without a reader; after that it is cancelled and deleted."""
     shutdown_grace_s: int = Field(default=3, ge=0)
     """Seconds that open requests get to finish when the server stops."""
     max_connections: int = Field(default=4096, ge=16)

@@ -76,11 +76,15 @@ class Plane:
 
     def restart(self, pause: Callable[[], None] = lambda: None) -> None:
         """Stop the server and start another one on the same port and store."""
-        port = self.server.port
         self.server.stop()
         pause()
+        self.start_again()
+
+    def start_again(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """Start another server on the port and store of a stopped one, after ``prepare`` changed its app."""
         self.app = create_app(self.settings, self.store)
-        self.server = LiveServer(self.app, port)
+        prepare()
+        self.server = LiveServer(self.app, self.server.port)
 
 
 @pytest.fixture

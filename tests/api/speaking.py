@@ -149,6 +149,9 @@ class Speech:
     def _say(self, generation: Generation, ids: Sequence[int]) -> Iterator[Emitted | Finished]:
         speaker, options = self._speaker, generation.options
         for index, token in enumerate(ids[: options.max_tokens]):
+            if index < len(generation.emitted):
+                assert token == generation.emitted[index]
+                continue
             if speaker.failure is not None and index == speaker.failure[0]:
                 raise speaker.failure[1]
             num_logprobs = options.logprobs

@@ -107,6 +107,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     unsubscribe = context.store.on_commit(context.notifier.notify)
     context.spawn(keep_running("alerts", AlertWatch(context).run))
     context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
+    context.spawn(keep_running("streams", context.streams.run))
     if context.cluster is not None:
         _supervise(context, context.cluster)
     try:
@@ -118,6 +119,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await context.streams.close()
         if context.measurements is not None:
             await context.measurements.close()
         await asyncio.to_thread(context.isolated.close)

@@ -330,26 +330,42 @@ class Client:
         """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
         return chatting.require_model(self._transport, name)
 
-    def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[dict[str, str]],
+        *,
+        resume_s: float = chatting.RESUME_S,
+        **options: Any,
+    ) -> Iterator[str]:
         """Yield a model's answer to a conversation, piece by piece; closing the iterator ends the request.
+
+        If the connection breaks or the server restarts, the answer continues where it stopped.
 
         Args:
             model: name of a deployment.
             messages: mappings with ``role`` and ``content``.
+            resume_s: seconds for which the client tries to resume a broken answer; 0 never resumes.
             options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
         """
         request = {"model": model, "messages": list(messages), **options}
-        return chatting.stream(self._transport, "chat/completions", request)
+        return chatting.stream(self._transport, "chat/completions", request, resume_s=resume_s)
 
-    def complete(self, model: str, prompt: str, **options: Any) -> Iterator[str]:
+    def complete(
+        self, model: str, prompt: str, *, resume_s: float = chatting.RESUME_S, **options: Any
+    ) -> Iterator[str]:
         """Yield a model's continuation of a text, piece by piece; closing the iterator ends the request.
+
+        If the connection breaks or the server restarts, the text continues where it stopped.
 
         Args:
             model: name of a deployment.
             prompt: the text.
+            resume_s: seconds for which the client tries to resume a broken text; 0 never resumes.
             options: further fields of the request to /v1/completions: ``temperature``, ``max_tokens``, ...
         """
-        return chatting.stream(self._transport, "completions", {"model": model, "prompt": prompt, **options})
+        request = {"model": model, "prompt": prompt, **options}
+        return chatting.stream(self._transport, "completions", request, resume_s=resume_s)
 
     # Planning
 

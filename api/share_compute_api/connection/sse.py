@@ -19,22 +19,22 @@ _LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
 occur only inside strings."""
 
 
-def event(data: str, *, kind: str | None = None, number: int | None = None) -> bytes:
+def event(data: str, *, kind: str | None = None, id_: str | int | None = None) -> bytes:
     """Return one encoded event.
 
     Args:
         data: content of the event: JSON, or ASCII text.
         kind: name of the event; None for a message without a name.
-        number: id of the event; a client that reconnects sends the id of the last event that it received.
+        id_: id of the event; a client that reconnects sends the id of the last event that it received.
     """
     if not data.isascii():
         data = data.translate(_LINE_ENDS)
-    return format_sse_event(data_str=data, event=kind, id=None if number is None else str(number))
+    return format_sse_event(data_str=data, event=kind, id=None if id_ is None else str(id_))
 
 
-def json_event(data: Mapping[str, Any]) -> bytes:
+def json_event(data: Mapping[str, Any], *, id_: str | None = None) -> bytes:
     """Return one encoded event without a name, with a JSON object as its content."""
-    return event(_ENCODE(data))
+    return event(_ENCODE(data), id_=id_)
 
 
 def reconnection(after_ms: int) -> bytes:

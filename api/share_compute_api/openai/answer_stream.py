@@ -13,12 +13,14 @@ from share_compute.errors import ShareComputeError, Unavailable
 from share_compute_api.connection import sse
 from share_compute_api.connection.departures import departure
 from share_compute_api.connection.notifier import Notifier
-from share_compute_api.openai.answers import Shape, Usage
+from share_compute_api.openai.answers import Shape
 from share_compute_api.openai.completion import Completion
 from share_compute_api.openai.problems import problem_of
 
-_DONE = sse.event("[DONE]")
-_QUIET_S = 10.0
+DONE = sse.event("[DONE]")
+STREAM_ID = "X-Stream-Id"
+"""Header with the id of a resumable stream."""
+QUIET_S = 10.0
 """Seconds without an event after which a comment line is sent, because proxies close idle connections."""
 _UNREAD_S = 60.0
 """Seconds that a client may take to accept one part of the answer, before its request is cancelled."""
@@ -27,24 +29,24 @@ _log = logging.getLogger(__name__)
 
 def failed(failure: Exception) -> bytes:
     """Return the events that end a stream after a failure: the error, then ``[DONE]``."""
-    return sse.json_event(problem_of(failure).body()) + _DONE
+    return sse.json_event(problem_of(failure).body()) + DONE
 
 
 async def answer_events(
-    completion: Completion, shape: Shape, usage: Callable[[], Usage] | None
+    completion: Completion, shape: Shape, *, includes_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Yield the server-sent events of an answer.
 
     Args:
         completion: the sequences that are generated for the request.
         shape: builds the chunks.
-        usage: returns the token counts to report at the end; None if the client did not request them.
+        includes_usage: whether to report the token counts at the end.
     """
     yield b"".join(
         sse.json_event(chunk) for index in range(completion.num_sequences) for chunk in shape.first(index)
     )
     try:
-        async for batch in completion.pieces(quiet_s=_QUIET_S):
+        async for batch in completion.pieces(quiet_s=QUIET_S):
             yield (
                 b"".join(
                     sse.json_event(chunk) for index, piece in batch for chunk in shape.chunks(index, piece)
@@ -54,7 +56,7 @@ async def answer_events(
     except ShareComputeError as failure:
         yield failed(failure)
         return
-    yield (sse.json_event(shape.last(usage())) if usage is not None else b"") + _DONE
+    yield (sse.json_event(shape.last(completion.usage)) if includes_usage else b"") + DONE
 
 
 class AnswerStream(Response):
@@ -64,14 +66,24 @@ class AnswerStream(Response):
         events: yields encoded events, one or several at a time.
         notifier: signals that the server is shutting down.
         close: cancels the sequences that produce the events.
+        stream_id: id of the stream if it is resumable. Such a stream ends without ``[DONE]`` when the server shuts
+            down, so that its client continues it.
     """
 
     media_type = sse.MEDIA_TYPE
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], notifier: Notifier, close: Callable[[], None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        notifier: Notifier,
+        close: Callable[[], None],
+        *,
+        stream_id: str | None = None,
     ) -> None:
         super().__init__(headers=sse.HEADERS)
+        if stream_id is not None:
+            self.headers[STREAM_ID] = stream_id
+        self._is_resumable = stream_id is not None
         del self.headers["content-length"]
         self._events = events
         self._notifier = notifier
@@ -90,7 +102,7 @@ class AnswerStream(Response):
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
                 ending = Unavailable("the server ends", hint="ask again in a while")
-                await _body(send, failed(ending), more=False)
+                await _body(send, b"" if self._is_resumable else failed(ending), more=False)
         except TimeoutError:
             _log.info("a client read nothing for %g s: its request is cancelled", _UNREAD_S)
         finally:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from share_compute import __version__
 from share_compute_api.openai.engine import ModelFacts
+from share_compute_api.openai.requests import ChatRequest, TextRequest
 from share_compute_api.openai.writing import AnswerPiece, Finish, FullAnswer, ToolCallDelta, Written
 
 if TYPE_CHECKING:
@@ -212,6 +213,11 @@ class ModelList(_Answer):
 class Shape(Protocol):
     """Builds the answers of one route, whole or as chunks of a stream."""
 
+    answer_id: str
+    """Value of ``id`` in the answer."""
+    created: int
+    """Value of ``created`` in the answer, in seconds since 1970."""
+
     def whole(self, answers: Sequence[FullAnswer], usage: Usage) -> BaseModel:
         """Return the whole answer, for a request that is not streamed."""
 
@@ -231,28 +237,29 @@ class _Shape:
     Args:
         prefix: beginning of the answer's id.
         kind: value of a chunk's ``object``.
-        model: name of the model.
+        request: the request.
         vocabulary: the model's vocabulary.
-        includes_tokens: whether the client requested log-probabilities.
-        includes_usage: whether a stream reports its usage.
+        answer_id: id of the answer; default: a random one.
+        created: time of the answer's creation, in seconds since 1970; default: now.
     """
 
     def __init__(
         self,
         prefix: str,
         kind: str,
-        model: str,
+        request: TextRequest,
         vocabulary: Vocabulary,
-        *,
-        includes_tokens: bool,
-        includes_usage: bool,
+        answer_id: str | None,
+        created: int | None,
     ) -> None:
         self._vocabulary = vocabulary
-        self._includes_tokens = includes_tokens
-        self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._includes_tokens = request.top_tokens is not None
+        self.answer_id = answer_id or f"{prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time()) if created is None else created
+        self._facts = {"id": self.answer_id, "created": self.created, "model": request.model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
         # In the OpenAI API, every chunk has the field `usage` if the stream reports usage.
-        self._usage: dict[str, Any] = {"usage": None} if includes_usage else {}
+        self._usage: dict[str, Any] = {"usage": None} if request.wants_usage else {}
 
     def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._chunk, "choices": [choice], **self._usage}
@@ -269,16 +276,13 @@ class ChatShape(_Shape):
     """Builds the answers of /v1/chat/completions."""
 
     def __init__(
-        self, model: str, vocabulary: Vocabulary, *, includes_tokens: bool, includes_usage: bool
+        self,
+        request: TextRequest,
+        vocabulary: Vocabulary,
+        answer_id: str | None = None,
+        created: int | None = None,
     ) -> None:
-        super().__init__(
-            "chatcmpl",
-            "chat.completion.chunk",
-            model,
-            vocabulary,
-            includes_tokens=includes_tokens,
-            includes_usage=includes_usage,
-        )
+        super().__init__("chatcmpl", "chat.completion.chunk", request, vocabulary, answer_id, created)
 
     def whole(self, answers: Sequence[FullAnswer], usage: Usage) -> ChatCompletion:
         """Return the whole answer, for a request that is not streamed."""
@@ -344,22 +348,13 @@ class TextShape(_Shape):
 
     def __init__(
         self,
-        model: str,
+        request: TextRequest,
         vocabulary: Vocabulary,
-        *,
-        includes_tokens: bool,
-        includes_top: bool,
-        includes_usage: bool,
+        answer_id: str | None = None,
+        created: int | None = None,
     ) -> None:
-        super().__init__(
-            "cmpl",
-            "text_completion",
-            model,
-            vocabulary,
-            includes_tokens=includes_tokens,
-            includes_usage=includes_usage,
-        )
-        self._includes_top = includes_top
+        super().__init__("cmpl", "text_completion", request, vocabulary, answer_id, created)
+        self._includes_top = bool(request.top_tokens)
 
     def whole(self, answers: Sequence[FullAnswer], usage: Usage) -> TextCompletion:
         """Return the whole answer, for a request that is not streamed."""
@@ -408,6 +403,14 @@ def _delta(call: ToolCallDelta) -> dict[str, Any]:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def shape_of(
+    request: TextRequest, vocabulary: Vocabulary, answer_id: str | None = None, created: int | None = None
+) -> Shape:
+    """Return the shape of the answers to a request; without ``answer_id`` and ``created``, of new answers."""
+    kind = ChatShape if isinstance(request, ChatRequest) else TextShape
+    return kind(request, vocabulary, answer_id, created)
 
 
 def _finite(logprob: float | None) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from share_compute.errors import ShareComputeError, TooLong, Unavailable, UserError
 from share_compute.inference.scheduler.events import Embedded, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute_api.openai.answers import Usage
 from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
 from share_compute_api.openai.requests import TextRequest
 from share_compute_api.openai.tool_use import ToolUse
@@ -98,6 +99,16 @@ class Completion:
     def num_sequences(self) -> int:
         """Number of sequences, which is also the number of answers."""
         return len(self._writers)
+
+    @property
+    def most_tokens(self) -> int:
+        """Largest number of tokens of all answers together."""
+        return sum(generation.options.max_tokens for generation in self._generations)
+
+    @property
+    def usage(self) -> Usage:
+        """Number of tokens of the request so far."""
+        return Usage.of(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
     @property
     def completion_tokens(self) -> int:

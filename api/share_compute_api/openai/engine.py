@@ -62,6 +62,8 @@ class ModelFacts:
     """Whether the model's tokenizer has a chat template."""
     tool_format: Literal["auto", ToolFormat] = "auto"
     """Format in which the model writes tool calls; auto finds it from the chat template."""
+    deployment_id: str = ""
+    """Id of the deployment; a later deployment with the same name may serve another model."""
 
 
 class ServingEngine(Protocol):

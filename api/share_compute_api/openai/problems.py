@@ -132,7 +132,7 @@ def _invalid(failure: RequestValidationError) -> OpenAiProblem:
 
 
 def _name(error: dict[str, Any]) -> str | None:
-    name = field_name(part for part in error["loc"] if part not in ("body", "path", "query"))
+    name = field_name(part for part in error["loc"] if part not in ("body", "header", "path", "query"))
     return None if error["type"] == "json_invalid" else name or None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
@@ -97,9 +97,10 @@ class Resumable:
     generation: Generation
     stream: RequestStream
     came_s: float
-    emitted: list[int] = field(default_factory=list)
-    last_token_s: float = 0.0
-    """Time at which the sequence's last token arrived, in seconds on the event loop's clock."""
+    emitted: list[int]
+    """Tokens that were generated so far, including those before this request."""
+    last_token_s: float | None = None
+    """Time at which the sequence's last token arrived, in seconds of the event loop's clock; None before the first."""
     replica: Replica | None = None
     """Replica that runs the sequence or is asked to accept it; None while the sequence waits for a replica."""
     is_placing: bool = True
@@ -144,7 +145,10 @@ class SequenceRecovery:
     def add(self, generations: Sequence[Generation], stream: RequestStream) -> list[Resumable]:
         """Add the sequences of one request to the table; the caller must submit them to a replica."""
         time_s = now_s()
-        added = [Resumable(generation, stream, time_s, waiting_since_s=time_s) for generation in generations]
+        added = [
+            Resumable(generation, stream, time_s, list(generation.emitted), waiting_since_s=time_s)
+            for generation in generations
+        ]
         self._live.update((live.generation.sequence, live) for live in added)
         return added
 
@@ -250,7 +254,7 @@ class SequenceRecovery:
         return is_given_up and any(taker is not replica for taker in self._router.takers)
 
     def _note_token(self, live: Resumable, event: Emitted, time_s: float) -> None:
-        if live.emitted:
+        if live.last_token_s is not None:
             self._meter.next_token(time_s - live.last_token_s)
         else:
             self._meter.first_token(time_s - live.came_s, event.cached_tokens)

@@ -175,6 +175,15 @@ class TextRequest(ApiRequest):
         return self
 
     @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the token counts of the request."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def without_prompt(self) -> Self:
+        """Return a copy with an empty prompt, for storing the request beside the tokens of its prompts."""
+        return self
+
+    @property
     def choices(self) -> int:
         """Number of answers to each prompt."""
         return self.n or 1
@@ -342,6 +351,10 @@ class ChatRequest(TextRequest):
         called = called_names(self.messages)
         return tuple(message.for_template(called.get(number)) for number, message in enumerate(self.messages))
 
+    def without_prompt(self) -> Self:
+        """Return a copy with an empty conversation."""
+        return self.model_copy(update={"messages": (Message(role="user", content=""),)})
+
     @property
     def template_options(self) -> TemplateOptions:
         """Options for the chat template."""
@@ -403,6 +416,10 @@ class CompletionRequest(TextRequest):
         if self.choices * len(self.prompt) > MOST_CHOICES:
             raise ValueError(f"n times the number of prompts is more than {MOST_CHOICES}")
         return self
+
+    def without_prompt(self) -> Self:
+        """Return a copy with an empty prompt."""
+        return self.model_copy(update={"prompt": ("",)})
 
     @property
     def default_tokens(self) -> int | None:

@@ -21,6 +21,7 @@ from share_compute_api.control.machines.islands import IslandMap
 from share_compute_api.control.machines.measuring import Measurements
 from share_compute_api.openai.engine import Engines
 from share_compute_api.openai.metrics import PrometheusMetrics
+from share_compute_api.openai.resumable.streams import ResumableStreams
 from share_compute_api.server.budget import Budget
 from share_compute_api.server.guesses import Guesses
 from share_compute_api.server.sessions import Sessions
@@ -77,6 +78,8 @@ class Context:
     """Isolated processes for tokenizers, chat templates and schemas, with limits of memory and time."""
     engines: Engines = field(init=False)
     """Engines that answer requests to served models."""
+    streams: ResumableStreams = field(init=False)
+    """Streams that clients can continue."""
     islands: IslandMap = field(init=False)
     """Computes groups of machines with similar links (islands)."""
     metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
@@ -93,6 +96,7 @@ class Context:
         self.engines = Engines(self.isolated)
         self.islands = IslandMap(self.store)
         settings = self.settings
+        self.streams = ResumableStreams(self.store, self.engines, self.notifier, settings.stream_keep_s)
         self.data_roots = DataRoots(settings.data_roots, [settings.data_folder])
         self.uploads = UploadStore(
             settings.data_folder / "uploads",

@@ -89,7 +89,7 @@ async def _events(
         if is_notified:
             batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
         for record in batch:
-            yield sse.event(record.model_dump_json(), kind=record.kind, number=record.seq)
+            yield sse.event(record.model_dump_json(), kind=record.kind, id_=record.seq)
             after, sent_s = record.seq, monotonic()
         if figures is not None and context.deployments is not None:
             for one in figures.news(context.deployments.snapshots, monotonic()):

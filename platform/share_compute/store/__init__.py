@@ -17,6 +17,7 @@ from share_compute.store.records import (
     MetricRecord,
     PresenceRecord,
     QueuedJob,
+    StreamRecord,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "PresenceRecord",
     "QueuedJob",
     "Store",
+    "StreamRecord",
     "upgrade",
 ]
 

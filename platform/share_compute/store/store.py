@@ -23,6 +23,7 @@ from share_compute.store.keys import ApiKeys
 from share_compute.store.leases import Leases
 from share_compute.store.progress import Progress
 from share_compute.store.retention import Retention
+from share_compute.store.streams import StreamLog
 from share_compute.store.work import WorkHistory
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Store:
         self.cluster = ClusterRows(self._database, clock)
         self.deletions = Deletions(self._database, clock)
         self.retention = Retention(self._database, clock)
+        self.streams = StreamLog(self._database, clock)
 
     @property
     def kind(self) -> str:

@@ -168,11 +168,6 @@ class Replica:
             raise self.failure
 
 
-async def no_members() -> dict[str, list[str]]:
-    """Return that no job has members anywhere."""
-    return {}
-
-
 @dataclass
 class House:
     """A store, a supervisor, and the replicas that it started."""
@@ -184,6 +179,11 @@ class House:
     engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
     replicas: asyncio.Queue[Replica] = field(default_factory=asyncio.Queue)
     metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
+    members: dict[str, set[str]] = field(default_factory=dict)
+    """By contributor, the jobs and replicas that have members there."""
+
+    async def _members(self) -> dict[str, set[str]]:
+        return self.members
 
     def deploy(self, **wanted: object) -> DeploymentRecord:
         source = {"name": "llama", "model": {"path": str(self.folder)}, **wanted}
@@ -197,7 +197,7 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         supervisor = DeploymentSupervisor(
-            self.store, self.engines, self._launch, self.notifier, self.metrics.serving, no_members, 120.0
+            self.store, self.engines, self._launch, self.notifier, self.metrics.serving, self._members, 120.0
         )
         unsubscribe = self.store.on_commit(self.notifier.notify)
         task = asyncio.create_task(supervisor.run())
@@ -418,6 +418,23 @@ def test_a_deployment_comes_back_with_the_next_server(store: Store, tmp_path: Pa
 
     run(store, tmp_path, story)
     run(store, tmp_path, next_attempt)
+
+
+def test_a_machine_that_comes_back_with_members_of_the_replica_is_given_to_it_again(
+    store: Store, tmp_path: Path
+) -> None:
+    async def story(house: House) -> None:
+        ada, bob = house.cluster.join("ada"), house.cluster.join("bob")
+        record = house.deploy()
+        await house.replicas.get()
+        house.members = {ada: {f"{record.id}/0"}, bob: {f"{record.id}/0", "job-other"}}
+        for machine in (bob, ada):
+            house.cluster.arrive(machine)
+        await house.until(lambda: house.leased() == {ada})
+        house.members[bob].remove("job-other")
+        await house.until(lambda: house.leased() == {ada, bob})
+
+    run(store, tmp_path, story)
 
 
 def test_what_can_never_be_served_fails(store: Store, tmp_path: Path) -> None:

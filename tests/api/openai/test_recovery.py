@@ -169,14 +169,32 @@ def test_a_replica_that_is_not_ready_for_long_is_overdue_if_another_takes_its_se
 # -- recovery --------------------------------------------------------------------------------------------------------
 
 
-def begin(router: Router, freed: list[None]) -> tuple[SequenceRecovery, RequestStream, Resumable]:
+def begin(
+    router: Router, freed: list[None], emitted: tuple[int, ...] = ()
+) -> tuple[SequenceRecovery, RequestStream, Resumable]:
     meter = ServingMetrics(CollectorRegistry()).of("poet")
     recovery = SequenceRecovery("poet", router, meter, lambda: freed.append(None))
     stream = RequestStream([1], lambda *_: None)
     options = SamplingOptions(seed=0, max_tokens=5)
-    (live,) = recovery.add([Generation(sequence=1, owner="key", prompt=(1, 2), options=options)], stream)
+    generation = Generation(sequence=1, owner="key", prompt=(1, 2), options=options, emitted=emitted)
+    (live,) = recovery.add([generation], stream)
     live.is_placing = False
     return recovery, stream, live
+
+
+def test_a_sequence_continues_after_the_tokens_that_its_request_named() -> None:
+    async def story() -> None:
+        router, freed = Router(), list[None]()
+        replica = Replica([token(1, 1), token(1, 2)], [token(1, 3)])
+        ready(router, replica)
+        recovery, stream, live = begin(router, freed, emitted=(100, 101))
+        assert live.rest().emitted == (100, 101)
+        live.replica = replica
+        await recovery.listen(replica)
+        assert await anext(stream) == [token(1, 2), token(1, 3)]
+        assert live.rest().emitted == (100, 101, 102, 103)
+
+    run(story)
 
 
 def test_a_token_counts_once_whatever_replicas_repeat() -> None:

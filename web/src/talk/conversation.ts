@@ -117,6 +117,7 @@ class Conversation {
       marks: [],
       isPlain: this.plain.has(model),
       wait: "",
+      isReconnecting: false,
       finish: null,
       firstTokenS: null,
       writingS: 0,
@@ -142,7 +143,8 @@ class Conversation {
     };
     const read = async (route: Route, request: object) => {
       let fresh = "";
-      for await (const piece of ask(route, request, work.stop.signal)) {
+      const setReconnecting = (isReconnecting: boolean) => apply((answer) => ({ ...answer, isReconnecting }));
+      for await (const piece of ask(route, request, work.stop.signal, setReconnecting)) {
         fresh += piece.text;
         const shown = caughtUp(known, fresh);
         const agreed = commonLength(known, fresh);
@@ -166,7 +168,8 @@ class Conversation {
       }
       apply((answer) => ({ ...answer, state: "done", wait: "", marks: pinned(answer) }));
     } catch (failure) {
-      apply((answer) => ({ ...answer, wait: "", marks: pinned(answer), ...ending(failure, work.stop.signal) }));
+      const end = ending(failure, work.stop.signal);
+      apply((answer) => ({ ...answer, wait: "", isReconnecting: false, marks: pinned(answer), ...end }));
     } finally {
       setTimeout(() => this.unlearn(key, work), NEWS_MS);
     }
@@ -226,6 +229,12 @@ class Conversation {
   private saveSoon(): void {
     this.saving ??= setTimeout(() => this.save(), SAVE_MS);
   }
+
+  /** Store the conversation, and cancel its running answers: they can be continued after a reload. */
+  readonly leave = (): void => {
+    this.save();
+    this.stop();
+  };
 
   readonly save = (): void => {
     clearTimeout(this.saving);
@@ -301,7 +310,7 @@ function load(): Talk {
 /** A turn whose answers were interrupted because the page was closed. */
 function brokenOff(turn: Turn): Turn {
   const answers = turn.answers.map((answer): Answer =>
-    isRunning(answer) ? { ...answer, state: "broken", wait: "", marks: pinned(answer), problem: { message: "the page was left while it was written" } } : answer,
+    isRunning(answer) ? { ...answer, state: "broken", wait: "", isReconnecting: false, marks: pinned(answer), problem: { message: "the page was left while it was written" } } : answer,
   );
   return { ...turn, answers };
 }
@@ -311,5 +320,5 @@ function newId(): string {
 }
 
 export const conversation = new Conversation();
-addEventListener("pagehide", conversation.save);
+addEventListener("pagehide", conversation.leave);
 addEventListener(FORGET, () => conversation.forget());

@@ -1,11 +1,17 @@
 /** Streams one answer of the OpenAI API. */
+import type { EventSourceMessage } from "eventsource-parser";
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "../api/client";
 import { withReadTimeout } from "../api/events/readTimeout";
-import { ofOpenAi, unreachable, type OpenAiError } from "../api/problem";
+import { ApiProblem, ofOpenAi, unreachable, type OpenAiError } from "../api/problem";
 
 export type Route = "/v1/chat/completions" | "/v1/completions";
+
+/** Time for which a broken stream is resumed. */
+const RESUME_MS = 120_000;
+const FIRST_PAUSE_MS = 200;
+const LONGEST_PAUSE_MS = 5000;
 
 export interface Piece {
   text: string;
@@ -21,37 +27,109 @@ interface Chunk {
   usage?: { completion_tokens: number } | null;
 }
 
+interface Stream {
+  /** The server's id of the stream; null if it cannot be resumed. */
+  id: string | null;
+  lastEventId: string;
+}
+
 /**
- * Send a request, and yield the pieces of the answer until it is complete.
+ * Send a request, and yield the pieces of the answer until it is complete. If the connection breaks or the server
+ * restarts, the stream is resumed after its last event. An aborted request is cancelled on the server.
  *
- * Throws an `ApiProblem`: with status 0 if the connection broke, else with the server's message.
+ * Throws an `ApiProblem`: with status 0 if the connection broke for too long, else with the server's message.
+ *
+ * @param setReconnecting called when the connection broke, and when events arrive again.
  */
-export async function* ask(route: Route, request: object, signal: AbortSignal): AsyncGenerator<Piece> {
-  const lost = new AbortController();
+export async function* ask(
+  route: Route,
+  request: object,
+  signal: AbortSignal,
+  setReconnecting: (isReconnecting: boolean) => void,
+): AsyncGenerator<Piece> {
+  const stream: Stream = { id: null, lastEventId: "" };
   const body = JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } });
-  const response = await authorizedFetch(
-    new Request(route, {
-      method: "POST",
-      headers: { "Content-Type": "application/json", Accept: "text/event-stream" },
-      body,
-      cache: "no-store",
-      signal: AbortSignal.any([signal, lost.signal]),
-    }),
-  );
-  const { text, stop } = withReadTimeout(response.body!, () => lost.abort());
+  const headers = { "Content-Type": "application/json", "X-Resumable": "true" };
+  let events = open(stream, route, { method: "POST", headers, body }, signal);
+  let brokenSince: number | null = null;
+  let failures = 0;
   try {
-    for await (const event of text.pipeThrough(new EventSourceParserStream())) {
-      if (event.data === "[DONE]") return;
+    for (;;) {
+      let event: EventSourceMessage;
+      try {
+        event = await next(events);
+      } catch (failure) {
+        if (signal.aborted || stream.id === null || !(failure instanceof ApiProblem && failure.mayPass)) throw failure;
+        brokenSince ??= performance.now();
+        if (performance.now() - brokenSince > RESUME_MS) throw failure;
+        setReconnecting(true);
+        await pause(Math.min(FIRST_PAUSE_MS * 2 ** failures, LONGEST_PAUSE_MS), signal);
+        failures += 1;
+        const last = stream.lastEventId;
+        events = open(stream, pathOf(stream.id), { headers: last === "" ? {} : { "Last-Event-ID": last } }, signal);
+        continue;
+      }
+      if (brokenSince !== null) setReconnecting(false);
+      [brokenSince, failures] = [null, 0];
+      stream.lastEventId = event.id ?? "";
+      if (event.data === "[DONE]") {
+        stream.id = null;
+        return;
+      }
       const piece = read(JSON.parse(event.data) as Chunk);
       if (piece !== null) yield piece;
     }
+  } finally {
+    if (signal.aborted && stream.id !== null) cancel(stream.id);
+    await events.return(undefined);
+  }
+}
+
+/** Open one connection, and yield its events; throw an `ApiProblem` when the connection breaks or ends. */
+async function* open(
+  stream: Stream,
+  path: string,
+  options: RequestInit,
+  signal: AbortSignal,
+): AsyncGenerator<EventSourceMessage, undefined> {
+  const lost = new AbortController();
+  const headers = { ...options.headers, Accept: "text/event-stream" };
+  const either = AbortSignal.any([signal, lost.signal]);
+  const response = await authorizedFetch(new Request(path, { ...options, headers, cache: "no-store", signal: either }));
+  stream.id = response.headers.get("X-Stream-Id");
+  const { text, stop } = withReadTimeout(response.body!, () => lost.abort());
+  try {
+    for await (const event of text.pipeThrough(new EventSourceParserStream())) yield event;
   } catch (failure) {
     if (signal.aborted || !isBreak(failure)) throw failure;
   } finally {
     stop();
   }
-  // The stream ended before the answer was complete.
   throw unreachable();
+}
+
+async function next(events: AsyncGenerator<EventSourceMessage, undefined>): Promise<EventSourceMessage> {
+  const { done, value } = await events.next();
+  if (done) throw unreachable();
+  return value;
+}
+
+/** Wait; throw when the signal aborts. */
+async function pause(ms: number, signal: AbortSignal): Promise<void> {
+  await new Promise<void>((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+  signal.throwIfAborted();
+}
+
+function pathOf(id: string): string {
+  return `/v1/streams/${encodeURIComponent(id)}`;
+}
+
+/** Cancel a stream, also while the page closes. A stream that is not cancelled expires without readers. */
+function cancel(id: string): void {
+  authorizedFetch(new Request(pathOf(id), { method: "DELETE", keepalive: true })).catch(() => undefined);
 }
 
 function read(chunk: Chunk): Piece | null {

@@ -14,6 +14,7 @@ const answer = (model: string, text: string): Answer => ({
   marks: [],
   isPlain: false,
   wait: "",
+  isReconnecting: false,
   finish: "stop",
   firstTokenS: 0.1,
   writingS: 1,

@@ -52,6 +52,8 @@ export interface Answer {
   isPlain: boolean;
   /** The server's reason why no token arrives now; empty if it gives none. */
   wait: string;
+  /** Whether the connection broke and the stream is being resumed. */
+  isReconnecting: boolean;
   /** The finish reason: `stop` or `length`. */
   finish: string | null;
   firstTokenS: number | null;

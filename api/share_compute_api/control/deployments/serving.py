@@ -189,6 +189,7 @@ class Serving:
             self._folder,
             can_chat,
             self._spec.tool_format,
+            self._record.id,
         )
         if not self._autoscaler.wanted:  # no replica has to be restarted
             self._recorded, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
@@ -339,14 +340,17 @@ class Serving:
         staying = self._replicas.staying
         self._waits = "" if idle or free else why_none(present.values())
         usable = [machine for one, machine in idle.items() if one not in leaving]
-        wanting = next((managed.slot for managed in staying if managed.slot.wants([*usable, *free])), None)
+        wanting = next((managed for managed in staying if managed.slot.wants([*usable, *free])), None)
         if wanting is not None and free:
             kept = await self._members()
-            free = [machine for machine in free if not kept.get(machine.id)]
+            # A machine that was lost has no lease. After a restart of the server it may still have members of this
+            # replica, which take over.
+            own = {f"{self._record.id}/{wanting.number}"}
+            free = [machine for machine in free if own.issuperset(kept.get(machine.id, ()))]
         if wanting is not None:
             taken = [machine.id for machine in free]
             held = await asyncio.to_thread(self._store.leases.take, self._record.id, taken)
-            wanting.give((machine.id for machine in held if machine.id not in used | leaving), now_s)
+            wanting.slot.give((machine.id for machine in held if machine.id not in used | leaving), now_s)
         surplus = leaving if wanting is not None else idle.keys()
         if surplus:
             await asyncio.to_thread(self._store.leases.release, self._record.id, set(surplus))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
@@ -16,14 +17,12 @@ from share_compute_api.connection.departures import while_wanted
 from share_compute_api.openai.answer_stream import AnswerStream, answer_events
 from share_compute_api.openai.answers import (
     ChatCompletion,
-    ChatShape,
     EmbeddingList,
     Model,
     ModelList,
-    Shape,
     TextCompletion,
-    TextShape,
     Usage,
+    shape_of,
     vector,
 )
 from share_compute_api.openai.completion import Completion
@@ -36,6 +35,7 @@ from share_compute_api.openai.requests import (
     EmbeddingRequest,
     TextRequest,
 )
+from share_compute_api.openai.resumable.streams import ResumableStream
 from share_compute_api.openai.tokenizer_client import TokenizerClient
 from share_compute_api.openai.tool_use import ToolUse
 from share_compute_api.server.auth import CHAT, Chatter
@@ -43,6 +43,11 @@ from share_compute_api.server.context import Context, InContext
 
 router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401, 403))
 _ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
+_MOST_POSITION = 4096
+"""Largest number of characters of the header Last-Event-ID."""
+Resumes = Annotated[
+    bool, Header(alias="X-Resumable", description="Whether the stream can be continued, see `resumeStream`.")
+]
 _STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
 
 
@@ -64,26 +69,16 @@ async def get_model(model: str, context: InContext) -> Model:
     responses={**_ENGINE_ERRORS, 200: {"model": ChatCompletion, "content": _STREAM}},
 )
 async def create_chat_completion(
-    wanted: ChatRequest, request: Request, context: InContext, caller: Chatter
+    wanted: ChatRequest, request: Request, context: InContext, caller: Chatter, resumable: Resumes = False
 ) -> Response:
     """Generate the next message of a conversation. Unsupported parameters that would change the answer are refused."""
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
-    async def prepare() -> Completion:
-        tools = None
-        if wanted.tool_request is not None:
-            tools = await ToolUse.prepare(wanted.tool_request, engine.facts, tokenizer)
-        prompt = await tokenizer.chat(wanted, engine.facts.window_tokens)
-        return await _completion(wanted, [prompt], engine, tokenizer, caller.id, tools)
+    async def encode() -> list[tuple[int, ...]]:
+        return [await tokenizer.chat(wanted, engine.facts.window_tokens)]
 
-    shape = ChatShape(
-        wanted.model,
-        tokenizer.vocabulary,
-        includes_tokens=wanted.top_tokens is not None,
-        includes_usage=_wants_usage(wanted),
-    )
-    return await _answer(wanted, request, context, engine, shape, prepare())
+    return await _answer(wanted, request, context, engine, tokenizer, encode, caller.id, resumable)
 
 
 @router.post(
@@ -92,24 +87,17 @@ async def create_chat_completion(
     responses={**_ENGINE_ERRORS, 200: {"model": TextCompletion, "content": _STREAM}},
 )
 async def create_completion(
-    wanted: CompletionRequest, request: Request, context: InContext, caller: Chatter
+    wanted: CompletionRequest,
+    request: Request,
+    context: InContext,
+    caller: Chatter,
+    resumable: Resumes = False,
 ) -> Response:
     """Generate the continuation of each prompt."""
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
-
-    async def prepare() -> Completion:
-        prompts = await tokenizer.encode(wanted.prompt, engine.facts.window_tokens)
-        return await _completion(wanted, prompts, engine, tokenizer, caller.id)
-
-    shape = TextShape(
-        wanted.model,
-        tokenizer.vocabulary,
-        includes_tokens=wanted.logprobs is not None,
-        includes_top=bool(wanted.logprobs),
-        includes_usage=_wants_usage(wanted),
-    )
-    return await _answer(wanted, request, context, engine, shape, prepare())
+    encode = partial(tokenizer.encode, wanted.prompt, engine.facts.window_tokens)
+    return await _answer(wanted, request, context, engine, tokenizer, encode, caller.id, resumable)
 
 
 @router.post("/embeddings", operation_id="createEmbedding", responses=_ENGINE_ERRORS)
@@ -144,6 +132,41 @@ async def create_embedding(
     )
 
 
+@router.get(
+    "/streams/{stream_id}",
+    operation_id="resumeStream",
+    response_class=Response,
+    responses={**documented(404, 410, 429, 500, 503), 200: {"content": _STREAM}},
+)
+async def resume_stream(
+    stream_id: str,
+    request: Request,
+    context: InContext,
+    caller: Chatter,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            alias="Last-Event-ID", max_length=_MOST_POSITION, description="Id of the last event that arrived."
+        ),
+    ] = None,
+) -> Response:
+    """Continue a resumable stream after an event, or from its beginning. An earlier connection to it ends."""
+    finding = context.streams.find(stream_id, caller)
+    stream = await while_wanted(finding, request.receive, context.notifier)
+    return stream.response(stream.position(last_event_id))
+
+
+@router.delete(
+    "/streams/{stream_id}",
+    operation_id="cancelStream",
+    status_code=204,
+    responses=documented(404, 410),
+)
+async def cancel_stream(stream_id: str, context: InContext, caller: Chatter) -> None:
+    """Cancel a resumable stream, and delete its text."""
+    await context.streams.cancel(stream_id, caller)
+
+
 async def _engine(context: Context, name: str) -> ServingEngine:
     engine = context.engines.find(name)
     if engine is not None:
@@ -172,51 +195,51 @@ async def _text_engine(context: Context, name: str) -> TextEngine:
     return cast("TextEngine", engine)
 
 
-async def _completion(
-    wanted: TextRequest,
-    prompts: Sequence[tuple[int, ...]],
-    engine: TextEngine,
-    tokenizer: TokenizerClient,
-    owner: str,
-    tools: ToolUse | None = None,
-) -> Completion:
-    grammar = None if wanted.response_format is None else wanted.response_format.grammar
-    if grammar is not None:
-        await tokenizer.check_schema(grammar)
-    return Completion(wanted, prompts, engine.facts, tokenizer.vocabulary, owner, tools)
-
-
-def _wants_usage(wanted: TextRequest) -> bool:
-    return wanted.stream_options is not None and bool(wanted.stream_options.include_usage)
-
-
 async def _answer(
     wanted: TextRequest,
     request: Request,
     context: Context,
     engine: TextEngine,
-    shape: Shape,
-    preparing: Coroutine[Any, Any, Completion],
+    tokenizer: TokenizerClient,
+    encode: Callable[[], Awaitable[list[tuple[int, ...]]]],
+    owner: str,
+    is_resumable: bool,
 ) -> Response:
     """Generate the sequences; respond with a stream, or with one JSON body after all sequences have ended."""
+    vocabulary = tokenizer.vocabulary
 
-    async def begin() -> Completion:
-        prepared = await preparing
+    async def begin() -> Completion | ResumableStream:
+        tools = None
+        if isinstance(wanted, ChatRequest) and wanted.tool_request is not None:
+            tools = await ToolUse.prepare(wanted.tool_request, engine.facts, tokenizer)
+        prompts = await encode()
+        grammar = None if wanted.response_format is None else wanted.response_format.grammar
+        if grammar is not None:
+            await tokenizer.check_schema(grammar)
+        if is_resumable and tools is None:  # positions in a stream count text, and no tool calls
+            stream = await context.streams.begin(wanted, prompts, engine, vocabulary, owner)
+            if stream is not None:
+                return stream
+        prepared = Completion(wanted, prompts, engine.facts, vocabulary, owner, tools)
         await prepared.begin(engine)
         return prepared
 
-    def usage() -> Usage:
-        return Usage.of(completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens)
-
+    if is_resumable and not wanted.stream:
+        raise UserError(
+            "X-Resumable is for streams", hint="set stream: true", details={"param": "X-Resumable"}
+        )
     completion = await while_wanted(begin(), request.receive, context.notifier)
+    if isinstance(completion, ResumableStream):
+        return _with_warning(completion.response(completion.position(None)), wanted)
+    shape = shape_of(wanted, vocabulary)
     if wanted.stream:
-        events = answer_events(completion, shape, usage if _wants_usage(wanted) else None)
+        events = answer_events(completion, shape, includes_usage=wanted.wants_usage)
         return _with_warning(AnswerStream(events, context.notifier, completion.close), wanted)
     try:
         answers = await while_wanted(completion.collected(), request.receive, context.notifier)
     finally:
         completion.close()
-    return _with_warning(JSONResponse(shape.whole(answers, usage()).model_dump()), wanted)
+    return _with_warning(JSONResponse(shape.whole(answers, completion.usage).model_dump()), wanted)
 
 
 def _with_warning(response: Response, wanted: ApiRequest) -> Response:

@@ -230,3 +230,31 @@ class ArtifactRow(Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
     __table_args__ = (UniqueConstraint("job_id", "name"),)
+
+
+class StreamRow(Base):
+    """A resumable stream of the OpenAI API. Expiry removes the request and the prompts, and deletes the parts."""
+
+    __tablename__ = "streams"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str] = mapped_column(index=True)
+    deployment_id: Mapped[str]
+    model: Mapped[str]
+    kind: Mapped[str]
+    request: Mapped[dict[str, Any] | None]
+    prompts: Mapped[list[Any] | None]
+    answer_id: Mapped[str]
+    created: Mapped[int] = mapped_column(BigInteger)
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    is_over: Mapped[bool]
+    read_at: Mapped[datetime]
+    expired_at: Mapped[datetime | None] = mapped_column(index=True)
+
+
+class StreamPartRow(Base):
+    """Events of a resumable stream, in the order of ``number``."""
+
+    __tablename__ = "stream_parts"
+    stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    events: Mapped[list[Any]]

@@ -43,11 +43,13 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
         ))}
         {isRunning(answer) && <span className={classes.cursor} aria-hidden />}
       </div>
-      {isRunning(answer) && answer.wait !== "" && (
-        <Text size="sm" className={classes.wait}>
-          {answer.marks.some((mark) => mark.seconds === null)
-            ? t("paused while the stages re-form")
-            : sentence(answer.wait)}
+      {isRunning(answer) && (answer.isReconnecting || answer.wait !== "") && (
+        <Text size="sm" className={classes.wait} role="status">
+          {answer.isReconnecting
+            ? t("reconnecting to the server")
+            : answer.marks.some((mark) => mark.seconds === null)
+              ? t("paused while the stages re-form")
+              : sentence(answer.wait)}
         </Text>
       )}
       {answer.problem !== null && <Problem answer={answer} />}
