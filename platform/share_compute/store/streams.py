@@ -61,7 +61,7 @@ class StreamLog:
                     session, stream.tokens, limits.streams_of_key, limits.tokens_of_key, mine, expired, now
                 )
                 _make_space(session, stream.tokens, limits.streams, limits.tokens, whole, expired, now)
-                session.add(StreamRow(**stream.model_dump(mode="python"), read_at=now))
+                session.add(StreamRow(**stream.model_dump(mode="python"), stored_at=now, read_at=now))
         except _Full:
             return None
         return expired
@@ -143,7 +143,7 @@ def _make_space(
     """Expire streams that are over, until one more stream is within both limits; add their ids to ``expired``."""
     kept = (among, StreamRow.expired_at.is_(None))
     usage = select(func.count(), func.coalesce(func.sum(StreamRow.tokens), 0)).select_from(StreamRow)
-    over = select(StreamRow.id).where(*kept, StreamRow.is_over).order_by(StreamRow.read_at, StreamRow.id)
+    over = select(StreamRow.id).where(*kept, StreamRow.is_over).order_by(StreamRow.stored_at, StreamRow.id)
     while True:
         streams, used = session.execute(usage.where(*kept)).one()
         if streams < most_streams and used + tokens <= most_tokens:

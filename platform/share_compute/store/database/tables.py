@@ -247,6 +247,7 @@ class StreamRow(Base):
     created: Mapped[int] = mapped_column(BigInteger)
     tokens: Mapped[int] = mapped_column(BigInteger)
     is_over: Mapped[bool]
+    stored_at: Mapped[datetime]
     read_at: Mapped[datetime]
     expired_at: Mapped[datetime | None] = mapped_column(index=True)
 
