@@ -100,6 +100,8 @@ TABLE: dict[str, Scope | None] = {
     "createChatCompletion": C,
     "createCompletion": C,
     "createEmbedding": C,
+    "resumeStream": C,
+    "cancelStream": C,
     "getPrometheusMetrics": R,
 }
 """The scope of each operation. Written out, so that a change of a route's scope is a change of this file."""

@@ -37,11 +37,11 @@ def test_it_prints_throughput_losses_and_a_chart() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "digits on 8 machines (home), 6 h 0 min: 17,258 parameters in 8 layers" in done.stdout
-    assert "by rule" in done.stdout
+    assert "follows rules" in done.stdout
     for word in (
         "samples/s",
         "steps committed",
-        "work was done again",
+        "steps computed again in part",
         "use of all lent FLOP/s",
         "moving state",
         "█",

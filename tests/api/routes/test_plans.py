@@ -148,7 +148,7 @@ def test_machines_that_were_not_measured_are_named_and_not_denied(plane: Any, ht
     unmeasured = Device("cpu", "unmeasured", 2**33)
     arrive(plane, "grace", unmeasured)
     document = problem(http.post("/plans", json={"job": llama()}), 422, "plan-infeasible")
-    assert "(grace), the speed of none was measured" in document["detail"]
+    assert "no ready machine (grace) has a measured speed" in document["detail"]
     assert document["details"] == {"machines_ready": 1}
     arrive(plane, "ada")
     report = PlanReport.model_validate(http.post("/plans", json={"job": llama(), "serving": {}}).json())
