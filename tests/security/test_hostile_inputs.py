@@ -99,7 +99,7 @@ def attack(
     with Watch(plane.url, MOST_GROWTH_BYTES):
         refused = ask()
         assert 400 <= refused.status_code < 500, refused.text
-        assert len(refused.content) < 24_000
+        assert len(refused.content) < 20_000
         assert any(word in refused.text for word in said), refused.text
         answered = chat(http, honest)
         assert answered.status_code == 200, answered.text

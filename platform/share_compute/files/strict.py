@@ -48,15 +48,16 @@ class StrictModel(BaseModel):
     def _refuse_many(cls, data: dict[Any, Any]) -> None:
         """Raise a ValidationError that names the first `MOST_UNKNOWN` unknown keys and counts the remaining ones.
 
-        This avoids one error for each of very many keys.
+        This avoids one error for each of very many keys. The known keys are listed once.
         """
         known = _names(cls)
         unknown = [str(key) for key in data if key not in known]
         named = [
-            InitErrorDetails(type=_unknown_key(key, known), loc=(key,), input=None)
+            InitErrorDetails(type=_unknown_key(key, known, lists_known=False), loc=(key,), input=None)
             for key in unknown[:MOST_UNKNOWN]
         ]
-        more = PydanticCustomError(_UNKNOWN, f"and {len(unknown) - len(named)} more unknown keys")
+        rest = f"and {len(unknown) - len(named)} more unknown keys; known keys: {', '.join(known)}"
+        more = PydanticCustomError(_UNKNOWN, rest)
         raise ValidationError.from_exception_data(
             cls.__name__, [*named, InitErrorDetails(type=more, loc=(), input=None)]
         )
@@ -77,8 +78,10 @@ def _explain(error: Any, known: Sequence[str]) -> PydanticCustomError:
     return _unknown_key(str(error["loc"][-1]), known)
 
 
-def _unknown_key(key: str, known: Sequence[str]) -> PydanticCustomError:
+def _unknown_key(key: str, known: Sequence[str], *, lists_known: bool = True) -> PydanticCustomError:
+    """Return the error for an unknown key: it names the nearest known key or, if none is close, may list all."""
     guess = nearest(key, known)
-    hint = f"did you mean {guess!r}?" if guess else f"known keys: {', '.join(known)}"
+    every = f"; known keys: {', '.join(known)}" if lists_known else ""
+    hint = f"; did you mean {guess!r}?" if guess else every
     shown = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}..."
-    return PydanticCustomError(_UNKNOWN, f"unknown key {shown!r}; {hint}")
+    return PydanticCustomError(_UNKNOWN, f"unknown key {shown!r}{hint}")
