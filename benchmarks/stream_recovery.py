@@ -21,9 +21,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -106,6 +106,51 @@ def restarted(folder: Path, topology: Topology, wanted: list[list[int]]) -> floa
     return streams.seconds
 
 
+class ApiCluster:
+    """A server with machines that joined it, and clients of its API.
+
+    Args:
+        place: folder for the model and the server's data.
+        stack: ends everything.
+        port: port of the server; 0 for a free one.
+    """
+
+    def __init__(self, place: Path, stack: ExitStack, port: int = 0) -> None:
+        self._place = place
+        self._stack = stack
+        self._port = port
+        self.folder = make_llama(
+            place / "files" / "model", window=API_WINDOW, hidden_size=64, num_hidden_layers=4
+        )
+        self.start_server()
+        self.machines = [stack.enter_context(run_contributor(self.server)) for _ in range(MACHINES)]
+        self.client = stack.enter_context(self.server.client())
+        self.openai = stack.enter_context(
+            OpenAI(base_url=f"{self.server.url}/v1", api_key=self.server.api_key, max_retries=0, timeout=120)
+        )
+
+    def start_server(self) -> None:
+        """Start the server, on the data of an earlier one if there was one."""
+        start = run_server(self._place / "data", port=self._port, data_root=self.folder.parent)
+        self.server: RunningServer = self._stack.enter_context(start)
+
+    def deploy(self, **more: Any) -> None:
+        """Deploy the model over several stages."""
+        model = {"name": "llama", "model": {"path": str(self.folder)}, "parallelism": {"stages": STAGES}}
+        self.client.deploy({**model, **more})
+
+    def is_whole(self) -> bool:
+        """Return whether all stages serve."""
+        return served(self.client, "llama", STAGES) is not None
+
+
+@contextmanager
+def api_cluster(port: int = 0) -> Iterator[ApiCluster]:
+    """Give a server with machines, and end them afterwards."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        yield ApiCluster(Path(name), stack, port)
+
+
 class ApiRound(NamedTuple):
     """Results of one failure that clients of the API met."""
 
@@ -180,30 +225,18 @@ def suspend_member(machines: list[Any]) -> None:
 
 def measure_api(rounds: int) -> None:
     """Measure the pauses that clients of the API meet, and print them."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = make_llama(
-            Path(name) / "files" / "model", window=API_WINDOW, hidden_size=64, num_hidden_layers=4
-        )
-        server = stack.enter_context(run_server(Path(name) / "data", data_root=folder.parent))
-        machines = [stack.enter_context(run_contributor(server)) for _ in range(MACHINES)]
-        client = stack.enter_context(server.client())
-        openai = stack.enter_context(
-            OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=120)
-        )
-        client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": STAGES}})
-
-        def whole() -> bool:
-            return served(client, "llama", STAGES) is not None
-
-        wait_for(whole, "both stages")
+    with api_cluster() as cluster:
+        openai = cluster.openai
+        cluster.deploy()
+        wait_for(cluster.is_whole, "both stages")
         _, expected = struck(openai, stream, None, [])
         for figure, strike in (
-            ("gap_server_death_ms", lambda: kill_server(server)),
-            ("gap_sigstop_ms", lambda: suspend_member(machines)),
+            ("gap_server_death_ms", lambda: kill_server(cluster.server)),
+            ("gap_sigstop_ms", lambda: suspend_member(cluster.machines)),
         ):
             results = []
             for _ in range(rounds):
-                wait_for(whole, "both stages again")
+                wait_for(cluster.is_whole, "both stages again")
                 results.append(struck(openai, stream, strike, expected)[0])
             print_api_figure(figure, results)
 
@@ -240,85 +273,63 @@ def resumable_stream(client: Client, number: int, texts: dict[int, list[tuple[fl
 
 def measure_control_plane(rounds: int) -> None:
     """Measure the pauses of resumable streams when the control plane is killed and started again, and print them."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = make_llama(
-            Path(name) / "files" / "model", window=API_WINDOW, hidden_size=64, num_hidden_layers=4
-        )
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = int(free.getsockname()[1])
-
-        def start() -> RunningServer:
-            return stack.enter_context(run_server(Path(name) / "data", port=port, data_root=folder.parent))
-
-        server = start()
-        for _ in range(MACHINES):
-            stack.enter_context(run_contributor(server))
-        client = stack.enter_context(server.client())
-        client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": STAGES}})
-
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    with api_cluster(port) as cluster:
+        client = cluster.client
+        cluster.deploy()
         restarts_ms: list[float] = []
 
         def kill() -> None:
-            nonlocal server
             begun_s = time.perf_counter()
-            server.command.process.kill()
-            server.command.process.wait()
-            server = start()
+            cluster.server.command.process.kill()
+            cluster.server.command.process.wait()
+            cluster.start_server()
             wait_for(lambda: client.health().status == "ok", "an answer of the server")
             restarts_ms.append(1000 * (time.perf_counter() - begun_s))
 
-        def whole() -> bool:
-            return served(client, "llama", STAGES) is not None
-
-        wait_for(whole, "both stages")
+        wait_for(cluster.is_whole, "both stages")
         _, expected = struck(client, resumable_stream, None, [])
         results = []
         for _ in range(rounds):
-            wait_for(whole, "both stages again")
+            wait_for(cluster.is_whole, "both stages again")
             results.append(struck(client, resumable_stream, kill, expected)[0])
         print_api_figure("gap_control_plane_ms", results, restart_ms=round(statistics.median(restarts_ms)))
 
 
+def cold_starts(cluster: ApiCluster, num_standby: int, rounds: int) -> tuple[list[float], set[str]]:
+    """Ask a deployment at zero several times; return the times to the answers in milliseconds, and the answers.
+
+    Args:
+        cluster: the server, with a deployment.
+        num_standby: number of replicas that stand by while the deployment is at zero.
+        rounds: number of requests.
+    """
+
+    def is_at_zero() -> bool:
+        counts = cluster.client.deployment("llama").replicas
+        return counts is not None and (counts.wanted, counts.leaving, counts.standby) == (0, 0, num_standby)
+
+    waits_ms, texts = [], set()
+    for _ in range(rounds):
+        wait_for(is_at_zero, "a deployment at zero")
+        begun_s = time.perf_counter()
+        answer = cluster.openai.completions.create(
+            model="llama", prompt="the quick brown fox", max_tokens=1, temperature=0
+        )
+        waits_ms.append(1000 * (time.perf_counter() - begun_s))
+        texts.add(answer.choices[0].text)
+    return waits_ms, texts
+
+
 def measure_cold_starts(rounds: int) -> None:
     """Measure the time to the first token of requests to a deployment at zero, and print it."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = make_llama(
-            Path(name) / "files" / "model", window=API_WINDOW, hidden_size=64, num_hidden_layers=4
-        )
-        server = stack.enter_context(run_server(Path(name) / "data", data_root=folder.parent))
-        for _ in range(MACHINES):
-            stack.enter_context(run_contributor(server))
-        client = stack.enter_context(server.client())
-        openai = stack.enter_context(
-            OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=120)
-        )
+    with api_cluster() as cluster:
         replicas = {"min": 0, "max": 1, "downscale_to_zero_delay_s": 1}
-        client.deploy(
-            {
-                "name": "llama",
-                "model": {"path": str(folder)},
-                "parallelism": {"stages": STAGES},
-                "replicas": replicas,
-            }
-        )
-
-        reserve = True
-
-        def is_at_zero() -> bool:
-            counts = client.deployment("llama").replicas
-            return counts is not None and (counts.wanted, counts.leaving, counts.standby) == (0, 0, reserve)
-
+        cluster.deploy(replicas=replicas)
         for figure, reserve in (("cold_start_reserved_ms", True), ("cold_start_ms", False)):
-            client.scale("llama", {**replicas, "reserve": reserve})
-            waits_ms, texts = [], set()
-            for _ in range(rounds):
-                wait_for(is_at_zero, "a deployment at zero")
-                begun_s = time.perf_counter()
-                answer = openai.completions.create(
-                    model="llama", prompt="the quick brown fox", max_tokens=1, temperature=0
-                )
-                waits_ms.append(1000 * (time.perf_counter() - begun_s))
-                texts.add(answer.choices[0].text)
+            cluster.client.scale("llama", {**replicas, "reserve": reserve})
+            waits_ms, texts = cold_starts(cluster, int(reserve), rounds)
             median_ms = statistics.median(waits_ms)
             print_figure(
                 figure,

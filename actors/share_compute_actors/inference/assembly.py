@@ -166,8 +166,7 @@ class Assembly:
         self._is_standby = True
         self.placement = self._target = None
         self._group.invite(None)
-        self.epoch = max(self.epoch, self._last_epoch) + 1
-        self._group.halt(self.epoch)
+        self._begin_epoch()
         try:
             self._group.unload()
         except MembersLost as loss:
@@ -278,11 +277,15 @@ class Assembly:
             state = DeploymentState.degraded if self._was_ready else DeploymentState.pending
             self._status.set_state(state, f"waiting for machines: {self._lacking}")
 
+    def _begin_epoch(self) -> None:
+        """Begin the next epoch, in which members drop their work for earlier epochs."""
+        self.epoch = max(self.epoch, self._last_epoch) + 1
+        self._group.halt(self.epoch)
+
     def _form(self, placement: Placement) -> None:
         """Try to form the stages of a placement; if that succeeds, serve with them from now on."""
         self.placement = None
-        self.epoch = max(self.epoch, self._last_epoch) + 1
-        self._group.halt(self.epoch)
+        self._begin_epoch()
         workers = placement.workers
         try:
             self._group.load(placement)

@@ -1,4 +1,4 @@
-"""Models that write tool calls, for tests of tools."""
+"""Clients of a live server, and models that it serves; some of them write tool calls."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from openai import OpenAI
 from tests.api.conftest import Plane
-from tests.api.speaking import Speaker, make_tool_tokenizer
+from tests.api.speaking import Speaker, make_tokenizer, make_tool_tokenizer
 
 from share_compute.specification.serve import ToolFormat
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
@@ -40,6 +42,45 @@ FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama", "mistral")
 WINDOW = 4096
 _numbers = count()
 SaysCalls = Callable[..., Speaker]
+Serves = Callable[[Speaker], Speaker]
+
+
+@pytest.fixture
+def openai_client(served: Plane) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def raw(served: Plane) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {served.api_key}"}
+    with httpx.Client(base_url=f"{served.url}/v1", headers=headers, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> ServedTokenizer:
+    return ServedTokenizer(folder)
+
+
+@pytest.fixture
+def serves(served: Plane) -> Iterator[Serves]:
+    """Give a function that serves a model until the end of the test."""
+    engines, names = served.app.state.context.engines, []
+
+    def serve(speaker: Speaker) -> Speaker:
+        names.append(speaker.facts.name)
+        engines.add(speaker)
+        return speaker
+
+    yield serve
+    for name in names:
+        engines.remove(name)
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +89,13 @@ def tool_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def says_calls(served: Plane, tool_folders: dict[str, Path]) -> Iterator[SaysCalls]:
+def says_calls(serves: Serves, tool_folders: dict[str, Path]) -> SaysCalls:
     """Give a function that serves a model of its own, which says a text in a format."""
-    engines, names = served.app.state.context.engines, []
 
     def serve(text: str, tool_format: ToolFormat = "hermes", where: Path | None = None) -> Speaker:
         folder = where or tool_folders[tool_format]
         tokenizer = ServedTokenizer(folder)
         ids = (*tokenizer.encode(text, WINDOW), *tokenizer.vocabulary.end_ids)
-        speaker = Speaker(f"tools-{next(_numbers)}", folder, lambda _: ids, WINDOW)
-        names.append(speaker.facts.name)
-        engines.add(speaker)
-        return speaker
+        return serves(Speaker(f"tools-{next(_numbers)}", folder, lambda _: ids, WINDOW))
 
-    yield serve
-    for name in names:
-        engines.remove(name)
+    return serve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 from tests.api.conftest import Plane, wait_until
+from tests.api.openai.conftest import Serves
 from tests.api.speaking import WINDOW, Encoder, Speaker, make_tokenizer
 from tokenizers import Tokenizer
 
@@ -32,36 +33,12 @@ ANSWER = "the quick brown fox is in 東京 😀"
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> ServedTokenizer:
-    return ServedTokenizer(folder)
-
-
-@pytest.fixture
-def client(served: Plane) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(served: Plane) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {served.api_key}"}
-    with httpx.Client(base_url=f"{served.url}/v1", headers=headers, timeout=20) as client:
-        yield client
-
-
 Says = Callable[..., Speaker]
 
 
 @pytest.fixture
-def says(served: Plane, folder: Path, tokenizer: ServedTokenizer) -> Iterator[Says]:
+def says(serves: Serves, folder: Path, tokenizer: ServedTokenizer) -> Says:
     """Give a function that serves a model of its own, which says a text."""
-    engines, names = served.app.state.context.engines, []
 
     def serve(text: str | Callable[[Generation], Sequence[int]] = ANSWER, where: Path = folder) -> Speaker:
         own = (
@@ -69,14 +46,9 @@ def says(served: Plane, folder: Path, tokenizer: ServedTokenizer) -> Iterator[Sa
             if isinstance(text, str)
             else text
         )
-        speaker = Speaker(f"model-{next(_numbers)}", where, own)
-        names.append(speaker.facts.name)
-        engines.add(speaker)
-        return speaker
+        return serves(Speaker(f"model-{next(_numbers)}", where, own))
 
-    yield serve
-    for name in names:
-        engines.remove(name)
+    return serve
 
 
 def error(caught: pytest.ExceptionInfo[Any]) -> dict[str, Any]:
@@ -90,11 +62,11 @@ def error(caught: pytest.ExceptionInfo[Any]) -> dict[str, Any]:
 # Models
 
 
-def test_models_are_listed_and_shown(client: OpenAI, says: Says) -> None:
+def test_models_are_listed_and_shown(openai_client: OpenAI, says: Says) -> None:
     speaker = says()
     name = speaker.facts.name
-    assert name in [model.id for model in client.models.list()]
-    found = client.models.retrieve(name)
+    assert name in [model.id for model in openai_client.models.list()]
+    found = openai_client.models.retrieve(name)
     assert (found.object, found.created, found.owned_by) == ("model", 1_700_000_000, "share-compute")
     assert found.model_extra is not None
     assert found.model_extra["max_model_len"] == WINDOW
@@ -108,9 +80,11 @@ def test_templates_receive_the_name_of_the_speaker() -> None:
     assert message == {"role": "user", "content": "Hello", "name": "ada"}
 
 
-def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer: ServedTokenizer) -> None:
+def test_a_chat_is_answered(
+    openai_client: OpenAI, says: Says, folder: Path, tokenizer: ServedTokenizer
+) -> None:
     speaker = says()
-    answer = client.chat.completions.create(
+    answer = openai_client.chat.completions.create(
         model=speaker.facts.name,
         messages=[
             {"role": "developer", "content": "Be brief."},
@@ -151,11 +125,11 @@ def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer:
     assert usage.prompt_tokens_details.cached_tokens == 3
     # An answer can be sent back unchanged as part of the next request.
     again = [*HELLO, choice.message, {"role": "user", "content": "And?"}]
-    assert client.chat.completions.create(model=speaker.facts.name, messages=again).choices  # type: ignore[arg-type]
+    assert openai_client.chat.completions.create(model=speaker.facts.name, messages=again).choices  # type: ignore[arg-type]
 
 
-def test_a_chat_is_streamed(client: OpenAI, says: Says) -> None:
-    stream = client.chat.completions.create(
+def test_a_chat_is_streamed(openai_client: OpenAI, says: Says) -> None:
+    stream = openai_client.chat.completions.create(
         model=says().facts.name, messages=HELLO, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
@@ -173,8 +147,10 @@ def test_a_chat_is_streamed(client: OpenAI, says: Says) -> None:
     assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
 
 
-def test_the_packages_own_helper_reads_a_stream(client: OpenAI, says: Says) -> None:
-    with client.chat.completions.stream(model=says().facts.name, messages=HELLO, logprobs=True) as stream:
+def test_the_packages_own_helper_reads_a_stream(openai_client: OpenAI, says: Says) -> None:
+    with openai_client.chat.completions.stream(
+        model=says().facts.name, messages=HELLO, logprobs=True
+    ) as stream:
         kinds = {event.type for event in stream}
         answer = stream.get_final_completion()
     assert {"content.delta", "content.done", "logprobs.content.delta"} <= kinds
@@ -182,7 +158,7 @@ def test_the_packages_own_helper_reads_a_stream(client: OpenAI, says: Says) -> N
 
 
 def test_several_answers_have_seeds_of_their_own(
-    client: OpenAI, says: Says, tokenizer: ServedTokenizer
+    openai_client: OpenAI, says: Says, tokenizer: ServedTokenizer
 ) -> None:
     def by_seed(generation: Generation) -> list[int]:
         return list(tokenizer.encode(str(generation.options.seed % 1000), 99))
@@ -191,7 +167,7 @@ def test_several_answers_have_seeds_of_their_own(
 
     def ask(**options: Any) -> list[str | None]:
         given = {"model": speaker.facts.name, "messages": HELLO, "n": 3, **options}
-        return [choice.message.content for choice in client.chat.completions.create(**given).choices]
+        return [choice.message.content for choice in openai_client.chat.completions.create(**given).choices]
 
     first, again, other = ask(seed=7), ask(seed=7), ask(seed=8)
     assert first == again
@@ -202,7 +178,7 @@ def test_several_answers_have_seeds_of_their_own(
     assert len({ask(n=1)[0], ask(n=1)[0], ask(n=1)[0]}) > 1
     assert len({generation.sequence for generation in speaker.received}) == len(speaker.received)
     streamed: dict[int, str] = {}
-    for chunk in client.chat.completions.create(
+    for chunk in openai_client.chat.completions.create(
         model=speaker.facts.name, messages=HELLO, n=3, seed=7, stream=True
     ):
         for choice in chunk.choices:
@@ -210,9 +186,9 @@ def test_several_answers_have_seeds_of_their_own(
     assert [streamed[index] for index in range(3)] == first
 
 
-def test_all_options_reach_the_engine(client: OpenAI, says: Says) -> None:
+def test_all_options_reach_the_engine(openai_client: OpenAI, says: Says) -> None:
     speaker = says()
-    client.chat.completions.create(
+    openai_client.chat.completions.create(
         model=speaker.facts.name,
         messages=HELLO,
         temperature=0.5,
@@ -250,9 +226,9 @@ def test_all_options_reach_the_engine(client: OpenAI, says: Says) -> None:
 
 
 def test_an_answer_that_is_too_long_ends_by_length(
-    client: OpenAI, says: Says, tokenizer: ServedTokenizer
+    openai_client: OpenAI, says: Says, tokenizer: ServedTokenizer
 ) -> None:
-    answer = client.chat.completions.create(model=says().facts.name, messages=HELLO, max_tokens=3)
+    answer = openai_client.chat.completions.create(model=says().facts.name, messages=HELLO, max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content == tokenizer.vocabulary.decode(tokenizer.encode(ANSWER, 99)[:3])
     assert answer.usage is not None
@@ -271,30 +247,38 @@ def test_an_answer_that_is_too_long_ends_by_length(
     ],
 )
 def test_stop_strings_end_a_text_wherever_tokens_do(
-    client: OpenAI, says: Says, stop: str | list[str], shown: str
+    openai_client: OpenAI, says: Says, stop: str | list[str], shown: str
 ) -> None:
     speaker = says()
-    whole = client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stop=stop)
+    whole = openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stop=stop)
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (shown, "stop")
     chunks = list(
-        client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stop=stop, stream=True)
+        openai_client.chat.completions.create(
+            model=speaker.facts.name, messages=HELLO, stop=stop, stream=True
+        )
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == shown
     if shown != ANSWER:
         wait_until(lambda: {one.sequence for one in speaker.received} <= speaker.closed)
 
 
-def test_a_special_token_can_be_a_stop_string(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
+def test_a_special_token_can_be_a_stop_string(
+    openai_client: OpenAI, says: Says, tokenizer: ServedTokenizer
+) -> None:
     user = tokenizer.vocabulary.special_id("<|user|>")
     assert user is not None
     ids = [*tokenizer.encode("well ", 9), user, *tokenizer.encode("and more", 99)]
     speaker = says(lambda _: ids)
-    answer = client.completions.create(model=speaker.facts.name, prompt="x", stop="<|user|>", max_tokens=99)
+    answer = openai_client.completions.create(
+        model=speaker.facts.name, prompt="x", stop="<|user|>", max_tokens=99
+    )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("well ", "stop")
     assert speaker.received[0].options.stop_token_ids == (*tokenizer.vocabulary.end_ids, user)
 
 
-def test_special_tokens_are_text_if_wanted(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
+def test_special_tokens_are_text_if_wanted(
+    openai_client: OpenAI, says: Says, tokenizer: ServedTokenizer
+) -> None:
     vocabulary = tokenizer.vocabulary
     user, (end,) = vocabulary.special_id("<|user|>"), vocabulary.end_ids
     assert user is not None
@@ -303,8 +287,8 @@ def test_special_tokens_are_text_if_wanted(client: OpenAI, says: Says, tokenizer
 
     def ask(**extra: Any) -> str:
         given: dict[str, Any] = {"model": name, "prompt": "x", "max_tokens": 99, "extra_body": extra}
-        whole = client.completions.create(**given).choices[0].text
-        streamed = client.completions.create(**given, stream=True)
+        whole = openai_client.completions.create(**given).choices[0].text
+        streamed = openai_client.completions.create(**given, stream=True)
         assert "".join(chunk.choices[0].text for chunk in streamed) == whole
         return str(whole)
 
@@ -317,7 +301,7 @@ def test_special_tokens_are_text_if_wanted(client: OpenAI, says: Says, tokenizer
 
 
 def test_nothing_ends_an_answer_before_min_tokens(
-    client: OpenAI, says: Says, tokenizer: ServedTokenizer
+    openai_client: OpenAI, says: Says, tokenizer: ServedTokenizer
 ) -> None:
     speaker = says("fox and fox and fox")
     first = next(
@@ -327,7 +311,7 @@ def test_nothing_ends_an_answer_before_min_tokens(
     )
 
     def ask(**extra: Any) -> str | None:
-        answer = client.chat.completions.create(
+        answer = openai_client.chat.completions.create(
             model=speaker.facts.name, messages=HELLO, stop="fox", extra_body=extra
         )
         return answer.choices[0].message.content
@@ -339,9 +323,9 @@ def test_nothing_ends_an_answer_before_min_tokens(
     assert ask(min_tokens=first, response_format={"type": "json_object"}) == ""
 
 
-def test_a_chats_tokens_come_with_their_probabilities(client: OpenAI, says: Says) -> None:
+def test_a_chats_tokens_come_with_their_probabilities(openai_client: OpenAI, says: Says) -> None:
     name = says().facts.name
-    answer = client.chat.completions.create(model=name, messages=HELLO, logprobs=True, top_logprobs=2)
+    answer = openai_client.chat.completions.create(model=name, messages=HELLO, logprobs=True, top_logprobs=2)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -351,12 +335,14 @@ def test_a_chats_tokens_come_with_their_probabilities(client: OpenAI, says: Says
     assert all([top.logprob for top in token.top_logprobs] == [-1.0, -2.0] for token in logprobs.content)
     assert logprobs.content[0].token == logprobs.content[0].top_logprobs[0].token
     streamed = []
-    for chunk in client.chat.completions.create(
+    for chunk in openai_client.chat.completions.create(
         model=name, messages=HELLO, logprobs=True, top_logprobs=2, stream=True
     ):
         streamed += (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or []
     assert streamed == logprobs.content
-    alone = client.chat.completions.create(model=name, messages=HELLO, logprobs=True).choices[0].logprobs
+    alone = (
+        openai_client.chat.completions.create(model=name, messages=HELLO, logprobs=True).choices[0].logprobs
+    )
     assert alone is not None
     assert alone.content is not None
     assert all(token.top_logprobs == [] for token in alone.content)
@@ -367,52 +353,54 @@ class Animal(BaseModel):
     legs: int
 
 
-def test_an_answer_follows_a_schema(client: OpenAI, says: Says) -> None:
+def test_an_answer_follows_a_schema(openai_client: OpenAI, says: Says) -> None:
     speaker = says('{"name": "fox", "legs": 4}')
     name = speaker.facts.name
-    parsed = client.chat.completions.parse(model=name, messages=HELLO, response_format=Animal)
+    parsed = openai_client.chat.completions.parse(model=name, messages=HELLO, response_format=Animal)
     assert parsed.choices[0].message.parsed == Animal(name="fox", legs=4)
     schema = speaker.received[0].options.json_schema
     assert schema is not None
     assert json.loads(schema)["required"] == ["name", "legs"]
-    client.chat.completions.create(model=name, messages=HELLO, response_format={"type": "json_object"})
+    openai_client.chat.completions.create(model=name, messages=HELLO, response_format={"type": "json_object"})
     assert speaker.received[1].options.json_schema == ""
-    client.chat.completions.create(model=name, messages=HELLO, response_format={"type": "text"})
+    openai_client.chat.completions.create(model=name, messages=HELLO, response_format={"type": "text"})
     assert speaker.received[2].options.json_schema is None
     broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "zebra"}}}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=name, messages=HELLO, response_format=broken)  # type: ignore[arg-type]
+        openai_client.chat.completions.create(model=name, messages=HELLO, response_format=broken)  # type: ignore[arg-type]
     assert "JSON schema" in error(caught)["message"]
 
 
 # Completions
 
 
-def test_texts_are_completed(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
+def test_texts_are_completed(openai_client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
     speaker = says(lambda generation: generation.prompt[:2])
     name = speaker.facts.name
     ids = list(tokenizer.encode("the fox", 9))
     begin = tokenizer.vocabulary.decode(ids[:2])
     for prompt in ("the fox", ids, ["the fox"], [ids]):
-        answer = client.completions.create(model=name, prompt=prompt)
+        answer = openai_client.completions.create(model=name, prompt=prompt)
         assert answer.object == "text_completion"
         assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [(begin, "stop")]
     assert speaker.received[0].options.max_tokens == 16
-    several = client.completions.create(model=name, prompt=["the fox", "lazy dog"], n=2, max_tokens=1)
+    several = openai_client.completions.create(model=name, prompt=["the fox", "lazy dog"], n=2, max_tokens=1)
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
     assert several.choices[0].text == several.choices[1].text == tokenizer.vocabulary.decode(ids[:1])
     assert several.choices[2].text == several.choices[3].text
     assert several.usage is not None
     prompts = sum(len(tokenizer.encode(text, 9)) for text in ("the fox", "lazy dog"))
     assert (several.usage.prompt_tokens, several.usage.completion_tokens) == (prompts, 4)
-    nothing = client.completions.create(model=name, prompt="the fox", max_tokens=0, echo=False, best_of=1)
+    nothing = openai_client.completions.create(
+        model=name, prompt="the fox", max_tokens=0, echo=False, best_of=1
+    )
     assert (nothing.choices[0].text, nothing.choices[0].finish_reason) == ("", "length")
 
 
-def test_a_completion_is_streamed_with_its_tokens(client: OpenAI, says: Says) -> None:
+def test_a_completion_is_streamed_with_its_tokens(openai_client: OpenAI, says: Says) -> None:
     name = says().facts.name
     options: dict[str, Any] = {"model": name, "prompt": "x", "max_tokens": 99, "logprobs": 2}
-    whole = client.completions.create(**options).choices[0].logprobs
+    whole = openai_client.completions.create(**options).choices[0].logprobs
     assert whole is not None
     assert whole.tokens is not None
     assert whole.top_logprobs is not None
@@ -421,7 +409,9 @@ def test_a_completion_is_streamed_with_its_tokens(client: OpenAI, says: Says) ->
     first = whole.tokens[0]
     assert whole.top_logprobs[0][first] == -1.0
     assert whole.text_offset[:2] == [0, len(first)]
-    chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        openai_client.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    )
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == ANSWER
     assert chunks[-1].usage is not None
     tokens: list[str] = []
@@ -429,7 +419,7 @@ def test_a_completion_is_streamed_with_its_tokens(client: OpenAI, says: Says) ->
         logprobs = chunk.choices[0].logprobs
         tokens += (logprobs and logprobs.tokens) or []
     assert tokens == whole.tokens
-    plain = client.completions.create(**{**options, "logprobs": 0}).choices[0].logprobs
+    plain = openai_client.completions.create(**{**options, "logprobs": 0}).choices[0].logprobs
     assert plain is not None
     assert plain.top_logprobs is None
 
@@ -438,29 +428,29 @@ def test_a_completion_is_streamed_with_its_tokens(client: OpenAI, says: Says) ->
 
 
 def test_texts_become_vectors(
-    client: OpenAI, served: Plane, folder: Path, tokenizer: ServedTokenizer
+    openai_client: OpenAI, served: Plane, folder: Path, tokenizer: ServedTokenizer
 ) -> None:
     served.app.state.context.engines.add(Encoder("encoder", folder))
     texts = ["the fox", "lazy"]
     expected = [tokenizer.encode(text, 9) for text in texts]
-    found = client.embeddings.create(model="encoder", input=texts)  # the package asks for base64
+    found = openai_client.embeddings.create(model="encoder", input=texts)  # the package asks for base64
     assert [one.index for one in found.data] == [0, 1]
     assert [list(one.embedding) for one in found.data] == [[len(ids), sum(ids), -0.5] for ids in expected]
     assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, expected))
     ids = [list(one) for one in expected]
-    plain = client.embeddings.create(model="encoder", input=ids, encoding_format="float", dimensions=3)
+    plain = openai_client.embeddings.create(model="encoder", input=ids, encoding_format="float", dimensions=3)
     assert [one.embedding for one in plain.data] == [list(one.embedding) for one in found.data]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.embeddings.create(model="encoder", input="x", dimensions=2)
+        openai_client.embeddings.create(model="encoder", input="x", dimensions=2)
     assert error(caught)["param"] == "dimensions"
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="encoder", messages=HELLO)
+        openai_client.chat.completions.create(model="encoder", messages=HELLO)
     assert "/v1/embeddings" in error(caught)["message"]
 
 
-def test_a_model_that_writes_gives_no_vectors(client: OpenAI, says: Says) -> None:
+def test_a_model_that_writes_gives_no_vectors(openai_client: OpenAI, says: Says) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.embeddings.create(model=says().facts.name, input="x")
+        openai_client.embeddings.create(model=says().facts.name, input="x")
     assert "writes text" in error(caught)["message"]
 
 
@@ -482,18 +472,18 @@ def test_the_key_must_be_right(served: Plane, says: Says) -> None:
 
 
 def test_a_model_that_is_not_there_is_distinguished_from_one_that_is_not_ready(
-    client: OpenAI, served: Plane
+    openai_client: OpenAI, served: Plane
 ) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(model="zebra", messages=HELLO)
+        openai_client.chat.completions.create(model="zebra", messages=HELLO)
     assert (error(caught)["code"], error(caught)["param"]) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("zebra")
+        openai_client.models.retrieve("zebra")
     spec = parse_deployment({"name": "later", "model": {"path": "/srv/model"}})
     served.store.deployments.create(spec, reason="it waits for machines")
     for ask in (
-        lambda: client.models.retrieve("later"),
-        lambda: client.chat.completions.create(model="later", messages=HELLO),
+        lambda: openai_client.models.retrieve("later"),
+        lambda: openai_client.chat.completions.create(model="later", messages=HELLO),
     ):
         with pytest.raises(openai.InternalServerError) as late:
             ask()
@@ -704,84 +694,88 @@ def test_there_is_nothing_else(raw: httpx.Client) -> None:
         assert answer.json()["error"]["message"]
 
 
-def test_a_tokenizer_without_a_template_cannot_chat(client: OpenAI, says: Says, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_template_cannot_chat(
+    openai_client: OpenAI, says: Says, tmp_path: Path
+) -> None:
     name = says(where=make_tokenizer(tmp_path, with_template=False)).facts.name
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=name, messages=HELLO)
+        openai_client.chat.completions.create(model=name, messages=HELLO)
     assert "no chat template" in error(caught)["message"]
     assert error(caught)["code"] == "no_chat_template"
     assert "/v1/completions" in error(caught)["message"]
-    assert client.completions.create(model=name, prompt="x", max_tokens=99).choices[0].text == ANSWER
+    assert openai_client.completions.create(model=name, prompt="x", max_tokens=99).choices[0].text == ANSWER
 
 
-def test_a_template_may_refuse_messages(client: OpenAI, says: Says) -> None:
+def test_a_template_may_refuse_messages(openai_client: OpenAI, says: Says) -> None:
     late = [*HELLO, {"role": "system", "content": "Be brief."}]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=says().facts.name, messages=late)  # type: ignore[arg-type]
+        openai_client.chat.completions.create(model=says().facts.name, messages=late)  # type: ignore[arg-type]
     assert "system comes first" in error(caught)["message"]
 
 
-def test_a_full_queue_says_when_to_come_again(client: OpenAI, says: Says) -> None:
+def test_a_full_queue_says_when_to_come_again(openai_client: OpenAI, says: Says) -> None:
     speaker = says()
     speaker.refusal = Busy("500 sequences wait", hint="ask again later", details={"retry_after_s": 7})
     for stream in (False, True):
         with pytest.raises(openai.RateLimitError) as caught:
-            client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=stream)
+            openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=stream)
         assert caught.value.response.headers["retry-after"] == "7"
         assert (error(caught)["type"], error(caught)["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     speaker.refusal = TooLong("it is too long for its machines", hint="shorten it")
     with pytest.raises(openai.BadRequestError) as late:
-        client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=True)
+        openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=True)
     assert error(late)["code"] == "context_length_exceeded"
 
 
 def test_what_was_written_before_a_failure_is_kept(
-    client: OpenAI, says: Says, tokenizer: ServedTokenizer
+    openai_client: OpenAI, says: Says, tokenizer: ServedTokenizer
 ) -> None:
     speaker = says()
     speaker.failure = (4, Unavailable("no machine is left", hint="let machines join"))
     partial = tokenizer.vocabulary.decode(tokenizer.encode(ANSWER, 99)[:4])
     with pytest.raises(openai.InternalServerError) as caught:
-        client.chat.completions.create(model=speaker.facts.name, messages=HELLO)
+        openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO)
     assert caught.value.status_code == 503
     assert "no machine is left" in error(caught)["message"]
     assert error(caught)["partial"] == [partial]
     read = []
-    stream = client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=True)
+    stream = openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=True)
     with pytest.raises(openai.APIError, match="no machine is left"):
         read += (chunk.choices[0].delta.content or "" for chunk in stream)
     assert "".join(read) == partial
 
 
-def test_a_mistake_of_an_engine_shows_no_details(client: OpenAI, says: Says) -> None:
+def test_a_mistake_of_an_engine_shows_no_details(openai_client: OpenAI, says: Says) -> None:
     speaker = says()
     speaker.failure = (2, RuntimeError("secret detail"))
     with pytest.raises(openai.InternalServerError) as caught:
-        client.chat.completions.create(model=speaker.facts.name, messages=HELLO)
+        openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO)
     assert "secret" not in str(caught.value)
     with pytest.raises(openai.APIError) as streamed:
-        list(client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=True))
+        list(openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=True))
     assert "secret" not in str(streamed.value)
 
 
 # Clients that go
 
 
-def test_a_stream_that_is_closed_cancels_its_sequences(client: OpenAI, says: Says) -> None:
+def test_a_stream_that_is_closed_cancels_its_sequences(openai_client: OpenAI, says: Says) -> None:
     speaker = says()
     speaker.pause_after = 3
-    stream = client.chat.completions.create(model=speaker.facts.name, messages=HELLO, n=2, stream=True)
+    stream = openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, n=2, stream=True)
     next(iter(stream))
     stream.close()
     wait_until(lambda: speaker.closed == {one.sequence for one in speaker.received})
     assert len(speaker.closed) == 2
 
 
-def test_a_client_that_gives_up_waiting_cancels_its_sequence(client: OpenAI, says: Says) -> None:
+def test_a_client_that_gives_up_waiting_cancels_its_sequence(openai_client: OpenAI, says: Says) -> None:
     speaker = says()
     speaker.pause_after = 3
     with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.5).chat.completions.create(model=speaker.facts.name, messages=HELLO)
+        openai_client.with_options(timeout=0.5).chat.completions.create(
+            model=speaker.facts.name, messages=HELLO
+        )
     wait_until(lambda: speaker.closed == {one.sequence for one in speaker.received} != set())
 
 

@@ -52,6 +52,14 @@ def members(of: int) -> list[psutil.Process]:
     return descendants("ray::ServingMember", of)
 
 
+def answer_of(openai: OpenAI) -> str:
+    """Return the whole answer of the model "llama" to the prompt."""
+    answer = openai.completions.create(
+        model="llama", prompt=PROMPT, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}
+    )
+    return answer.choices[0].text
+
+
 def test_text_goes_on_when_a_machine_dies(
     server: Any, contributors: Callable[[], Any], folder: Path, encoder: Path, expected: str, wait_for: Any
 ) -> None:
@@ -133,10 +141,7 @@ def test_no_machine_is_held_without_requests(
         assert client.deployment("llama").state is DeploymentState.ready
         assert [model.id for model in openai.models.list()] == ["llama"]
         # The next request is answered all the same.
-        answer = openai.completions.create(
-            model="llama", prompt=PROMPT, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}
-        )
-        assert answer.choices[0].text == expected
+        assert answer_of(openai) == expected
         wait_for(lambda: is_at_zero() and is_free(), "a free machine again")
         client.undeploy("llama")
 
@@ -156,22 +161,12 @@ def test_a_reserved_machine_keeps_its_process_without_weights(
             counts = client.deployment("llama").replicas
             return counts is not None and (counts.standby, counts.wanted, counts.leaving) == (1, 0, 0)
 
-        def answers() -> str:
-            answer = openai.completions.create(
-                model="llama",
-                prompt=PROMPT,
-                max_tokens=TOKENS,
-                temperature=0,
-                extra_body={"ignore_eos": True},
-            )
-            return answer.choices[0].text
-
         for _ in range(2):
             wait_for(stands_by, "a replica on standby")
             ready = client.contributors(state=[ContributorState.ready])
             assert [one.deployment_id for one in ready] == [deployed.id]
             (member,) = members(machine.command.process.pid)
-            assert answers() == expected
+            assert answer_of(openai) == expected
             assert members(machine.command.process.pid) == [member]
 
         # The member's process may end meanwhile, and so may the replica's server.
@@ -179,7 +174,7 @@ def test_a_reserved_machine_keeps_its_process_without_weights(
         member.kill()
         for process in descendants("ray::DeploymentServer", server.command.process.pid):
             process.kill()
-        assert answers() == expected
+        assert answer_of(openai) == expected
         client.undeploy("llama")
         wait_for(lambda: not members(machine.command.process.pid), "a machine without members")
 
@@ -201,25 +196,15 @@ def test_replicas_share_the_requests_and_one_leaves_without_a_word(
             counts = client.deployment("llama").replicas
             return counts is not None and (counts.ready, counts.leaving) == (number, 0)
 
-        def ask(_number: int) -> str:
-            answer = openai.completions.create(
-                model="llama",
-                prompt=PROMPT,
-                max_tokens=TOKENS,
-                temperature=0,
-                extra_body={"ignore_eos": True},
-            )
-            return answer.choices[0].text
-
         wait_for(lambda: are_ready(2), "two replicas")
-        assert set(executor.map(ask, range(24))) == {expected}
+        assert set(executor.map(answer_of, [openai] * 24)) == {expected}
 
         def emitted() -> list[int]:  # as it was seen last
             return [status.queue.emitted_tokens for status in client.deployment_status("llama").replicas]
 
         wait_for(lambda: sum(emitted()) == 24 * TOKENS, "all tokens")
         assert min(emitted()) > 24 * TOKENS / 4
-        asking = [executor.submit(ask, number) for number in range(24)]
+        asking = [executor.submit(answer_of, openai) for _ in range(24)]
         client.scale("llama", 1)
         assert {each.result() for each in asking} == {expected}
         wait_for(lambda: are_ready(1), "one replica")

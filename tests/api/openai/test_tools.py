@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,13 @@ import openai
 import pytest
 from openai import OpenAI
 from pydantic import BaseModel
-from tests.api.conftest import Plane, wait_until
+from tests.api.conftest import wait_until
 from tests.api.openai.conftest import ARGUMENTS, CALLS, EXPECTED, FORMATS, HELLO, TOOLS, SaysCalls
 from tests.api.speaking import Speaker, make_tokenizer, make_tool_tokenizer
 from tokenizers import Tokenizer
 
 from share_compute.specification.serve import ToolFormat
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
-
-
-@pytest.fixture
-def client(served: Plane) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(served: Plane) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {served.api_key}"}
-    with httpx.Client(base_url=f"{served.url}/v1", headers=headers, timeout=20) as client:
-        yield client
 
 
 def prompt_of(speaker: Speaker) -> str:
@@ -48,11 +34,11 @@ def calls_of(message: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_calls_are_answered_and_their_results_sent_back(
-    client: OpenAI, says_calls: SaysCalls, tool_format: ToolFormat
+    openai_client: OpenAI, says_calls: SaysCalls, tool_format: ToolFormat
 ) -> None:
     speaker = says_calls(CALLS[tool_format], tool_format)
     name = speaker.facts.name
-    answer = client.chat.completions.create(model=name, messages=HELLO, tools=TOOLS)
+    answer = openai_client.chat.completions.create(model=name, messages=HELLO, tools=TOOLS)
     (choice,) = answer.choices
     assert calls_of(choice.message) == EXPECTED
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -65,20 +51,22 @@ def test_calls_are_answered_and_their_results_sent_back(
         for index, call in enumerate(calls)
     ]
     history = [*HELLO, choice.message, *results]
-    again = client.chat.completions.create(model=name, messages=history, tools=TOOLS)
+    again = openai_client.chat.completions.create(model=name, messages=history, tools=TOOLS)
     assert again.choices[0].finish_reason == "tool_calls"
     prompt = prompt_of(speaker)
     assert '{"city": "Köln", "days": 2}' in prompt  # an object, not a string of JSON
     assert "<|tool|>result 0<|end|><|tool|>result 1<|end|><|assistant|>" in prompt
-    silent = client.chat.completions.create(model=name, messages=history, tools=TOOLS, tool_choice="none")
+    silent = openai_client.chat.completions.create(
+        model=name, messages=history, tools=TOOLS, tool_choice="none"
+    )
     assert silent.choices[0].message.tool_calls is None
     assert "Tell the weather." not in prompt_of(speaker)
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
-def test_calls_are_streamed(client: OpenAI, says_calls: SaysCalls, tool_format: ToolFormat) -> None:
+def test_calls_are_streamed(openai_client: OpenAI, says_calls: SaysCalls, tool_format: ToolFormat) -> None:
     speaker = says_calls(CALLS[tool_format], tool_format)
-    stream = client.chat.completions.create(
+    stream = openai_client.chat.completions.create(
         model=speaker.facts.name,
         messages=HELLO,
         tools=TOOLS,
@@ -105,11 +93,11 @@ def test_calls_are_streamed(client: OpenAI, says_calls: SaysCalls, tool_format: 
     ]
 
 
-def test_text_may_come_before_calls(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_text_may_come_before_calls(openai_client: OpenAI, says_calls: SaysCalls) -> None:
     for tool_format in ("hermes", "mistral"):
         speaker = says_calls(f"I look: \n{CALLS[tool_format]}", tool_format)
         message = (
-            client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
+            openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
             .choices[0]
             .message
         )
@@ -123,35 +111,37 @@ class Weather(BaseModel):
     days: int
 
 
-def test_the_packages_own_helpers_read_calls(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_the_packages_own_helpers_read_calls(openai_client: OpenAI, says_calls: SaysCalls) -> None:
     speaker = says_calls(CALLS["hermes"].replace("weather", "Weather"))
     tools = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Weather, name="now")]
     given: dict[str, Any] = {"model": speaker.facts.name, "messages": HELLO, "tools": tools[:1]}
     with pytest.raises(openai.BadRequestError, match="not in tools"):
-        client.chat.completions.create(
+        openai_client.chat.completions.create(
             **given, tool_choice={"type": "function", "function": {"name": "zebra"}}
         )
-    parsed = client.chat.completions.parse(**given, parallel_tool_calls=False)
+    parsed = openai_client.chat.completions.parse(**given, parallel_tool_calls=False)
     (call,) = parsed.choices[0].message.tool_calls or ()
     assert call.function.parsed_arguments == Weather(city="Köln", days=2)
     assert speaker.received[-1].options.grammar is not None  # the helper sets strict
     result = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
-    again = client.chat.completions.parse(
+    again = openai_client.chat.completions.parse(
         **{**given, "messages": [*HELLO, parsed.choices[0].message, result]}, parallel_tool_calls=False
     )
     assert again.choices[0].finish_reason == "tool_calls"
-    with client.chat.completions.stream(**given, parallel_tool_calls=False) as stream:
+    with openai_client.chat.completions.stream(**given, parallel_tool_calls=False) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
     assert calls_of(final.choices[0].message) == [("Weather", ARGUMENTS)]
 
 
-def test_without_parallel_calls_the_first_one_ends_the_answer(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_without_parallel_calls_the_first_one_ends_the_answer(
+    openai_client: OpenAI, says_calls: SaysCalls
+) -> None:
     speaker = says_calls(CALLS["hermes"])
     for stream in (False, True):
         given: dict[str, Any] = {"model": speaker.facts.name, "messages": HELLO, "tools": TOOLS}
-        answer = client.chat.completions.create(**given, parallel_tool_calls=False, stream=stream)
+        answer = openai_client.chat.completions.create(**given, parallel_tool_calls=False, stream=stream)
         if not stream:
             assert calls_of(answer.choices[0].message) == EXPECTED[:1]
         else:
@@ -159,12 +149,14 @@ def test_without_parallel_calls_the_first_one_ends_the_answer(client: OpenAI, sa
         wait_until(lambda: {one.sequence for one in speaker.received} <= speaker.closed)
 
 
-def test_answers_are_constrained_where_the_request_says_so(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_answers_are_constrained_where_the_request_says_so(
+    openai_client: OpenAI, says_calls: SaysCalls
+) -> None:
     speaker = says_calls(CALLS["hermes"])
     strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
 
     def grammar(**options: Any) -> str | None:
-        client.chat.completions.create(model=speaker.facts.name, messages=HELLO, **options)
+        openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, **options)
         return speaker.received[-1].options.grammar
 
     assert grammar(tools=TOOLS) is None
@@ -182,27 +174,27 @@ def test_answers_are_constrained_where_the_request_says_so(client: OpenAI, says_
         grammar(tools=[zebra], tool_choice="required")
 
 
-def test_text_that_is_no_call_is_content(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_text_that_is_no_call_is_content(openai_client: OpenAI, says_calls: SaysCalls) -> None:
     text = '<tool_call>{"name": "zebra", "arguments": {}}</tool_call>'
-    choice = client.chat.completions.create(
+    choice = openai_client.chat.completions.create(
         model=says_calls(text).facts.name, messages=HELLO, tools=TOOLS
     ).choices[0]
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
 
 
-def test_a_call_that_is_cut_off_ends_by_length(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_a_call_that_is_cut_off_ends_by_length(openai_client: OpenAI, says_calls: SaysCalls) -> None:
     given: dict[str, Any] = {
         "model": says_calls(CALLS["mistral"], "mistral").facts.name,
         "messages": HELLO,
         "tools": TOOLS,
         "max_tokens": 20,
     }
-    choice = client.chat.completions.create(**given).choices[0]
+    choice = openai_client.chat.completions.create(**given).choices[0]
     assert choice.finish_reason == "length"
     assert (choice.message.content or "").startswith(
         'weather{"city'
     )  # special tokens are not part of content
-    chunks = list(client.chat.completions.create(**given, stream=True))
+    chunks = list(openai_client.chat.completions.create(**given, stream=True))
     parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
     sent = "".join(part.function.arguments or "" for part in parts if part.function)
     assert ARGUMENTS.startswith(sent)
@@ -285,41 +277,47 @@ def test_bad_requests_are_refused_by_name(
     assert found["param"] == param
 
 
-def test_a_template_without_tools_refuses_them(client: OpenAI, says_calls: SaysCalls, tmp_path: Path) -> None:
+def test_a_template_without_tools_refuses_them(
+    openai_client: OpenAI, says_calls: SaysCalls, tmp_path: Path
+) -> None:
     speaker = says_calls("x", where=make_tokenizer(tmp_path))
     speaker.facts = dataclasses.replace(speaker.facts, tool_format="hermes")
     with pytest.raises(openai.BadRequestError, match="does not show tools to the model") as caught:
-        client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
+        openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
     assert caught.value.param == "tools"
 
 
-def test_a_template_may_fail_for_tools(client: OpenAI, says_calls: SaysCalls, tmp_path: Path) -> None:
+def test_a_template_may_fail_for_tools(openai_client: OpenAI, says_calls: SaysCalls, tmp_path: Path) -> None:
     folder = make_tool_tokenizer(tmp_path, "hermes")
     template = (
         "{% if tools %}{{ raise_exception('one tool only') }}<tool_call>{% endif %}{{ messages[0].content }}"
     )
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(openai.BadRequestError, match="refuses these messages with tools: one tool only"):
-        client.chat.completions.create(
+        openai_client.chat.completions.create(
             model=says_calls("x", where=folder).facts.name, messages=HELLO, tools=TOOLS
         )
 
 
-def test_a_deployment_names_an_unknown_format(client: OpenAI, says_calls: SaysCalls, tmp_path: Path) -> None:
+def test_a_deployment_names_an_unknown_format(
+    openai_client: OpenAI, says_calls: SaysCalls, tmp_path: Path
+) -> None:
     folder = make_tool_tokenizer(tmp_path, "hermes")
     (folder / "chat_template.jinja").write_text("{{ tools }}{{ messages[0].content }}")
     speaker = says_calls(CALLS["hermes"], where=folder)
     with pytest.raises(openai.BadRequestError, match="tool_format: hermes, llama, mistral"):
-        client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
+        openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
     speaker.facts = dataclasses.replace(speaker.facts, tool_format="hermes")
-    answer = client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
+    answer = openai_client.chat.completions.create(model=speaker.facts.name, messages=HELLO, tools=TOOLS)
     assert calls_of(answer.choices[0].message) == EXPECTED
 
 
-def test_templates_of_mistral_refuse_ids_of_other_servers(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_templates_of_mistral_refuse_ids_of_other_servers(
+    openai_client: OpenAI, says_calls: SaysCalls
+) -> None:
     name = says_calls("x", "mistral").facts.name
     with pytest.raises(openai.BadRequestError, match="ids have 9 characters"):
-        client.chat.completions.create(model=name, messages=[*HELLO, called(), RESULT])  # type: ignore[list-item]
+        openai_client.chat.completions.create(model=name, messages=[*HELLO, called(), RESULT])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -340,9 +338,9 @@ def test_the_template_tells_the_format(tmp_path: Path, template: str, found: str
     assert ServedTokenizer(folder).vocabulary.tool_format == found
 
 
-def test_arguments_of_calls_stay_json(client: OpenAI, says_calls: SaysCalls) -> None:
+def test_arguments_of_calls_stay_json(openai_client: OpenAI, says_calls: SaysCalls) -> None:
     speaker = says_calls(CALLS["hermes"])
-    answer = client.chat.completions.create(
+    answer = openai_client.chat.completions.create(
         model=speaker.facts.name, messages=HELLO, tools=TOOLS, n=2, logprobs=True
     )
     for choice in answer.choices:

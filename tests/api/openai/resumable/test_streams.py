@@ -17,7 +17,7 @@ from openai import OpenAI
 from sqlalchemy import delete, select
 from tests.api.conftest import Plane, wait_until
 from tests.api.local_engine import LocalEngine
-from tests.api.speaking import WINDOW, Speaker, make_llama, make_tokenizer
+from tests.api.speaking import WINDOW, Speaker, make_llama
 
 from share_compute.errors import Busy, Unavailable
 from share_compute.inference.scheduler.options import Generation
@@ -31,16 +31,6 @@ ANSWER = "the quick brown fox is in 東京 😀 and Grüße aus München, END of
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 RESUMABLE = {"X-Resumable": "true"}
 DONE = "[DONE]"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> ServedTokenizer:
-    return ServedTokenizer(folder)
 
 
 @pytest.fixture
