@@ -107,6 +107,25 @@ def attack(
     return found
 
 
+WRONG = [1] * 1_500_000
+"""With one error for each item, the server would need gigabytes and half a minute."""
+CHATS: dict[str, tuple[dict[str, Any], str]] = {
+    "messages": ({"messages": WRONG}, "messages.0"),
+    "tools": ({"tools": WRONG}, "tools.0"),
+    "calls": ({"messages": [{"role": "assistant", "tool_calls": WRONG}]}, "messages.0.tool_calls.0"),
+    "parts": ({"messages": [{"role": "user", "content": WRONG}]}, "messages.0.content"),
+    "stops": ({"stop": WRONG}, "stop"),
+}
+
+
+@pytest.mark.parametrize("kind", CHATS)
+def test_a_long_list_of_wrong_items_is_one_problem(
+    plane: Plane, http: httpx.Client, honest: str, kind: str
+) -> None:
+    more, said = CHATS[kind]
+    attack(plane, http, honest, lambda: chat(http, honest, **more), said)
+
+
 # -- chat templates --------------------------------------------------------------------------------------------------
 
 LOOPS = (
@@ -329,6 +348,9 @@ JSONS: dict[str, tuple[Any, str]] = {
     "unknown keys": ({f"k{number}": 1 for number in range(60_000)}, "more unknown keys"),
     "unknown keys inside": ({"data": {f"k{number}": 1 for number in range(60_000)}}, "more unknown keys"),
     "a long key": ({"k" * 1_000_000: 1}, "kkk..."),
+    "wrong layers": ({"kind": "train", "name": "x", "model": {"layers": [1] * 300_000}}, "at most 10000"),
+    "wrong files": ({"kind": "train", "name": "x", "data": {"files": [1] * 300_000}}, "data.files.0"),
+    "wrong names": ({"kind": "train", "name": "x", "training": {"freeze": [1] * 300_000}}, "training.freeze.0"),
     "depth": ("[" * 500_000, "too deeply"),
     "number": ('{"name": ' + "9" * 100_000 + "}", "not valid JSON"),
 }

@@ -278,7 +278,7 @@ class ChatRequest(TextRequest):
         }
     )
 
-    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
     """Newer name of max_tokens; takes precedence over it."""
     logprobs: bool | None = None

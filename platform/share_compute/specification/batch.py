@@ -16,7 +16,7 @@ _Column = Field(default=None, min_length=1, max_length=200)
 class BatchDataSpec(SpecModel):
     """Files whose rows are answered."""
 
-    files: tuple[TextPath, ...] = Field(min_length=1)
+    files: tuple[TextPath, ...] = Field(min_length=1, fail_fast=True)
     """Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind."""
 
     @field_validator("files")
@@ -94,7 +94,7 @@ class BatchSamplingSpec(SpecModel):
     """Subtracted once from the logits of all tokens that were generated."""
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     """Seed of the job; the seed of each row is derived from this seed and the row's number."""
-    stop: tuple[str, ...] = Field(default=(), max_length=16)
+    stop: tuple[str, ...] = Field(default=(), max_length=16, fail_fast=True)
     """Stop strings: an answer ends before the first of them."""
     ignore_eos: bool | None = None
     """Continue past the model's end-of-text tokens."""

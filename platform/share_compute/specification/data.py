@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ class DataSpec(SpecModel):
 
     model_config = exactly_one("files", "dataset")
 
-    files: tuple[TextPath, ...] | None = None
+    files: Annotated[tuple[TextPath, ...], Field(fail_fast=True)] | None = None
     """Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind."""
     dataset: Literal["digits"] | None = Field(default=None, title="Data set")
     """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""

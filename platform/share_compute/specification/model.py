@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel, TextPath, exactly_one, known, plain_json
 
+MOST_DECLARED_LAYERS = 10_000
 LAYER_TYPES = (
     "avg_pool2d", "conv2d", "dropout", "flatten", "gelu", "layer_norm",
     "linear", "max_pool2d", "relu", "sigmoid", "tanh", "unflatten",
@@ -50,6 +51,14 @@ class ModelSpec(SpecModel):
     """Hugging Face configuration with its ``model_type``; training starts from random weights."""
     layers: tuple[LayerSpec, ...] | None = None
     """Declared list of torch layers; training starts from random weights."""
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _not_too_many_layers(cls, value: Any) -> Any:
+        # Checked before the layers, because each wrong layer would be a problem of its own.
+        if isinstance(value, list | tuple) and len(value) > MOST_DECLARED_LAYERS:
+            raise ValueError(f"{len(value)} layers are given; at most {MOST_DECLARED_LAYERS} are read")
+        return value
 
     @field_validator("config")
     @classmethod

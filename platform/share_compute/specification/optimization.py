@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -128,7 +128,7 @@ class GradientFusionSpec(SpecModel):
     """auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``."""
     bucket_bytes: int | None = Field(default=None, ge=1, title="Bytes of a piece")
     """Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket."""
-    cuts: tuple[int, ...] | None = Field(default=None, min_length=1)
+    cuts: Annotated[tuple[int, ...], Field(fail_fast=True)] | None = Field(default=None, min_length=1)
     """Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest."""
 
     @model_validator(mode="after")

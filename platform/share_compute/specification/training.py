@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,7 +23,7 @@ class LoraSpec(SpecModel):
     """Scale of an adapter: the product B A is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability of an adapter's inputs in training."""
-    targets: tuple[str, ...] | None = Field(default=None, min_length=1)
+    targets: Annotated[tuple[str, ...], Field(fail_fast=True)] | None = Field(default=None, min_length=1)
     """Last name components of the matrices to adapt, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers."""
     merge: bool = False
     """Save a whole model with the adapters merged into its weights, instead of an adapter folder for ``peft``."""
@@ -45,7 +45,7 @@ class SamplesSpec(SpecModel):
 
     every: int = Field(ge=1, title="Steps between samples")
     """Steps between samples."""
-    prompts: tuple[str, ...] = Field(min_length=1, max_length=8)
+    prompts: tuple[str, ...] = Field(min_length=1, max_length=8, fail_fast=True)
     """Prompts that the model continues."""
     max_tokens: int = Field(default=32, ge=1, le=512)
     """Most tokens that the model adds to a prompt."""
@@ -81,7 +81,7 @@ class TrainingSpec(SpecModel):
     """Type in which layers compute; weights, their gradients and the optimizer's state stay float32."""
     activation_checkpointing: bool = False
     """Keep only the inputs of each layer and recompute the rest in the backward pass: less memory, more time."""
-    freeze: tuple[str, ...] = Field(default=(), title="Frozen")
+    freeze: tuple[str, ...] = Field(default=(), title="Frozen", fail_fast=True)
     """Frozen parameters: patterns of stored names (``model.embed_tokens.*``), or layer ranges (``layers[:6]``)."""
     lora: LoraSpec | None = Field(default=None, title="Adapters (LoRA)")
     """Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights."""

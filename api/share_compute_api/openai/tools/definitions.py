@@ -114,7 +114,7 @@ def _tools(value: tuple[FunctionTool, ...]) -> tuple[FunctionTool, ...]:
     return value
 
 
-Tools = Annotated[tuple[FunctionTool, ...], Field(max_length=MOST_TOOLS), AfterValidator(_tools)]
+Tools = Annotated[tuple[FunctionTool, ...], Field(max_length=MOST_TOOLS, fail_fast=True), AfterValidator(_tools)]
 
 
 class CalledFunction(StrictModel):
@@ -148,7 +148,7 @@ class ToolCall(StrictModel):
         return {"id": self.id, "type": "function", "function": function}
 
 
-ToolCalls = Annotated[tuple[ToolCall, ...], Field(max_length=MOST_CALLS)]
+ToolCalls = Annotated[tuple[ToolCall, ...], Field(max_length=MOST_CALLS, fail_fast=True)]
 
 
 class ToolMessage(Protocol):
