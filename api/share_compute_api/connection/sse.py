@@ -32,9 +32,9 @@ def event(data: str, *, kind: str | None = None, id_: str | int | None = None) -
     return format_sse_event(data_str=data, event=kind, id=None if id_ is None else str(id_))
 
 
-def json_event(data: Mapping[str, Any], *, id_: str | None = None) -> bytes:
-    """Return one encoded event without a name, with a JSON object as its content."""
-    return event(_ENCODE(data), id_=id_)
+def json_event(data: Mapping[str, Any], *, kind: str | None = None, id_: str | None = None) -> bytes:
+    """Return one encoded event with a JSON object as its content; see `event`."""
+    return event(_ENCODE(data), kind=kind, id_=id_)
 
 
 def reconnection(after_ms: int) -> bytes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,9 +16,7 @@ from share_compute_api.connection.departures import departure
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.openai.answers import Shape
 from share_compute_api.openai.completion import Completion
-from share_compute_api.openai.problems import problem_of
 
-DONE = sse.event("[DONE]")
 STREAM_ID = "X-Stream-Id"
 """Header with the id of a resumable stream."""
 QUIET_S = 10.0
@@ -27,36 +26,40 @@ _UNREAD_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-def failed(failure: Exception) -> bytes:
-    """Return the events that end a stream after a failure: the error, then ``[DONE]``."""
-    return sse.json_event(problem_of(failure).body()) + DONE
+def encoded(chunks: Iterable[Mapping[str, Any]], shape: Shape) -> bytes:
+    """Return the events of chunks."""
+    return b"".join(
+        sse.json_event(chunk, kind=chunk["type"] if shape.has_kinds else None) for chunk in chunks
+    )
 
 
-async def answer_events(
-    completion: Completion, shape: Shape, *, includes_usage: bool
-) -> AsyncGenerator[bytes, None]:
+def failed(failure: Exception, shape: Shape) -> bytes:
+    """Return the events that end a stream after a failure: the error, then ``[DONE]`` if the route has it."""
+    return encoded(shape.failed(failure), shape) + _end(shape)
+
+
+def _end(shape: Shape) -> bytes:
+    return b"" if shape.has_kinds else sse.event("[DONE]")
+
+
+async def answer_events(completion: Completion, shape: Shape) -> AsyncGenerator[bytes, None]:
     """Yield the server-sent events of an answer.
 
     Args:
         completion: the sequences that are generated for the request.
         shape: builds the chunks.
-        includes_usage: whether to report the token counts at the end.
     """
-    yield b"".join(
-        sse.json_event(chunk) for index in range(completion.num_sequences) for chunk in shape.first(index)
-    )
+    yield b"".join(encoded(shape.first(index), shape) for index in range(completion.num_sequences))
     try:
         async for batch in completion.pieces(quiet_s=QUIET_S):
             yield (
-                b"".join(
-                    sse.json_event(chunk) for index, piece in batch for chunk in shape.chunks(index, piece)
-                )
+                b"".join(encoded(shape.chunks(index, piece), shape) for index, piece in batch)
                 or sse.KEEPALIVE
             )
     except ShareComputeError as failure:
-        yield failed(failure)
+        yield failed(failure, shape)
         return
-    yield (sse.json_event(shape.last(completion.usage)) if includes_usage else b"") + DONE
+    yield encoded(shape.last(completion.usage), shape) + _end(shape)
 
 
 class AnswerStream(Response):
@@ -66,6 +69,7 @@ class AnswerStream(Response):
         events: yields encoded events, one or several at a time.
         notifier: signals that the server is shutting down.
         close: cancels the sequences that produce the events.
+        shape: builds the chunk for an error.
         stream_id: id of the stream if it is resumable. Such a stream ends without ``[DONE]`` when the server shuts
             down, so that its client continues it.
     """
@@ -77,6 +81,7 @@ class AnswerStream(Response):
         events: AsyncGenerator[bytes, None],
         notifier: Notifier,
         close: Callable[[], None],
+        shape: Shape,
         *,
         stream_id: str | None = None,
     ) -> None:
@@ -88,6 +93,7 @@ class AnswerStream(Response):
         self._events = events
         self._notifier = notifier
         self._close = close
+        self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events; stop early if the client disconnects or reads nothing, or if the server shuts down."""
@@ -102,7 +108,7 @@ class AnswerStream(Response):
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
                 ending = Unavailable("the server ends", hint="ask again in a while")
-                await _body(send, b"" if self._is_resumable else failed(ending), more=False)
+                await _body(send, b"" if self._is_resumable else failed(ending, self._shape), more=False)
         except TimeoutError:
             _log.info("a client read nothing for %g s: its request is cancelled", _UNREAD_S)
         finally:

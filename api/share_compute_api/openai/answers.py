@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from share_compute import __version__
 from share_compute_api.openai.engine import ModelFacts
+from share_compute_api.openai.problems import problem_of
 from share_compute_api.openai.requests import ChatRequest, TextRequest
 from share_compute_api.openai.writing import AnswerPiece, Finish, FullAnswer, ToolCallDelta, Written
 
@@ -24,18 +25,20 @@ _LEAST_LOGPROB = -9999.0
 """Lowest log-probability that is reported. It replaces minus infinity, which JSON cannot represent."""
 
 
-class _Answer(BaseModel):
+class AnswerModel(BaseModel):
+    """Base class of answers and of their parts."""
+
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-class CachedTokens(_Answer):
+class CachedTokens(AnswerModel):
     """Prompt tokens whose computation was skipped because of prefix caching."""
 
     cached_tokens: int = 0
     """Number of prompt tokens whose KV cache was copied from a request with the same beginning."""
 
 
-class Usage(_Answer):
+class Usage(AnswerModel):
     """Token counts of a request."""
 
     prompt_tokens: int
@@ -54,7 +57,7 @@ class Usage(_Answer):
         )
 
 
-class TopLogprob(_Answer):
+class TopLogprob(AnswerModel):
     """A candidate token and its log-probability."""
 
     token: str
@@ -68,14 +71,14 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(_Answer):
+class ChatLogprobs(AnswerModel):
     """Log-probabilities of the tokens of a chat completion."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
-class TextLogprobs(_Answer):
+class TextLogprobs(AnswerModel):
     """Log-probabilities of the tokens of a text completion."""
 
     tokens: list[str]
@@ -84,7 +87,7 @@ class TextLogprobs(_Answer):
     text_offset: list[int]
 
 
-class FunctionCall(_Answer):
+class FunctionCall(AnswerModel):
     """Function and arguments of a call."""
 
     name: str
@@ -92,7 +95,7 @@ class FunctionCall(_Answer):
     """A JSON object, as text."""
 
 
-class MessageToolCall(_Answer):
+class MessageToolCall(AnswerModel):
     """A call of a tool by the model."""
 
     id: str
@@ -107,7 +110,7 @@ class MessageToolCall(_Answer):
         return cls(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
 
 
-class ChatMessage(_Answer):
+class ChatMessage(AnswerModel):
     """The model's message."""
 
     role: Literal["assistant"] = "assistant"
@@ -118,7 +121,7 @@ class ChatMessage(_Answer):
     """Calls of the request's tools; null if there are none."""
 
 
-class ChatChoice(_Answer):
+class ChatChoice(AnswerModel):
     """One answer to a chat."""
 
     index: int
@@ -127,7 +130,7 @@ class ChatChoice(_Answer):
     finish_reason: Finish
 
 
-class TextChoice(_Answer):
+class TextChoice(AnswerModel):
     """One answer to a prompt."""
 
     index: int
@@ -136,7 +139,7 @@ class TextChoice(_Answer):
     finish_reason: Finish
 
 
-class ChatCompletion(_Answer):
+class ChatCompletion(AnswerModel):
     """All answers to a chat."""
 
     id: str
@@ -148,7 +151,7 @@ class ChatCompletion(_Answer):
     usage: Usage
 
 
-class TextCompletion(_Answer):
+class TextCompletion(AnswerModel):
     """All answers to all prompts."""
 
     id: str
@@ -160,7 +163,7 @@ class TextCompletion(_Answer):
     usage: Usage
 
 
-class Embedding(_Answer):
+class Embedding(AnswerModel):
     """One vector."""
 
     object: Literal["embedding"] = "embedding"
@@ -169,7 +172,7 @@ class Embedding(_Answer):
     """Numbers, or base64 of 32-bit floats, little-endian."""
 
 
-class EmbeddingList(_Answer):
+class EmbeddingList(AnswerModel):
     """A vector for each text."""
 
     object: Literal["list"] = "list"
@@ -178,7 +181,7 @@ class EmbeddingList(_Answer):
     usage: Usage
 
 
-class Model(_Answer):
+class Model(AnswerModel):
     """A model that is served."""
 
     id: str
@@ -203,7 +206,7 @@ class Model(_Answer):
         )
 
 
-class ModelList(_Answer):
+class ModelList(AnswerModel):
     """The models that are served."""
 
     object: Literal["list"] = "list"
@@ -213,6 +216,8 @@ class ModelList(_Answer):
 class Shape(Protocol):
     """Builds the answers of one route, whole or as chunks of a stream."""
 
+    has_kinds: bool
+    """Whether each chunk has a ``type``, which names its event; such a stream ends without ``[DONE]``."""
     answer_id: str
     """Value of ``id`` in the answer."""
     created: int
@@ -227,8 +232,11 @@ class Shape(Protocol):
     def chunks(self, index: int, piece: AnswerPiece) -> list[dict[str, Any]]:
         """Return the chunks for the next piece of a sequence's text."""
 
-    def last(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk that reports the usage."""
+    def last(self, usage: Usage) -> list[dict[str, Any]]:
+        """Return the chunks at the end of a stream; they report the usage if the client wants it."""
+
+    def failed(self, failure: Exception) -> list[dict[str, Any]]:
+        """Return the chunks that end a stream after a failure."""
 
 
 class _Shape:
@@ -243,6 +251,8 @@ class _Shape:
         created: time of the answer's creation, in seconds since 1970; default: now.
     """
 
+    has_kinds = False
+
     def __init__(
         self,
         prefix: str,
@@ -253,23 +263,25 @@ class _Shape:
         created: int | None,
     ) -> None:
         self._vocabulary = vocabulary
+        self._wants_usage = request.wants_usage
         self._includes_tokens = request.top_tokens is not None
         self.answer_id = answer_id or f"{prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time()) if created is None else created
         self._facts = {"id": self.answer_id, "created": self.created, "model": request.model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
         # In the OpenAI API, every chunk has the field `usage` if the stream reports usage.
-        self._usage: dict[str, Any] = {"usage": None} if request.wants_usage else {}
+        self._usage: dict[str, Any] = {"usage": None} if self._wants_usage else {}
 
     def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._chunk, "choices": [choice], **self._usage}
 
-    def last(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk that reports the usage."""
-        return {**self._chunk, "choices": [], "usage": usage.model_dump()}
+    def last(self, usage: Usage) -> list[dict[str, Any]]:
+        """Return a list with the chunk that reports the usage; an empty list if the client does not want it."""
+        return [{**self._chunk, "choices": [], "usage": usage.model_dump()}] if self._wants_usage else []
 
-    def _text(self, id_: int) -> str:
-        return self._vocabulary.token_bytes(id_).decode(errors="replace")
+    def failed(self, failure: Exception) -> list[dict[str, Any]]:
+        """Return a list with the error."""
+        return [problem_of(failure).body()]
 
 
 class ChatShape(_Shape):
@@ -326,21 +338,7 @@ class ChatShape(_Shape):
         ]
 
     def _logprobs(self, tokens: Sequence[Written]) -> ChatLogprobs | None:
-        if not self._includes_tokens:
-            return None
-        return ChatLogprobs(
-            content=[
-                TokenLogprob(
-                    **self._alone(written.emitted.token, written.emitted.logprob),
-                    top_logprobs=[TopLogprob(**self._alone(*pair)) for pair in written.emitted.top],
-                )
-                for written in tokens
-            ]
-        )
-
-    def _alone(self, id_: int, logprob: float | None) -> dict[str, Any]:
-        own = self._vocabulary.token_bytes(id_)
-        return {"token": self._text(id_), "logprob": _finite(logprob), "bytes": list(own)}
+        return ChatLogprobs(content=logprobs_of(tokens, self._vocabulary)) if self._includes_tokens else None
 
 
 class TextShape(_Shape):
@@ -397,6 +395,9 @@ class TextShape(_Shape):
             text_offset=[written.offset for written in tokens],
         )
 
+    def _text(self, id_: int) -> str:
+        return _token_text(self._vocabulary.token_bytes(id_))
+
 
 def _delta(call: ToolCallDelta) -> dict[str, Any]:
     if call.name is None:
@@ -411,6 +412,26 @@ def shape_of(
     """Return the shape of the answers to a request; without ``answer_id`` and ``created``, of new answers."""
     kind = ChatShape if isinstance(request, ChatRequest) else TextShape
     return kind(request, vocabulary, answer_id, created)
+
+
+def logprobs_of(tokens: Sequence[Written], vocabulary: Vocabulary) -> list[TokenLogprob]:
+    """Return the log-probabilities of tokens and of the most probable candidates at their positions."""
+    return [
+        TokenLogprob(
+            **_token_fields(written.emitted.token, written.emitted.logprob, vocabulary),
+            top_logprobs=[TopLogprob(**_token_fields(*pair, vocabulary)) for pair in written.emitted.top],
+        )
+        for written in tokens
+    ]
+
+
+def _token_fields(id_: int, logprob: float | None, vocabulary: Vocabulary) -> dict[str, Any]:
+    own = vocabulary.token_bytes(id_)
+    return {"token": _token_text(own), "logprob": _finite(logprob), "bytes": list(own)}
+
+
+def _token_text(own: bytes) -> str:
+    return own.decode(errors="replace")
 
 
 def _finite(logprob: float | None) -> float:

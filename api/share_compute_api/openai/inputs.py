@@ -77,7 +77,7 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
     if not isinstance(value, dict):
-        raise ValueError("give an object of token ids with their biases")  # noqa: TRY004 - as in `_text_of_parts`
+        raise ValueError("give an object of token ids with their biases")  # noqa: TRY004 - as in `text_of_parts`
     if len(value) > MOST_BIASED_TOKENS:
         raise ValueError(f"at most {MOST_BIASED_TOKENS} tokens can have a bias, these are {len(value)}")
     return tuple(sorted((_biased_id(key), _one_bias(key, bias)) for key, bias in value.items()))
@@ -98,19 +98,23 @@ def _one_bias(key: Any, bias: Any) -> float:
     return float(bias)
 
 
-def _text_of_parts(value: Any) -> str:
+def text_of_parts(value: Any, kinds: Sequence[str] = ("text",)) -> str:
+    """Return the text of a message's content: text, or a list of parts whose types are ``kinds``."""
     if value is None:
         return ""
     if isinstance(value, str):
         return unicode_text(value)
     if not isinstance(value, list):
-        raise ValueError("give text, or a list of parts of type text")  # noqa: TRY004 - pydantic handles no TypeError
+        raise ValueError(f"give text, or a list of parts of type {' or '.join(kinds)}")  # noqa: TRY004 - pydantic handles no TypeError
     texts = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         text = part.get("text") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(text, str):
-            raise ValueError(f"part {number} is {kind}; this server reads parts of type text only")
+        if kind not in kinds or not isinstance(text, str):
+            raise ValueError(
+                f"part {number} is {str(kind)[:_SHOWN_CHARACTERS]}; "
+                f"this server reads parts of type {' or '.join(kinds)} only"
+            )
         texts.append(unicode_text(text))
     return "".join(texts)
 
@@ -149,7 +153,7 @@ class TextPart(StrictModel):
     text: str
 
 
-Content = Annotated[str, BeforeValidator(_text_of_parts, json_schema_input_type=str | list[TextPart] | None)]
+Content = Annotated[str, BeforeValidator(text_of_parts, json_schema_input_type=str | list[TextPart] | None)]
 
 
 class StreamOptions(StrictModel):
@@ -176,10 +180,10 @@ def _depth(value: Any) -> int:
 
 
 def shallow_object(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object; raise ValueError if it is nested too deep, or has text that is not valid Unicode."""
+    """Return a JSON object; raise ValueError if it is nested too deep, or has text or numbers that JSON cannot have."""
     if _depth(value) > MOST_SCHEMA_DEPTH:
         raise ValueError(f"it is nested more than {MOST_SCHEMA_DEPTH} levels deep")
-    unicode_text(json.dumps(value, ensure_ascii=False))
+    unicode_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
     return value
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     ConfigDict,
@@ -101,6 +102,8 @@ class ApiRequest(StrictModel):
 
     model: str = Field(min_length=1, max_length=200)
     """Name of a deployment."""
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = _NEUTRAL
+    """Unsupported parameters -> values that are accepted because they mean "not used"."""
     _ignored: tuple[str, ...] = PrivateAttr(default=())
 
     @property
@@ -120,12 +123,12 @@ class ApiRequest(StrictModel):
                 loc=(name,),
                 input=data[name],
             )
-            for name, neutral in _NEUTRAL.items()
+            for name, neutral in cls.NEUTRAL.items()
             if name in data and name not in known and data[name] not in neutral
         ]
         if refused:
             raise ValidationError.from_exception_data(cls.__name__, refused)
-        without_effect = _HARMLESS | _OF_FRONT_ENDS | _NEUTRAL.keys()
+        without_effect = _HARMLESS | _OF_FRONT_ENDS | cls.NEUTRAL.keys()
         request = handler(
             {name: value for name, value in data.items() if name in known or name not in without_effect}
         )

@@ -64,6 +64,8 @@ class FullAnswer:
     tokens: list[Written] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
     """Tool calls with all of their arguments."""
+    call_offsets: list[int] = field(default_factory=list)
+    """Length in characters of the text before each call."""
     finish: Finish = "stop"
 
     def add(self, piece: AnswerPiece) -> None:
@@ -73,6 +75,7 @@ class FullAnswer:
         for delta in piece.calls:
             if delta.name is not None:
                 self.calls.append(delta)
+                self.call_offsets.append(len(self.text))
             else:
                 whole = self.calls[delta.index]
                 self.calls[delta.index] = replace(whole, arguments=whole.arguments + delta.arguments)

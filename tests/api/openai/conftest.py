@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import pytest
 from openai import OpenAI
 from tests.api.conftest import Plane
 from tests.api.speaking import Speaker, make_tokenizer, make_tool_tokenizer
+from tokenizers import Tokenizer
 
+from share_compute.inference.scheduler.options import Generation
 from share_compute.specification.serve import ToolFormat
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
@@ -39,10 +41,19 @@ CALLS: dict[ToolFormat, str] = {
 }
 EXPECTED = [("weather", ARGUMENTS), ("now", "{}")]
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama", "mistral")
+ANSWER = "the quick brown fox is in 東京 😀"
 WINDOW = 4096
 _numbers = count()
+Says = Callable[..., Speaker]
 SaysCalls = Callable[..., Speaker]
 Serves = Callable[[Speaker], Speaker]
+
+
+def prompt_of(speaker: Speaker) -> str:
+    """Return the text of the last prompt."""
+    library = Tokenizer.from_file(str(speaker.facts.folder / "tokenizer.json"))
+    text: str = library.decode(speaker.received[-1].prompt, skip_special_tokens=False)
+    return text
 
 
 @pytest.fixture
@@ -81,6 +92,21 @@ def serves(served: Plane) -> Iterator[Serves]:
     yield serve
     for name in names:
         engines.remove(name)
+
+
+@pytest.fixture
+def says(serves: Serves, folder: Path, tokenizer: ServedTokenizer) -> Says:
+    """Give a function that serves a model of its own, which says a text."""
+
+    def serve(text: str | Callable[[Generation], Sequence[int]] = ANSWER, where: Path = folder) -> Speaker:
+        own = (
+            (lambda _: (*tokenizer.encode(text, 1000), *tokenizer.vocabulary.end_ids))
+            if isinstance(text, str)
+            else text
+        )
+        return serves(Speaker(f"model-{next(_numbers)}", where, own))
+
+    return serve
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 from tests.api.conftest import Plane, wait_until
-from tests.api.openai.conftest import Serves
+from tests.api.openai.conftest import ANSWER, Says
 from tests.api.speaking import WINDOW, Encoder, Speaker, make_tokenizer
 from tokenizers import Tokenizer
 
@@ -29,26 +27,6 @@ from share_compute_api.openai.requests import Message
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
-ANSWER = "the quick brown fox is in 東京 😀"
-_numbers = count()
-
-
-Says = Callable[..., Speaker]
-
-
-@pytest.fixture
-def says(serves: Serves, folder: Path, tokenizer: ServedTokenizer) -> Says:
-    """Give a function that serves a model of its own, which says a text."""
-
-    def serve(text: str | Callable[[Generation], Sequence[int]] = ANSWER, where: Path = folder) -> Speaker:
-        own = (
-            (lambda _: (*tokenizer.encode(text, 1000), *tokenizer.vocabulary.end_ids))
-            if isinstance(text, str)
-            else text
-        )
-        return serves(Speaker(f"model-{next(_numbers)}", where, own))
-
-    return serve
 
 
 def error(caught: pytest.ExceptionInfo[Any]) -> dict[str, Any]:

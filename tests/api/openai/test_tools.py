@@ -13,19 +13,11 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 from tests.api.conftest import wait_until
-from tests.api.openai.conftest import ARGUMENTS, CALLS, EXPECTED, FORMATS, HELLO, TOOLS, SaysCalls
-from tests.api.speaking import Speaker, make_tokenizer, make_tool_tokenizer
-from tokenizers import Tokenizer
+from tests.api.openai.conftest import ARGUMENTS, CALLS, EXPECTED, FORMATS, HELLO, TOOLS, SaysCalls, prompt_of
+from tests.api.speaking import make_tokenizer, make_tool_tokenizer
 
 from share_compute.specification.serve import ToolFormat
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
-
-
-def prompt_of(speaker: Speaker) -> str:
-    """Return the text of the last prompt."""
-    library = Tokenizer.from_file(str(speaker.facts.folder / "tokenizer.json"))
-    text: str = library.decode(speaker.received[-1].prompt, skip_special_tokens=False)
-    return text
 
 
 def calls_of(message: Any) -> list[tuple[str, str]]:

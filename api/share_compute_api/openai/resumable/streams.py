@@ -156,7 +156,9 @@ class ResumableStream:
 
     def response(self, position: StreamPosition) -> AnswerStream:
         """Return the response that sends the events after a position; the previous reader ends with an error."""
-        return AnswerStream(self._events(position), self._notifier, lambda: None, stream_id=self.id)
+        return AnswerStream(
+            self._events(position), self._notifier, lambda: None, self._shape, stream_id=self.id
+        )
 
     async def _events(self, sent: StreamPosition) -> AsyncGenerator[bytes, None]:
         reader = self._reader = object()
@@ -168,14 +170,15 @@ class ResumableStream:
                         Conflict(
                             f"another connection reads the stream {self.id} now",
                             hint="read a stream with one connection at a time",
-                        )
+                        ),
+                        self._shape,
                     )
                     return
                 news = self._news
                 if content := b"".join(self._unsent(sent)):
                     yield content
                 elif self.failure is not None:
-                    yield failed(self.failure)
+                    yield failed(self.failure, self._shape)
                     return
                 elif len(self._ended) == len(self._answers):
                     yield self._last(sent)
@@ -187,7 +190,7 @@ class ResumableStream:
                     except TimeoutError:
                         yield sse.KEEPALIVE
         except ShareComputeError as failure:
-            yield failed(failure)
+            yield failed(failure, self._shape)
         finally:
             if self._reader is reader:
                 self._reader, self._unread_since_s = None, _now_s()
@@ -225,7 +228,8 @@ class ResumableStream:
         content = b""
         if self._request.wants_usage and not sent.has_usage:
             sent.has_usage = True
-            content = sse.json_event(self._shape.last(self._completion.usage), id_=str(sent))
+            (chunk,) = self._shape.last(self._completion.usage)
+            content = sse.json_event(chunk, id_=str(sent))
         return content + sse.event("[DONE]", id_=str(sent))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from share_compute.files.strict import StrictModel
 from share_compute_api.openai.inputs import shallow_object, small_schema, unicode_text
@@ -37,6 +37,10 @@ def _json_object(value: Any) -> str:
         raise ValueError("the arguments must be a JSON object")  # noqa: TRY004 - pydantic handles no TypeError
     shallow_object(found)
     return text or "{}"
+
+
+JsonArguments = Annotated[str, BeforeValidator(_json_object, json_schema_input_type=str)]
+"""Arguments of a call: a JSON object, as text."""
 
 
 class FunctionDefinition(StrictModel):
@@ -82,19 +86,29 @@ class NamedTool(StrictModel):
     function: NamedFunction
 
 
-_CHOICES = 'give "none", "auto", "required", or {"type": "function", "function": {"name": ...}}'
+def read_choice(value: Any, named: type[BaseModel], example: str) -> Any:
+    """Return a tool choice, so that a wrong one is one error and not one for each alternative.
+
+    Args:
+        value: value in the request.
+        named: model of the choice that names a function.
+        example: such a choice, for the error.
+
+    Raises:
+        ValueError: the value is no choice.
+    """
+    try:
+        if isinstance(value, dict):
+            return named.model_validate(value)
+    except ValidationError as failure:
+        raise ValueError(f'give "none", "auto", "required", or {example}') from failure
+    if value not in (None, "none", "auto", "required"):
+        raise ValueError(f'give "none", "auto", "required", or {example}')
+    return value
 
 
 def _choice(value: Any) -> Any:
-    """Return the choice, so that a wrong one is one error and not one for each alternative."""
-    try:
-        if isinstance(value, dict):
-            return NamedTool.model_validate(value)
-    except ValidationError as failure:
-        raise ValueError(_CHOICES) from failure
-    if value not in (None, "none", "auto", "required"):
-        raise ValueError(_CHOICES)
-    return value
+    return read_choice(value, NamedTool, '{"type": "function", "function": {"name": ...}}')
 
 
 Mode: TypeAlias = Literal["none", "auto", "required"]
@@ -121,7 +135,7 @@ class CalledFunction(StrictModel):
     """Function and arguments of a call."""
 
     name: FunctionName
-    arguments: Annotated[str, BeforeValidator(_json_object, json_schema_input_type=str)]
+    arguments: JsonArguments
     """A JSON object, as text."""
 
     @model_validator(mode="before")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Header, Request
 from fastapi.concurrency import run_in_threadpool
@@ -20,6 +20,7 @@ from share_compute_api.openai.answers import (
     EmbeddingList,
     Model,
     ModelList,
+    Shape,
     TextCompletion,
     Usage,
     shape_of,
@@ -72,13 +73,10 @@ async def create_chat_completion(
     wanted: ChatRequest, request: Request, context: InContext, caller: Chatter, resumable: Resumes = False
 ) -> Response:
     """Generate the next message of a conversation. Unsupported parameters that would change the answer are refused."""
-    engine = await _text_engine(context, wanted.model)
-    tokenizer = await context.engines.tokenizer(engine)
-
-    async def encode() -> list[tuple[int, ...]]:
-        return [await tokenizer.chat(wanted, engine.facts.window_tokens)]
-
-    return await _answer(wanted, request, context, engine, tokenizer, encode, caller.id, resumable)
+    model = await _text_model(context, wanted.model)
+    shape = shape_of(wanted, model.tokenizer.vocabulary)
+    encode = partial(_encode_chat, wanted, model)
+    return await _answer(wanted, request, context, model, shape, encode, caller.id, resumable)
 
 
 @router.post(
@@ -94,10 +92,10 @@ async def create_completion(
     resumable: Resumes = False,
 ) -> Response:
     """Generate the continuation of each prompt."""
-    engine = await _text_engine(context, wanted.model)
-    tokenizer = await context.engines.tokenizer(engine)
-    encode = partial(tokenizer.encode, wanted.prompt, engine.facts.window_tokens)
-    return await _answer(wanted, request, context, engine, tokenizer, encode, caller.id, resumable)
+    model = await _text_model(context, wanted.model)
+    shape = shape_of(wanted, model.tokenizer.vocabulary)
+    encode = partial(model.tokenizer.encode, wanted.prompt, model.engine.facts.window_tokens)
+    return await _answer(wanted, request, context, model, shape, encode, caller.id, resumable)
 
 
 @router.post("/embeddings", operation_id="createEmbedding", responses=_ENGINE_ERRORS)
@@ -184,7 +182,14 @@ async def _engine(context: Context, name: str) -> ServingEngine:
     )
 
 
-async def _text_engine(context: Context, name: str) -> TextEngine:
+class _TextModel(NamedTuple):
+    """A model that writes."""
+
+    engine: TextEngine
+    tokenizer: TokenizerClient
+
+
+async def _text_model(context: Context, name: str) -> _TextModel:
     engine = await _engine(context, name)
     if engine.facts.kind != "generate":
         raise UserError(
@@ -192,20 +197,25 @@ async def _text_engine(context: Context, name: str) -> TextEngine:
             hint="use /v1/embeddings, or name a model that writes",
             details={"param": "model"},
         )
-    return cast("TextEngine", engine)
+    return _TextModel(cast("TextEngine", engine), await context.engines.tokenizer(engine))
+
+
+async def _encode_chat(wanted: ChatRequest, model: _TextModel) -> list[tuple[int, ...]]:
+    return [await model.tokenizer.chat(wanted, model.engine.facts.window_tokens)]
 
 
 async def _answer(
     wanted: TextRequest,
     request: Request,
     context: Context,
-    engine: TextEngine,
-    tokenizer: TokenizerClient,
+    model: _TextModel,
+    shape: Shape,
     encode: Callable[[], Awaitable[list[tuple[int, ...]]]],
     owner: str,
     is_resumable: bool,
 ) -> Response:
     """Generate the sequences; respond with a stream, or with one JSON body after all sequences have ended."""
+    engine, tokenizer = model
     vocabulary = tokenizer.vocabulary
 
     async def begin() -> Completion | ResumableStream:
@@ -231,10 +241,9 @@ async def _answer(
     completion = await while_wanted(begin(), request.receive, context.notifier)
     if isinstance(completion, ResumableStream):
         return _with_warning(completion.response(completion.position(None)), wanted)
-    shape = shape_of(wanted, vocabulary)
     if wanted.stream:
-        events = answer_events(completion, shape, includes_usage=wanted.wants_usage)
-        return _with_warning(AnswerStream(events, context.notifier, completion.close), wanted)
+        events = answer_events(completion, shape)
+        return _with_warning(AnswerStream(events, context.notifier, completion.close, shape), wanted)
     try:
         answers = await while_wanted(completion.collected(), request.receive, context.notifier)
     finally:
