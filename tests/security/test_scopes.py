@@ -98,6 +98,7 @@ TABLE: dict[str, Scope | None] = {
     "listModels": C,
     "getModel": C,
     "createChatCompletion": C,
+    "createResponse": C,
     "createCompletion": C,
     "createEmbedding": C,
     "resumeStream": C,

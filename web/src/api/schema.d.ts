@@ -1283,6 +1283,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/responses": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Response
+         * @description Generate the next output of a conversation: a message, and calls of functions. Nothing is stored.
+         */
+        post: operations["createResponse"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/streams/{stream_id}": {
         parameters: {
             query?: never;
@@ -3301,6 +3321,46 @@ export interface components {
             size_bytes: number;
         };
         /**
+         * FlatNamedTool
+         * @description The function that the model must call.
+         */
+        FlatNamedTool: {
+            /** Name */
+            name: string;
+            /**
+             * Type
+             * @constant
+             */
+            type: "function";
+        };
+        /**
+         * FlatTool
+         * @description A function that the model may call.
+         */
+        FlatTool: {
+            /** Description */
+            description?: string | null;
+            /** Name */
+            name: string;
+            /**
+             * Parameters
+             * @description JSON schema of the arguments, an object; default: any object.
+             */
+            parameters?: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Strict
+             * @description Constrain each call so that its arguments follow the schema.
+             */
+            strict?: boolean | null;
+            /**
+             * Type
+             * @constant
+             */
+            type: "function";
+        };
+        /**
          * FunctionCall
          * @description Function and arguments of a call.
          */
@@ -3312,6 +3372,38 @@ export interface components {
             arguments: string;
             /** Name */
             name: string;
+        };
+        /**
+         * FunctionCallItem
+         * @description A call by the model in an earlier response.
+         */
+        FunctionCallItem: {
+            /** Arguments */
+            arguments: string;
+            /** Call Id */
+            call_id: string;
+            /** Name */
+            name: string;
+            /**
+             * Type
+             * @constant
+             */
+            type: "function_call";
+        };
+        /**
+         * FunctionCallOutputItem
+         * @description The result of a call.
+         */
+        FunctionCallOutputItem: {
+            /** Call Id */
+            call_id: string;
+            /** Output */
+            output: string | components["schemas"]["ItemPart"][];
+            /**
+             * Type
+             * @constant
+             */
+            type: "function_call_output";
         };
         /**
          * FunctionDefinition
@@ -3623,6 +3715,36 @@ export interface components {
             reason: string;
         };
         /**
+         * IncompleteDetails
+         * @description Reason why a response is incomplete.
+         */
+        IncompleteDetails: {
+            /**
+             * Reason
+             * @description The response has the largest number of tokens, or the model's context window is full.
+             * @constant
+             */
+            reason: "max_output_tokens";
+        };
+        /**
+         * InputTokensDetails
+         * @description Input tokens whose computation was skipped because of prefix caching.
+         */
+        InputTokensDetails: {
+            /**
+             * Cache Write Tokens
+             * @default 0
+             * @constant
+             */
+            cache_write_tokens: 0;
+            /**
+             * Cached Tokens
+             * @description Number of prompt tokens whose KV cache was copied from a request with the same beginning.
+             * @default 0
+             */
+            cached_tokens: number;
+        };
+        /**
          * Interruption
          * @description A time in which a replica could not answer, for example because a member was lost. Requests waited.
          */
@@ -3896,6 +4018,19 @@ export interface components {
             islands: components["schemas"]["Island"][];
             /** Links */
             links: components["schemas"]["IslandLink"][];
+        };
+        /**
+         * ItemPart
+         * @description A part of the text of an item; other fields, such as ``annotations``, have no effect.
+         */
+        ItemPart: {
+            /** Text */
+            text: string;
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "input_text" | "output_text" | "text";
         };
         /**
          * JobMetrics
@@ -4645,6 +4780,25 @@ export interface components {
             tool_calls: components["schemas"]["ToolCall"][];
         };
         /**
+         * MessageItem
+         * @description A message.
+         */
+        MessageItem: {
+            /** Content */
+            content: string | components["schemas"]["ItemPart"][];
+            /**
+             * Role
+             * @enum {string}
+             */
+            role: "system" | "developer" | "user" | "assistant";
+            /**
+             * Type
+             * @default message
+             * @constant
+             */
+            type: "message";
+        };
+        /**
          * MessageToolCall
          * @description A call of a tool by the model.
          */
@@ -4945,6 +5099,100 @@ export interface components {
              * @default 0
              */
             weight_decay: number;
+        };
+        /**
+         * OutputFunctionCall
+         * @description A call of a function by the model.
+         */
+        OutputFunctionCall: {
+            /**
+             * Arguments
+             * @description A JSON object, as text.
+             */
+            arguments: string;
+            /** Call Id */
+            call_id: string;
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /**
+             * Status
+             * @description incomplete if the arguments are not complete.
+             * @enum {string}
+             */
+            status: "in_progress" | "completed" | "incomplete";
+            /**
+             * Type
+             * @default function_call
+             * @constant
+             */
+            type: "function_call";
+        };
+        /**
+         * OutputMessage
+         * @description A message of the model.
+         */
+        OutputMessage: {
+            /** Content */
+            content: components["schemas"]["OutputText"][];
+            /** Id */
+            id: string;
+            /**
+             * Role
+             * @default assistant
+             * @constant
+             */
+            role: "assistant";
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "in_progress" | "completed" | "incomplete";
+            /**
+             * Type
+             * @default message
+             * @constant
+             */
+            type: "message";
+        };
+        /**
+         * OutputText
+         * @description Text of a message.
+         */
+        OutputText: {
+            /**
+             * Annotations
+             * @description Always empty.
+             * @default []
+             */
+            annotations: unknown[];
+            /**
+             * Logprobs
+             * @description Log-probabilities of the tokens; empty if the request does not include them.
+             */
+            logprobs: components["schemas"]["TokenLogprob"][];
+            /** Text */
+            text: string;
+            /**
+             * Type
+             * @default output_text
+             * @constant
+             */
+            type: "output_text";
+        };
+        /**
+         * OutputTokensDetails
+         * @description Kinds of output tokens.
+         */
+        OutputTokensDetails: {
+            /**
+             * Reasoning Tokens
+             * @description Always 0: reasoning is not told apart from text.
+             * @default 0
+             * @constant
+             */
+            reasoning_tokens: 0;
         };
         /**
          * ParallelismSpec
@@ -5441,6 +5689,33 @@ export interface components {
             waiting_since: string;
         };
         /**
+         * ReasoningItem
+         * @description A model's reasoning; it is accepted and ignored.
+         */
+        ReasoningItem: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "reasoning";
+        };
+        /**
+         * ReasoningOptions
+         * @description Options of reasoning models.
+         */
+        ReasoningOptions: {
+            /**
+             * Effort
+             * @description Passed to the chat template, as the template's variable reasoning_effort.
+             */
+            effort?: string | null;
+            /**
+             * Summary
+             * @description Accepted, but has no effect: responses have no summaries.
+             */
+            summary?: "auto" | null;
+        };
+        /**
          * RejoinRequest
          * @description Request of a restarted agent to rejoin.
          * @example {
@@ -5663,6 +5938,19 @@ export interface components {
             upscale_delay_s: number;
         };
         /**
+         * ResponseFailure
+         * @description The error that ended a response.
+         */
+        ResponseFailure: {
+            /**
+             * Code
+             * @enum {string}
+             */
+            code: "server_error" | "rate_limit_exceeded";
+            /** Message */
+            message: string;
+        };
+        /**
          * ResponseFormat
          * @description Format of the answer's text.
          */
@@ -5673,6 +5961,187 @@ export interface components {
              * @enum {string}
              */
             type: "text" | "json_object" | "json_schema";
+        };
+        /**
+         * ResponseObject
+         * @description A response, with the options of its request.
+         */
+        ResponseObject: {
+            /**
+             * Background
+             * @default false
+             * @constant
+             */
+            background: false;
+            /** Created At */
+            created_at: number;
+            error?: components["schemas"]["ResponseFailure"] | null;
+            /** Id */
+            id: string;
+            incomplete_details?: components["schemas"]["IncompleteDetails"] | null;
+            /** Instructions */
+            instructions: string | null;
+            /** Max Output Tokens */
+            max_output_tokens: number | null;
+            /** Metadata */
+            metadata: {
+                [key: string]: string;
+            };
+            /** Model */
+            model: string;
+            /**
+             * Object
+             * @default response
+             * @constant
+             */
+            object: "response";
+            /** Output */
+            output: (components["schemas"]["OutputMessage"] | components["schemas"]["OutputFunctionCall"])[];
+            /** Parallel Tool Calls */
+            parallel_tool_calls: boolean;
+            /** Previous Response Id */
+            previous_response_id?: null;
+            reasoning: components["schemas"]["ReasoningOptions"];
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "in_progress" | "completed" | "incomplete" | "failed";
+            /**
+             * Store
+             * @description Responses are not stored.
+             * @default false
+             * @constant
+             */
+            store: false;
+            /** Temperature */
+            temperature: number;
+            text: components["schemas"]["TextOptions"];
+            /** Tool Choice */
+            tool_choice: ("none" | "auto" | "required") | components["schemas"]["FlatNamedTool"];
+            /** Tools */
+            tools: components["schemas"]["FlatTool"][];
+            /** Top Logprobs */
+            top_logprobs: number;
+            /** Top P */
+            top_p: number;
+            /**
+             * Truncation
+             * @default disabled
+             * @constant
+             */
+            truncation: "disabled";
+            /** @description Token counts; null until the response is complete. */
+            usage?: components["schemas"]["ResponseUsage"] | null;
+        };
+        /**
+         * ResponseUsage
+         * @description Token counts of a response.
+         */
+        ResponseUsage: {
+            /** Input Tokens */
+            input_tokens: number;
+            input_tokens_details: components["schemas"]["InputTokensDetails"];
+            /** Output Tokens */
+            output_tokens: number;
+            /**
+             * @default {
+             *       "reasoning_tokens": 0
+             *     }
+             */
+            output_tokens_details: components["schemas"]["OutputTokensDetails"];
+            /** Total Tokens */
+            total_tokens: number;
+        };
+        /**
+         * ResponsesRequest
+         * @description Request for a response. Nothing is stored, so each request has the whole conversation.
+         * @example {
+         *       "input": "Hello!",
+         *       "instructions": "Be brief.",
+         *       "model": "tiny-llama",
+         *       "stream": true
+         *     }
+         */
+        ResponsesRequest: {
+            /**
+             * Include
+             * @description Further parts of the response; reasoning.encrypted_content has no effect, because no reasoning is sent.
+             */
+            include?: ("message.output_text.logprobs" | "reasoning.encrypted_content")[] | null;
+            /**
+             * Input
+             * @description Text of the user, or the items of a conversation.
+             */
+            input: string | (components["schemas"]["MessageItem"] | components["schemas"]["FunctionCallItem"] | components["schemas"]["FunctionCallOutputItem"] | components["schemas"]["ReasoningItem"])[];
+            /**
+             * Instructions
+             * @description Text of the system, before the input.
+             */
+            instructions?: string | null;
+            /**
+             * Max Output Tokens
+             * @description Largest number of tokens of the response; default: the rest of the model's context window.
+             */
+            max_output_tokens?: number | null;
+            /**
+             * Max Tool Calls
+             * @description Accepted, but has no effect: it limits calls of hosted tools, which this server does not have.
+             */
+            max_tool_calls?: number | null;
+            /**
+             * Metadata
+             * @description Up to 16 texts by name; the response repeats them.
+             */
+            metadata?: {
+                [key: string]: string;
+            } | null;
+            /**
+             * Model
+             * @description Name of a deployment.
+             */
+            model: string;
+            /**
+             * Parallel Tool Calls
+             * @description Allow several calls in one response; default: true, except for a named tool.
+             */
+            parallel_tool_calls?: boolean | null;
+            reasoning?: components["schemas"]["ReasoningOptions"] | null;
+            /**
+             * Stream
+             * @description Send events while the response is generated.
+             */
+            stream?: boolean | null;
+            /** @description Accepted, but has no effect: streams always end with the token counts. */
+            stream_options?: components["schemas"]["StreamOptions"] | null;
+            /**
+             * Temperature
+             * @description Sampling temperature; default: 1. With 0, the most probable token is always taken.
+             */
+            temperature?: number | null;
+            text?: components["schemas"]["TextOptions"] | null;
+            /**
+             * Tool Choice
+             * @description Whether the model may call tools, must, or must call a named one; default: auto.
+             */
+            tool_choice?: ("none" | "auto" | "required") | components["schemas"]["FlatNamedTool"] | null;
+            /**
+             * Tools
+             * @description Functions that the model may call.
+             */
+            tools?: components["schemas"]["FlatTool"][] | null;
+            /**
+             * Top Logprobs
+             * @description Number of most probable tokens at each position whose log-probabilities are reported.
+             */
+            top_logprobs?: number | null;
+            /** Top P */
+            top_p?: number | null;
+            /**
+             * Truncation
+             * @description Only the default is supported: input that is too long is refused.
+             */
+            truncation?: "disabled" | null;
         };
         /**
          * RowsDone
@@ -6511,6 +6980,33 @@ export interface components {
             usage: components["schemas"]["Usage"];
         };
         /**
+         * TextFormat
+         * @description Format of the text.
+         */
+        TextFormat: {
+            /** Description */
+            description?: string | null;
+            /** Name */
+            name?: string | null;
+            /**
+             * Schema
+             * @description JSON schema that the text follows; only for the type json_schema.
+             */
+            schema?: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Strict
+             * @description Accepted, but has no effect: the text always follows the schema.
+             */
+            strict?: boolean | null;
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "text" | "json_object" | "json_schema";
+        };
+        /**
          * TextLogprobs
          * @description Log-probabilities of the tokens of a text completion.
          */
@@ -6525,6 +7021,23 @@ export interface components {
             top_logprobs: {
                 [key: string]: number;
             }[] | null;
+        };
+        /**
+         * TextOptions
+         * @description Options of the text.
+         */
+        TextOptions: {
+            /**
+             * @default {
+             *       "type": "text"
+             *     }
+             */
+            format: components["schemas"]["TextFormat"];
+            /**
+             * Verbosity
+             * @description Only the default is supported.
+             */
+            verbosity?: "medium" | null;
         };
         /**
          * TextPart
@@ -12129,6 +12642,103 @@ export interface operations {
             };
             /** @description Not Found */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    createResponse: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResponsesRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResponseObject"];
+                    "text/event-stream": string;
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
                 headers: {
                     [name: string]: unknown;
                 };

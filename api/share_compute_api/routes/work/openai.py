@@ -1,4 +1,4 @@
-"""The OpenAI API under ``/v1``: models, chat completions, completions and embeddings."""
+"""The OpenAI API under ``/v1``: models, responses, chat completions, completions and embeddings."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ from share_compute_api.openai.requests import (
     EmbeddingRequest,
     TextRequest,
 )
+from share_compute_api.openai.responses.objects import ResponseObject
+from share_compute_api.openai.responses.requests import ResponsesRequest
+from share_compute_api.openai.responses.shape import ResponsesShape
 from share_compute_api.openai.resumable.streams import ResumableStream
 from share_compute_api.openai.tokenizer_client import TokenizerClient
 from share_compute_api.openai.tool_use import ToolUse
@@ -77,6 +80,30 @@ async def create_chat_completion(
     shape = shape_of(wanted, model.tokenizer.vocabulary)
     encode = partial(_encode_chat, wanted, model)
     return await _answer(wanted, request, context, model, shape, encode, caller.id, resumable)
+
+
+@router.post(
+    "/responses",
+    operation_id="createResponse",
+    responses={**_ENGINE_ERRORS, 200: {"model": ResponseObject, "content": _STREAM}},
+)
+async def create_response(
+    wanted: ResponsesRequest, request: Request, context: InContext, caller: Chatter
+) -> Response:
+    """Generate the next output of a conversation: a message, and calls of functions. Nothing is stored."""
+    model = await _text_model(context, wanted.model)
+    shape = ResponsesShape(wanted, model.tokenizer.vocabulary)
+
+    async def encode() -> list[tuple[int, ...]]:
+        try:
+            return await _encode_chat(wanted.chat, model)
+        except UserError as failure:
+            if failure.details.get("param") == "messages":
+                failure.details = {**failure.details, "param": "input"}
+            raise
+
+    answer = await _answer(wanted.chat, request, context, model, shape, encode, caller.id)
+    return _with_warning(answer, wanted)
 
 
 @router.post(
@@ -212,7 +239,7 @@ async def _answer(
     shape: Shape,
     encode: Callable[[], Awaitable[list[tuple[int, ...]]]],
     owner: str,
-    is_resumable: bool,
+    is_resumable: bool = False,
 ) -> Response:
     """Generate the sequences; respond with a stream, or with one JSON body after all sequences have ended."""
     engine, tokenizer = model
@@ -248,7 +275,9 @@ async def _answer(
         answers = await while_wanted(completion.collected(), request.receive, context.notifier)
     finally:
         completion.close()
-    return _with_warning(JSONResponse(shape.whole(answers, completion.usage).model_dump()), wanted)
+    return _with_warning(
+        JSONResponse(shape.whole(answers, completion.usage).model_dump(by_alias=True)), wanted
+    )
 
 
 def _with_warning(response: Response, wanted: ApiRequest) -> Response:
