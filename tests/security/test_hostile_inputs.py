@@ -350,7 +350,10 @@ JSONS: dict[str, tuple[Any, str]] = {
     "a long key": ({"k" * 1_000_000: 1}, "kkk..."),
     "wrong layers": ({"kind": "train", "name": "x", "model": {"layers": [1] * 300_000}}, "at most 10000"),
     "wrong files": ({"kind": "train", "name": "x", "data": {"files": [1] * 300_000}}, "data.files.0"),
-    "wrong names": ({"kind": "train", "name": "x", "training": {"freeze": [1] * 300_000}}, "training.freeze.0"),
+    "wrong names": (
+        {"kind": "train", "name": "x", "training": {"freeze": [1] * 300_000}},
+        "training.freeze.0",
+    ),
     "depth": ("[" * 500_000, "too deeply"),
     "number": ('{"name": ' + "9" * 100_000 + "}", "not valid JSON"),
 }
