@@ -126,6 +126,26 @@ def test_a_long_list_of_wrong_items_is_one_problem(
     attack(plane, http, honest, lambda: chat(http, honest, **more), said)
 
 
+RESPONSES: dict[str, tuple[dict[str, Any], str]] = {
+    "items": ({"input": WRONG}, "input.0"),
+    "empty items": ({"input": [{}] * 1_000_000}, "input.0.role"),
+    "parts": ({"input": [{"role": "user", "content": WRONG}]}, "input.0.content"),
+    "tools": ({"tools": WRONG}, "tools.0"),
+    "nameless tools": ({"tools": [{"type": "function"}] * 150_000}, "tools.0.name"),
+    "includes": ({"include": WRONG}, "include.0"),
+    "metadata": ({"metadata": {str(number): 0 for number in range(300_000)}}, "at most 16"),
+}
+
+
+@pytest.mark.parametrize("kind", RESPONSES)
+def test_a_response_with_very_many_wrong_parts_is_one_problem(
+    plane: Plane, http: httpx.Client, honest: str, kind: str
+) -> None:
+    more, said = RESPONSES[kind]
+    body = {"model": honest, "input": "Hello", **more}
+    attack(plane, http, honest, lambda: http.post("/v1/responses", json=body), said)
+
+
 # -- chat templates --------------------------------------------------------------------------------------------------
 
 LOOPS = (

@@ -664,7 +664,8 @@ def test_prompts_of_a_megabyte_are_refused_before_the_model_receives_them(
 def test_there_is_nothing_else(raw: httpx.Client) -> None:
     for method, path, status in (
         ("GET", "/nothing", 404),
-        ("POST", "/responses", 404),
+        ("GET", "/responses/resp_1", 404),
+        ("POST", "/conversations", 404),
         ("GET", "/completions", 405),
     ):
         answer = raw.request(method, path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from share_compute.files.field_errors import cut
@@ -110,7 +110,7 @@ def _item(value: Any) -> InputItem:
 
 def _items(value: Any) -> Any:
     """Return the items; a text is one message of the user."""
-    if value == "":
+    if value in ("", []):
         raise ValueError("it is empty")
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -119,11 +119,9 @@ def _items(value: Any) -> Any:
     return value
 
 
-InputItems = Annotated[
-    tuple[Annotated[InputItem, PlainValidator(_item, json_schema_input_type=InputItem)], ...],
-    Field(min_length=1, fail_fast=True),
-    BeforeValidator(_items, json_schema_input_type=str | Annotated[list[InputItem], Field(min_length=1)]),
-]
+_ITEMS: TypeAdapter[tuple[InputItem, ...]] = TypeAdapter(
+    Annotated[tuple[Annotated[InputItem, PlainValidator(_item)], ...], Field(fail_fast=True)]
+)
 
 
 @dataclass(slots=True)
@@ -149,14 +147,10 @@ class _Conversation:
     """Collects the messages of a chat from items.
 
     The assistant's texts and calls of one turn become one message, because the results of its calls must follow it.
-
-    Args:
-        instructions: text before all messages; None if there is none.
     """
 
-    def __init__(self, instructions: str | None) -> None:
-        self._drafts = [] if instructions is None else [_Draft("system", [instructions])]
-        self._has_instructions = instructions is not None
+    def __init__(self) -> None:
+        self._drafts: list[_Draft] = []
         self._waiting: dict[str, str] = {}
         """Calls without an output: id -> name of the function."""
 
@@ -189,11 +183,7 @@ class _Conversation:
             turn.texts.append(item.content)
             return
         self._refuse_waiting(f"item {number}")
-        if self._has_instructions and len(self._drafts) == 1 and item.role in ("system", "developer"):
-            # Many chat templates read one message of the role system only.
-            self._drafts[0].texts += ["\n\n", item.content]
-        else:
-            self._drafts.append(_Draft(item.role, [item.content]))
+        self._drafts.append(_Draft(item.role, [item.content]))
 
     def _add_call(self, item: FunctionCallItem, number: int) -> None:
         turn = self._turn
@@ -230,15 +220,35 @@ class _Conversation:
             )
 
 
-def messages_of(instructions: str | None, items: Sequence[InputItem]) -> tuple[Message, ...]:
-    """Return the messages of a chat with these instructions and items.
+def _messages(value: Any) -> tuple[Message, ...]:
+    """Return the messages of a request's input.
 
     Raises:
-        ValueError: there is no message, a call has no output, or an output belongs to no call before it.
+        ValueError: an item is wrong, there is no message, or a call and its output do not belong together.
     """
+    items = _ITEMS.validate_python(_items(value))
     if all(isinstance(item, ReasoningItem) for item in items):
         raise ValueError("it has no message")
-    conversation = _Conversation(instructions)
+    conversation = _Conversation()
     for number, item in enumerate(items):
         conversation.add(item, number)
     return conversation.messages()
+
+
+InputMessages = Annotated[
+    tuple[Message, ...],
+    PlainValidator(_messages, json_schema_input_type=str | Annotated[list[InputItem], Field(min_length=1)]),
+]
+"""The messages of a request's input, which is text or a list of items."""
+
+
+def instructed(instructions: str | None, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the messages after instructions, in one message with instructions at the beginning of the messages.
+
+    Many chat templates read a message of the role system at the beginning only.
+    """
+    if instructions is None:
+        return messages
+    leading = list(takewhile(lambda message: message.role in ("system", "developer"), messages))
+    content = "\n\n".join([instructions, *(message.content for message in leading)])
+    return (Message(role="system", content=content), *messages[len(leading) :])

@@ -12,7 +12,6 @@ from pydantic import (
     Field,
     PlainValidator,
     PrivateAttr,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -27,7 +26,7 @@ from share_compute_api.openai.inputs import (
     unicode_text,
 )
 from share_compute_api.openai.requests import UNSUPPORTED, ApiRequest, ChatRequest
-from share_compute_api.openai.responses.items import InputItems, messages_of
+from share_compute_api.openai.responses.items import InputMessages, instructed
 from share_compute_api.openai.tools.definitions import (
     MOST_TOOLS,
     FunctionDefinition,
@@ -118,7 +117,7 @@ class TextOptions(StrictModel):
 class ReasoningOptions(StrictModel):
     """Options of reasoning models."""
 
-    effort: Annotated[_Text, Field(max_length=20)] | None = None
+    effort: Annotated[str, Field(max_length=20), AfterValidator(unicode_text)] | None = None
     """Passed to the chat template, as the template's variable reasoning_effort."""
     summary: Literal["auto"] | None = None
     """Accepted, but has no effect: responses have no summaries."""
@@ -143,7 +142,7 @@ class ResponsesRequest(ApiRequest):
         "prompt": (None,),
     }
 
-    input: InputItems
+    input: InputMessages
     """Text of the user, or the items of a conversation."""
     instructions: _Text | None = None
     """Text of the system, before the input."""
@@ -190,8 +189,8 @@ class ResponsesRequest(ApiRequest):
     metadata: (
         Annotated[
             dict[
-                Annotated[_Text, Field(max_length=64)],
-                Annotated[_Text, Field(max_length=512)],
+                Annotated[str, Field(max_length=64), AfterValidator(unicode_text)],
+                Annotated[str, Field(max_length=512), AfterValidator(unicode_text)],
             ],
             BeforeValidator(_few),
         ]
@@ -215,12 +214,6 @@ class ResponsesRequest(ApiRequest):
         """Whether the response has the log-probabilities of its tokens."""
         return _LOGPROBS in (self.include or ())
 
-    @field_validator("input")
-    @classmethod
-    def _is_conversation(cls, value: InputItems) -> InputItems:
-        messages_of(None, value)
-        return value
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
         has_tools = bool(self.tools) and self.tool_choice != "none"
@@ -241,7 +234,7 @@ class ResponsesRequest(ApiRequest):
             choice = {"type": "function", "function": {"name": choice.name}}
         self._chat = ChatRequest(
             model=self.model,
-            messages=messages_of(self.instructions, self.input),
+            messages=instructed(self.instructions, self.input),
             stream=self.stream,
             temperature=self.temperature,
             top_p=self.top_p,

@@ -128,7 +128,9 @@ def _tools(value: tuple[FunctionTool, ...]) -> tuple[FunctionTool, ...]:
     return value
 
 
-Tools = Annotated[tuple[FunctionTool, ...], Field(max_length=MOST_TOOLS, fail_fast=True), AfterValidator(_tools)]
+Tools = Annotated[
+    tuple[FunctionTool, ...], Field(max_length=MOST_TOOLS, fail_fast=True), AfterValidator(_tools)
+]
 
 
 class CalledFunction(StrictModel):

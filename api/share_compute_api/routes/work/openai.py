@@ -78,7 +78,10 @@ async def create_chat_completion(
     """Generate the next message of a conversation. Unsupported parameters that would change the answer are refused."""
     model = await _text_model(context, wanted.model)
     shape = shape_of(wanted, model.tokenizer.vocabulary)
-    encode = partial(_encode_chat, wanted, model)
+
+    async def encode() -> list[tuple[int, ...]]:
+        return [await model.tokenizer.chat(wanted, model.engine.facts.window_tokens)]
+
     return await _answer(wanted, request, context, model, shape, encode, caller.id, resumable)
 
 
@@ -96,7 +99,7 @@ async def create_response(
 
     async def encode() -> list[tuple[int, ...]]:
         try:
-            return await _encode_chat(wanted.chat, model)
+            return [await model.tokenizer.chat(wanted.chat, model.engine.facts.window_tokens)]
         except UserError as failure:
             if failure.details.get("param") == "messages":
                 failure.details = {**failure.details, "param": "input"}
@@ -225,10 +228,6 @@ async def _text_model(context: Context, name: str) -> _TextModel:
             details={"param": "model"},
         )
     return _TextModel(cast("TextEngine", engine), await context.engines.tokenizer(engine))
-
-
-async def _encode_chat(wanted: ChatRequest, model: _TextModel) -> list[tuple[int, ...]]:
-    return [await model.tokenizer.chat(wanted, model.engine.facts.window_tokens)]
 
 
 async def _answer(

@@ -26,7 +26,7 @@ from tests.api.openai.conftest import (
     SaysCalls,
     prompt_of,
 )
-from tests.api.speaking import make_tokenizer
+from tests.api.speaking import Speaker, make_tokenizer
 
 from share_compute.errors import Busy, Unavailable
 from share_compute.specification.serve import ToolFormat
@@ -479,6 +479,23 @@ def test_an_idle_stream_sends_comments(served: Plane, says: Says, monkeypatch: p
         assert any(line == ": still here" for line in lines)
         speaker.go_on.set()
         assert "event: response.completed" in list(lines)
+
+
+def test_a_server_that_ends_notifies_its_streams(
+    plane: Plane, folder: Path, tokenizer: ServedTokenizer
+) -> None:
+    speaker = Speaker("model", folder, lambda _: tokenizer.encode(ANSWER, 99))
+    speaker.pause_after = 2
+    plane.app.state.context.engines.add(speaker)
+    with OpenAI(base_url=f"{plane.url}/v1", api_key=plane.api_key, max_retries=0) as client:
+        stream = iter(client.responses.create(model="model", input="Hello", stream=True))
+        assert next(stream).type == "response.created"
+        plane.app.state.context.notifier.close()
+        *_, last = stream
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert "the server ends" in last.response.error.message
+    wait_until(lambda: speaker.closed)
 
 
 def test_streams_are_not_resumable(raw: httpx.Client, says: Says) -> None:
