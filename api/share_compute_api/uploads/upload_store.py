@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -63,6 +63,11 @@ class _Entry:
     @property
     def size_bytes(self) -> int:
         return self.files_bytes + self.arriving_bytes
+
+    def is_abandoned(self, now: datetime) -> bool:
+        """Whether the upload is open, receives no file, and has received none for a day."""
+        is_idle = not (self.arriving or self.is_closing)
+        return self.view.state == "open" and is_idle and now - self.touched_at > _LEFT_AFTER
 
     def keep(self, file: UploadFile) -> None:
         """Add a file that has arrived; replace an earlier file with the same path."""
@@ -132,16 +137,13 @@ class UploadStore:
         """Create an upload for the caller; also remove open uploads that have received no file for a day."""
         now = self.clock()
         with self._lock:
-            left = [
-                upload_id
-                for upload_id, entry in self._entries.items()
-                if entry.view.state == "open"
-                and not (entry.arriving or entry.is_closing)
-                and now - entry.touched_at > _LEFT_AFTER
-            ]
-        for upload_id in left:
-            with suppress(NotFound, Conflict):  # another request removes or completes the upload
-                self._remove(upload_id, lambda _: [])
+            entries = list(self._entries.values())
+        for entry in entries:
+            with self._lock:
+                is_abandoned = entry.is_abandoned(now)
+                entry.is_closing = entry.is_closing or is_abandoned
+            if is_abandoned:
+                self._discard(entry, lambda _: [])
         upload_id = new_id("up")
         folder = self.folder / upload_id
         (folder / _FILES).mkdir(parents=True, mode=0o700)
@@ -246,12 +248,8 @@ class UploadStore:
             NotFound: there is no such upload, or it belongs to another key.
             Conflict: a job, a deployment or another request uses the upload.
         """
-        self.get(upload_id, caller)
-        return self._remove(upload_id, users)
-
-    def _remove(self, upload_id: str, users: Callable[[Path], Sequence[str]]) -> UploadView:
         with self._lock:
-            entry = self._known(upload_id)
+            entry = self._entry(upload_id, caller)
             is_busy = bool(entry.readers) or entry.is_closing
             entry.is_closing = entry.is_closing or not is_busy
         if is_busy:
@@ -261,6 +259,11 @@ class UploadStore:
                 f"upload {upload_id} is being read to check a job or to plan it",
                 hint="try again in a few seconds",
             )
+        return self._discard(entry, users)
+
+    def _discard(self, entry: _Entry, users: Callable[[Path], Sequence[str]]) -> UploadView:
+        """Delete an upload for which the caller has set `_Entry.is_closing`; reset it if the upload stays."""
+        upload_id = entry.view.id
         gone = self.folder / f"{_GONE}{upload_id}"
         try:
             _require_unused(upload_id, users(self.folder / upload_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 import socket
 import threading
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import ApiKeyRecord
 from share_compute_api.client.client import Client
+from share_compute_api.schemas.bodies import UploadFile
+from share_compute_api.uploads.arrival import Arrival
 from share_compute_api.uploads.upload_store import UploadStore
 
 LIMIT_BYTES = 1 << 20
@@ -329,6 +332,38 @@ def test_what_was_left_for_a_day_goes_when_the_next_one_begins(tmp_path: Path) -
     fresh = uploads.create("fresh", "data", OPERATOR)
     assert {one.id for one in uploads.list(OPERATOR)} == {complete.id, fresh.id}
     assert not (tmp_path / "uploads" / left.id).exists()
+
+
+def test_an_upload_that_receives_a_file_while_others_expire_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime(2026, 1, 31, tzinfo=UTC)
+    uploads = UploadStore(tmp_path / "uploads", LIMIT_BYTES, LIMIT_BYTES, lambda: now)
+    expired, receiving, received, completed = (
+        uploads.create(name, "data", OPERATOR).id for name in ("a", "b", "c", "d")
+    )
+    sent: list[UploadFile] = []
+    arrivals: list[Arrival] = []
+    delete = shutil.rmtree
+
+    def send_and_delete(folder: Path, ignore_errors: bool) -> None:
+        """Send files at the moment at which the first upload is deleted."""
+        if not arrivals:
+            for upload in (receiving, received, completed):
+                arrivals.append(uploads.receive(upload, "a.txt", OPERATOR))
+                arrivals[-1].write(TEXT)
+            sent.extend(arrival.finish() for arrival in arrivals[1:])
+            uploads.complete(completed, OPERATOR)
+        delete(folder, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", send_and_delete)
+    now += timedelta(days=2)
+    fresh = uploads.create("fresh", "data", OPERATOR).id
+    kept = {one.id: one.files for one in uploads.list(OPERATOR)}
+    assert kept == {receiving: [], received: [sent[0]], completed: [sent[1]], fresh: []}
+    assert not (tmp_path / "uploads" / expired).exists()
+    file = arrivals[0].finish()
+    assert uploads.get(receiving, OPERATOR).files == [file]
 
 
 def test_what_is_removed_takes_no_file_that_was_on_its_way(tmp_path: Path) -> None:
