@@ -23,7 +23,7 @@ from share_compute.lifecycle.attempt_events import (
 )
 from share_compute.planning.planner import Solution, solve
 from share_compute.protocol.membership import Membership, fresh
-from share_compute.topology import Topology
+from share_compute.topology import Link, Topology
 from share_compute_actors.group.allocator import as_reported, is_out_of_memory
 from share_compute_actors.group.backoff import Backoff
 from share_compute_actors.training.membership.changes import Changes, Recopying
@@ -190,6 +190,18 @@ class Story:
 @pytest.fixture
 def story(tmp_path: Path) -> Story:
     return Story(tmp_path)
+
+
+def test_dead_links_are_those_of_the_latest_offer(story: Story) -> None:
+    assert story.changes.cut_off == ()
+    links = (Link.dead("b", "a"), Link.dead("a", "b"), Link.dead("b", "c"))
+    offered = Topology(LAN["ab"].contributors, links)
+    story.group.offer(LAN["ab"])
+    story.requests.offer(Offer(topology=offered))
+    assert story.changes.cut_off == (("a", "b"),)
+    # A machine that the job must leave still gives its layers to other members.
+    story.requests.offer(Offer(topology=Topology(LAN["a"].contributors, links)))
+    assert story.changes.cut_off == (("a", "b"),)
 
 
 def test_no_member_is_started_before_its_machine_is_the_jobs(story: Story) -> None:

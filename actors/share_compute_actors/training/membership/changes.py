@@ -198,6 +198,11 @@ class Changes:
         )
         return Topology(tuple(machines), offered.links)
 
+    @property
+    def cut_off(self) -> tuple[tuple[Worker, Worker], ...]:
+        """The pairs of known machines that have a dead link in the latest offer, each pair once."""
+        return Topology(self.known.contributors, self.usable.links).cut_off
+
     def _may_come(self, machine: Contributor) -> bool:
         is_welcome = machine.id not in self._quarantined and machine.id not in self.backoff
         return is_welcome and not self._group.has_refused(machine)

@@ -196,7 +196,9 @@ class MembershipPlanner:
 
     def _moved(self, before: Membership, solution: Solution, request: PlanMembership) -> Form:
         heirs = self._changes.heirs(solution, before)
-        moved = self._resharder.load(before, solution.plan, request, self._step_log.scales(), heirs)
+        moved = self._resharder.load(
+            before, solution.plan, request, self._step_log.scales(), heirs, self._changes.cut_off
+        )
         self.solution = solution
         tied = self._is_tied(len(solution.plan.stages))
         return moved_form(before, solution.plan, request, moved, is_tied=tied)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from share_compute.planning.plan import Plan
 from share_compute.protocol.coordinator import PlanMembership
@@ -42,6 +42,7 @@ class Resharder:
         request: PlanMembership,
         scales: Mapping[int, float],
         heirs: Heirs | None = None,
+        cut_off: Collection[tuple[Worker, Worker]] = (),
     ) -> frozenset[Worker]:
         """Have members load the shards that they lack for a plan; return the members that loaded a shard.
 
@@ -59,6 +60,8 @@ class Resharder:
             scales: update factor of each committed step, by step.
             heirs: shards that members will back up. If a member already has a copy of some of these layers,
                 this copy is brought to the committed step, so that the new copy can start from its data.
+            cut_off: pairs of members with a dead link. A member loads over a dead link only layers that have no other
+                source.
 
         Raises:
             ContributorLost: some part of the model is lost, because no remaining member holds it.
@@ -78,10 +81,19 @@ class Resharder:
         }
         if moved:
             own = self._own(before, moved, held, request.committed, scales)
-            others = None
-            if own.keys() != moved.keys():
-                others = self._sources(before, held, request.committed, scales)
-            self._group.load_shards(moved, lambda worker: own.get(worker, others), request.committed)
+            unreached = {
+                worker: frozenset(other for pair in cut_off if worker in pair for other in pair) - {worker}
+                for worker in moved.keys() - own.keys()
+            }
+            others = {
+                avoided: self._sources(before, held, request.committed, scales, avoided)
+                for avoided in set(unreached.values())
+            }
+            self._group.load_shards(
+                moved,
+                lambda worker: own[worker] if worker in own else others[unreached[worker]],
+                request.committed,
+            )
         self._bring_to(before, heirs or {}, request.committed, scales)
         self._loaded = frozenset(moved), request
         return frozenset(moved)
@@ -167,6 +179,7 @@ class Resharder:
         held: Mapping[Worker, tuple[int, int]],
         committed: int,
         scales: Mapping[int, float],
+        avoided: frozenset[Worker],
     ) -> Sources | None:
         """Return the sources of all parameters, with their values after the last committed step.
 
@@ -174,36 +187,48 @@ class Resharder:
         has neither, and step `first_step` is not committed, all layers come from the shard store. If the shard
         store has no weights, return None: all layers are initialized from the seed.
 
+        Members in ``avoided`` are sources only of layers that have no other source.
+
         Raises:
             ContributorLost: a layer has no source, and step `first_step` is committed.
         """
         found: list[Source] = []
         covered: set[int] = set()
-        for worker, (start, stop) in sorted(held.items(), key=lambda one: (one[1], one[0])):
-            if not covered.issuperset(range(start, stop)):
-                found.append(self._group.source(worker))
-                covered.update(range(start, stop))
-        lost: list[Worker] = []
-        for shard, stage in zip(before.shards, before.stages, strict=True):
-            if covered.issuperset(range(*shard)):
-                continue
-            copy = self._copy(shard, committed, scales)
-            if copy is None:
-                lost += stage
-            else:
-                found.append(copy)
-        if not lost:
-            return self._group.inventory(found)
-        if committed < self._first_step:
-            return self._group.beginning
+        for workers in (self._group.workers - avoided, self._group.workers & avoided):
+            for worker, (start, stop) in sorted(held.items(), key=lambda one: (one[1], one[0])):
+                if worker in workers and not covered.issuperset(range(start, stop)):
+                    found.append(self._group.source(worker))
+                    covered.update(range(start, stop))
+            for shard in before.shards:
+                if not covered.issuperset(range(*shard)):
+                    copy = self._copy(shard, committed, scales, workers)
+                    if copy is not None:
+                        found.append(copy)
+                        covered.update(range(*shard))
+            lost = [
+                worker
+                for shard, stage in zip(before.shards, before.stages, strict=True)
+                if not covered.issuperset(range(*shard))
+                for worker in stage
+            ]
+            if not lost:
+                return self._group.inventory(found)
+            if committed < self._first_step:
+                return self._group.beginning
         raise machines_lost(self._group.topology, lost)
 
-    def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
+    def _copy(
+        self,
+        shard: tuple[int, int],
+        committed: int,
+        scales: Mapping[int, float],
+        workers: frozenset[Worker],
+    ) -> Source | None:
         """Bring a backup copy of a shard to the last committed step; return the copy as a source.
 
-        Return None if no member has such a copy.
+        Return None if none of the ``workers`` has such a copy.
         """
-        for worker in sorted(self._group.workers):
+        for worker in sorted(workers):
             if self._group.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
                 return self._group.source(worker, shard)
         return None
