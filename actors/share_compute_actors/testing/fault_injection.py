@@ -12,13 +12,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Literal
 
-from share_compute.errors import Conflict, UserError
+from share_compute.errors import UserError
 from share_compute.protocol.failures import FailureKind, FailureScript, InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import SENDING, Point
-from share_compute_actors.group.naming import members_of
 from share_compute_actors.testing.message_faults import MessageFaults
 
 _WORDS = frozenset(SENDING.values())
@@ -112,26 +110,3 @@ def freeze(duration_s: float) -> None:
     )
     # If another thread handled a signal to the process, this thread would continue for a moment.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-
-
-def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], duration_s: float = 0.0) -> None:
-    """Make a job's members on one contributor fail; return without waiting for the failure.
-
-    Args:
-        job_id: id of the job.
-        worker: id of the contributor.
-        kind: the failure.
-        duration_s: time for which a stopped member stays suspended, in seconds.
-
-    Raises:
-        Conflict: no member of the job runs on this contributor.
-    """
-    members = members_of(job_id, worker)
-    if not members:
-        raise Conflict(
-            f"no member of the job runs on {worker} now",
-            hint="choose another machine of its plan",
-            job=job_id,
-        )
-    for member in members:
-        member.fail.remote(kind, duration_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -117,3 +119,12 @@ def test_calls_fail_when_the_process_ends() -> None:
             await call
 
     talk(test)
+
+
+def test_the_gateway_starts_without_torch() -> None:
+    program = (
+        "import sys, share_compute_api.cluster.gateway_process;"
+        "print([name for name in ('torch', 'transformers', 'fastapi', 'sqlalchemy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
