@@ -276,6 +276,7 @@ def sent(plane: Plane, **headers: str) -> httpx.Response:
         f"{plane.url}/api/v1/contributors",
         json=wanted(code, f"name-{code[:4]}").model_dump(mode="json"),
         headers=fields,
+        timeout=60,
     )
     if answer.status_code == 403:
         plane.store.invites.check(code)  # unused
@@ -298,6 +299,7 @@ def test_the_token_is_not_sent_over_plain_http_to_another_machine(tmp_path: Path
         rejoined = httpx.post(
             f"{plane.url}/api/v1/contributors/{joined.contributor_id}/rejoin",
             headers={"Authorization": f"Bearer {joined.contributor_key}", "X-Forwarded-For": "192.0.2.9"},
+            timeout=60,
         )
         assert (rejoined.status_code, rejoined.json()["code"]) == (403, "insecure-transport")
     with open_plane(tmp_path / "plain", cluster=True) as plane:
