@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from share_compute_actors.machine.device import gpu_uuid
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
 """Time limit for the measurement of one quantity, in seconds."""
-_REPETITIONS = 4
+_REPETITIONS = 5
 _LARGEST_MATRIX = 8192
 _SMALL, _CHAIN, _PASSES = 16, 8, 40
 """Width, number of layers and repetitions of the chain that measures the overhead of an operation."""
@@ -153,7 +154,7 @@ def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
         while True:
             left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
             out = torch.empty(size, size, device=device, dtype=dtype)
-            elapsed = _best_s(partial(torch.mm, left, right, out=out), device, started)
+            elapsed = _median_s(partial(torch.mm, left, right, out=out), device, started)
             if (
                 elapsed >= _MEASURABLE_S
                 or size >= _LARGEST_MATRIX
@@ -169,7 +170,7 @@ def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
 def _copy_speed(device: torch.device, size_bytes: int) -> float:
     source = torch.ones(size_bytes, device=device, dtype=torch.uint8)
     target = torch.zeros_like(source)
-    elapsed = _best_s(lambda: target.copy_(source), device, time.perf_counter())
+    elapsed = _median_s(lambda: target.copy_(source), device, time.perf_counter())
     return 2.0 * size_bytes / elapsed
 
 
@@ -188,27 +189,29 @@ def _overhead_s(device: torch.device) -> float:
     operations = OperationCounter()
     with operations:
         run()
-    return _best_s(run, device, time.perf_counter(), _PASSES) / operations.count
+    return _median_s(run, device, time.perf_counter(), _PASSES) / operations.count
 
 
-def _best_s(
+def _median_s(
     work: Callable[[], object], device: torch.device, started: float, repetitions: int = _REPETITIONS
 ) -> float:
-    """Return the shortest run time of ``work``, in seconds, after one warm-up run.
+    """Return the median run time of ``work``, in seconds, after one warm-up run.
+
+    The shortest run time would promise a speed that a processor reaches only in bursts.
 
     The measurement ends after ``repetitions`` runs, or `_BUDGET_S` after ``started`` if that is sooner.
     """
-    best = float("inf")
+    times: list[float] = []
     work()
     for _ in range(repetitions):
         _finish(device)
         begin = time.perf_counter()
         work()
         _finish(device)
-        best = min(best, time.perf_counter() - begin)
+        times.append(time.perf_counter() - begin)
         if time.perf_counter() - started > _BUDGET_S:
             break
-    return best
+    return statistics.median(times)
 
 
 def _finish(device: torch.device) -> None:
