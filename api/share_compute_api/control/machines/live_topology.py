@@ -1,14 +1,21 @@
-"""Builds the topology of contributors. Leaves out machines and links with impossible figures."""
+"""Builds the topology of contributors.
+
+Machines and links with impossible figures are left out, and machines on the same cores get the same speed.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median
 
 from share_compute.errors import VerificationFailed
+from share_compute.planning.cost.timings import is_alike
 from share_compute.quantities import bytes_text
 from share_compute.store import ContributorRecord
-from share_compute.topology import HEAD, Device, Link, Topology, absurdities
+from share_compute.topology import HEAD, Contributor, Device, Link, Topology, absurdities
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +65,9 @@ def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
 def live_topology(records: Iterable[ContributorRecord]) -> Topology:
     """Return the topology of these contributors: their devices, and the links among them and to the head.
 
-    Contributors and links with impossible figures are left out.
+    Contributors and links with impossible figures are left out. CPUs of one computer that differ by no more than a
+    measurement may get their median figures: otherwise a plan would give the most layers to the machine whose
+    measurement was luckiest.
     """
     machines = []
     for record in records:
@@ -70,7 +79,7 @@ def live_topology(records: Iterable[ContributorRecord]) -> Topology:
             machines.append(record)
     offered = {machine.id for machine in machines} | {HEAD}
     return Topology(
-        contributors=tuple(machine.machine() for machine in machines),
+        contributors=_with_common_figures([machine.machine() for machine in machines]),
         links=tuple(
             link
             for machine in machines
@@ -78,3 +87,45 @@ def live_topology(records: Iterable[ContributorRecord]) -> Topology:
             if link.source in offered and link.target in offered
         ),
     )
+
+
+def _with_common_figures(machines: Sequence[Contributor]) -> tuple[Contributor, ...]:
+    """Return the machines, with median figures for those that compute on the same cores and measured similar ones."""
+    groups: dict[tuple[str, int], list[Contributor]] = defaultdict(list)
+    for machine in machines:
+        if machine.host and machine.devices and machine.device.kind == "cpu":
+            groups[machine.host, machine.cpu_threads].append(machine)
+    common = {
+        group: _median_device([machine.device for machine in sharing]) for group, sharing in groups.items()
+    }
+    return tuple(
+        _with_figures(machine, common.get((machine.host, machine.cpu_threads))) for machine in machines
+    )
+
+
+def _median_device(devices: Sequence[Device]) -> Device:
+    """Return the first device with the median of each figure over all devices."""
+    dtypes = {dtype for device in devices for dtype in device.flops_per_s}
+    return replace(
+        devices[0],
+        flops_per_s={
+            dtype: median(device.flops_per_s[dtype] for device in devices if dtype in device.flops_per_s)
+            for dtype in sorted(dtypes)
+        },
+        memory_bytes_per_s=median(device.memory_bytes_per_s for device in devices),
+        overhead_s=median(device.overhead_s for device in devices),
+    )
+
+
+def _with_figures(machine: Contributor, common: Device | None) -> Contributor:
+    """Return the machine with the common figures, unless its own show that it computes under other conditions."""
+    if common is None or not is_alike(machine.device, common):
+        return machine
+    own = machine.device
+    changed = replace(
+        own,
+        flops_per_s={dtype: common.flops_per_s[dtype] for dtype in own.flops_per_s},
+        memory_bytes_per_s=common.memory_bytes_per_s,
+        overhead_s=common.overhead_s,
+    )
+    return replace(machine, devices=tuple(changed if device is own else device for device in machine.devices))
