@@ -58,8 +58,8 @@ def undisturbed(openai: OpenAI) -> str:
     return "".join(stream(openai))
 
 
-def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float) -> str:
-    """Return the text of a stream during which a link is cut for a while."""
+def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float) -> tuple[str, bool]:
+    """Cut a link for a while during a stream; return the text, and whether the stream ended after the cut."""
     has_begun = threading.Event()
 
     def hold() -> None:
@@ -70,16 +70,17 @@ def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float
     cutting = threading.Thread(target=hold)
     cutting.start()
     text = "".join(stream(openai, has_begun))
-    assert cutting.is_alive() is False, "the stream was over before the link was whole again"
+    ended_after = not cutting.is_alive()
     cutting.join()
-    return text
+    return text, ended_after
 
 
 @pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.thorough)])
 def test_a_server_that_is_cut_off_loses_no_token(
     cluster: Cluster, openai: OpenAI, undisturbed: str, seconds: float
 ) -> None:
-    assert cut_stream(openai, cluster.host.cut_from(list(cluster.machines.values())), seconds) == undisturbed
+    cut = cluster.host.cut_from(list(cluster.machines.values()))
+    assert cut_stream(openai, cut, seconds) == (undisturbed, True)
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.thorough)])
@@ -90,4 +91,6 @@ def test_a_machine_that_is_cut_off_loses_no_token(
         deployment = wait_for(lambda: served(client, NAME, 2), "both stages")
         name = deployment.plans[0].stages[1].members[0].name
     host = cluster.machines[name]
-    assert cut_stream(openai, host.cut_from(cluster.others(host)), seconds) == undisturbed
+    # Another machine takes the stage over, so that the stream may end before a long cut does.
+    text, _ = cut_stream(openai, host.cut_from(cluster.others(host)), seconds)
+    assert text == undisturbed
