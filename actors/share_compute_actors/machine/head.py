@@ -13,7 +13,7 @@ import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +51,9 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """A running head, and the data that the control plane needs to connect to it."""
+class HeadPlace:
+    """What is known of a head before it runs."""
 
-    node: RayNode
     token: str
     folder: Path
     """Ray's temporary folder of this head."""
@@ -64,6 +63,14 @@ class Head:
     """Environment variables that drivers on the same machine must be started with."""
     ports: NodePorts
     """Ports of the head; code that replaces the head must release them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A running head."""
+
+    node: RayNode
+    place: HeadPlace
 
     @property
     def ray_address(self) -> str:
@@ -76,13 +83,20 @@ class Head:
         return {"RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S)}
 
 
-def start_head(settings: Settings, children: ChildProcesses, advertise_address: str) -> Head:
+def start_head(
+    settings: Settings,
+    children: ChildProcesses,
+    advertise_address: str,
+    *,
+    beside: Callable[[HeadPlace], object] = lambda _: None,
+) -> Head:
     """Start the head and wait until it is registered.
 
     Args:
         settings: settings of the server; the token and Ray's tables are kept in its data folder.
         children: starts the head as a child process; ``children.folder`` must have a short path.
         advertise_address: IP address at which contributors reach this machine.
+        beside: called just before the head starts, to start processes that connect to it when it runs.
 
     Raises:
         Conflict: the port is taken, the range has too few free ports, or a data root contains the data folder.
@@ -111,8 +125,6 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
             "--head",
             f"--port={port}",
             f"--node-ip-address={advertise_address}",
-            "--dashboard-host=127.0.0.1",
-            "--dashboard-port=0",
             "--num-cpus=0",
             "--num-gpus=0",
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
@@ -121,6 +133,8 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
             "--include-log-monitor=false",
             *ports.arguments(apart_from=port),
         ]
+        place = HeadPlace(token=token, folder=folder, policy=policy, environment=shared, ports=ports)
+        beside(place)
         node = launch(
             children,
             "head",
@@ -131,7 +145,7 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
             program=(_PROGRAM, str(folder.parent / GCS_SUPERVISOR)),
         )
         stack.pop_all()
-    return Head(node, token, folder, policy, shared, ports)
+    return Head(node, place)
 
 
 def invalidate_token(data_folder: Path) -> None:

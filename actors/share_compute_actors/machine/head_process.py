@@ -1,8 +1,11 @@
-"""Runs ``ray start --head`` with a supervisor that restarts the GCS when the GCS ends.
+"""Runs ``ray start --head`` without Ray's dashboard, and with a supervisor that restarts the GCS when the GCS ends.
 
 Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. Without the supervisor, Ray ends
 the whole head, with all coordinators, when the GCS ends. Nodes, drivers and actors wait until a GCS with the same port
 and tables runs, and then continue: see "GCS fault tolerance" in Ray's documentation.
+
+Nothing here uses Ray's dashboard. ``ray start --head`` starts its process even with ``--include-dashboard=false``, and
+waits for it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from ray._private import services
 from ray.scripts import scripts
@@ -34,13 +38,19 @@ done
 
 
 def main() -> None:
-    """Write the supervising script, and run Ray's command line so that it starts this script instead of the GCS."""
+    """Write the supervising script, and run Ray's command line with this script as the GCS and without a dashboard."""
     script = Path(sys.argv.pop(1))
     program = shlex.quote(services.GCS_SERVER_EXECUTABLE)
     script.write_text(_SCRIPT.format(program=program, sound_s=SOUND_S))
     script.chmod(0o700)
     services.GCS_SERVER_EXECUTABLE = str(script)
+    services.start_api_server = _start_no_api_server
     scripts.main()
+
+
+def _start_no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
+    """Return Ray's answer for a dashboard that was not started: no URL and no process."""
+    return None, None
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,6 @@ from share_compute.store import Store
 from share_compute.store.database.backups import FOLDER, prepare
 from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
-from share_compute_api.app.app import create_app, end_streams
 from share_compute_api.app.fencing import ends_within_grace
 from share_compute_api.cluster.cluster import Cluster, for_url
 from share_compute_api.connection.addresses import address_in_url, address_warnings
@@ -29,12 +30,13 @@ from share_compute_api.connection.data_folder import first_api_key, locked, writ
 from share_compute_api.connection.fingerprints import join_invite
 from share_compute_api.connection.join_line import INVITE_VARIABLE, join_command
 from share_compute_api.connection.listening import listener_config
-from share_compute_api.server.context import Context
 from share_compute_api.submission.data_roots import require_folders
 from share_compute_api.terminal.children import Interrupts, own_command
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from share_compute_api.server.context import Context
 
 _WRITE_TICKS = 100
 """Number of uvicorn's ticks (0.1 s each) between updates of the list of child processes.
@@ -82,6 +84,8 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or self.force_exit
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        from share_compute_api.app.app import end_streams
+
         end_streams(self._app)  # otherwise uvicorn waits for open event streams
         await super().shutdown(sockets)
 
@@ -121,7 +125,9 @@ def serve(
         store.on_fenced(ends_within_grace(children))
         stack.callback(close_run_folder, children)
         progress("starting the Ray head")
-        cluster = Cluster(settings, children)
+        cluster = _start_cluster(settings, children)
+        from share_compute_api.app.app import create_app
+
         app = create_app(settings, store, cluster=cluster, fingerprint=_pin(settings, certificate))
         running = _introduce(app, url, certificate, cluster, stack)
         if contribute:
@@ -134,6 +140,18 @@ def serve(
             interrupts.begin_stopping()
         if store.fenced is not None:
             raise store.fenced
+
+
+def _start_cluster(settings: Settings, children: ChildProcesses) -> Cluster:
+    """Start the cluster in a second thread, and import the app meanwhile, because each takes seconds."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-cluster") as second_thread:
+        starting = second_thread.submit(Cluster, settings, children)
+        try:
+            import_module("share_compute_api.app.app")
+            return starting.result()
+        except BaseException:
+            children.stop_all(grace_s=0)  # the second thread ends when the head has ended
+            raise
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> Store:

@@ -21,6 +21,15 @@ FailureKind: TypeAlias = Literal["raised", "mistake", "died", "unreachable", "no
 - no_answer: Ray itself failed, or no answer came in time."""
 
 
+class HeadAddress(StrictModel):
+    """First message to a gateway: the head runs, and the gateway can connect to it."""
+
+    ray_address: str
+    """Address of the GCS, as ``host:port``."""
+    node_address: str
+    """IP address of the head's node."""
+
+
 class Call(StrictModel):
     """Request to run an operation of the gateway, or to cancel an earlier call."""
 

@@ -19,6 +19,7 @@ from share_compute.settings import Settings
 from share_compute_actors.machine.confine import User, clean_environment, confined
 from share_compute_actors.machine.head import (
     Head,
+    HeadPlace,
     hand_over,
     has_stale_token,
     invalidate_token,
@@ -27,7 +28,7 @@ from share_compute_actors.machine.head import (
     start_head,
 )
 from share_compute_actors.machine.processes import Child, ChildProcesses
-from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
+from share_compute_api.cluster.calls import HeadAddress, NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
 from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
 from share_compute_api.connection.addresses import advertised
@@ -75,8 +76,17 @@ def _pause_s(backoff: ExponentialBackoff, life_s: float) -> float:
     return backoff.failed()
 
 
+@dataclass(frozen=True, slots=True)
+class _GatewayProcess:
+    """A gateway that was started and has not connected to the head yet."""
+
+    child: Child
+    connection: socket.socket
+    """The control plane's end of a socket pair."""
+
+
 class Cluster:
-    """The Ray cluster of one server. The constructor starts the Ray head; `run` starts the gateway.
+    """The Ray cluster of one server. The constructor starts the Ray head and the gateway; `run` keeps them running.
 
     Args:
         settings: the server's settings.
@@ -95,6 +105,8 @@ class Cluster:
         self._head_backoff = _backoff()
         self._hang: str | None = None
         """Message about the current head if it runs but does not answer; else None."""
+        self._waiting: _GatewayProcess | None = None
+        """Gateway that was started together with the current head, until `_use_gateway` takes it."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
@@ -116,7 +128,7 @@ class Cluster:
         """Facts about the current Ray head, such as its address and authentication token."""
         return ClusterInfo(
             ray_address=self._head.ray_address,
-            token=self._head.token,
+            token=self._head.place.token,
             head_node_id=self._head.node.node_id,
             advertise_address=for_url(self._address),
             environment=self._head.node_environment,
@@ -125,7 +137,7 @@ class Cluster:
     @property
     def head_user(self) -> User | None:
         """User that the head runs as; None if it runs as this process's user."""
-        return self._head.policy.user
+        return self._head.place.policy.user
 
     async def nodes(self) -> list[NodeFacts]:
         """Return Ray's table of nodes; raise Unavailable when Ray does not answer."""
@@ -195,7 +207,7 @@ class Cluster:
 
         Files of batches and uploads become readable; the user becomes the owner of training jobs' files.
         """
-        policy, given = self._head.policy, self._settings.data_folder
+        policy, given = self._head.place.policy, self._settings.data_folder
         data_folder = given.resolve()
         own = {data_folder / path.relative_to(given) for path in paths if path.is_relative_to(given)}
         own |= {path for path in paths if path.is_relative_to(data_folder)}
@@ -243,12 +255,12 @@ class Cluster:
                 await self._is_over_within(pause_s)
 
     async def _use_gateway(self) -> str:
-        """Start a gateway, and wait until the gateway or the head has ended; return a message with the reason."""
-        ours, theirs = socket.socketpair()
-        gateway = Gateway(ours)
+        """Connect a gateway, and wait until the gateway or the head has ended; return a message with the reason."""
+        process, self._waiting = self._waiting, None
+        if process is None or process.child.exit_code is not None:
+            process = await asyncio.to_thread(self._start_gateway, self._head.place)
+        child, gateway = process.child, Gateway(process.connection)
         try:
-            with theirs:
-                child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
             why = await self._listen(gateway, child)
             await asyncio.to_thread(self._children.stop, child, 1.0)
             return (
@@ -259,7 +271,8 @@ class Cluster:
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
         """Make the gateway available until it or the head ends or hangs; return a message about a hang, or None."""
-        connecting = asyncio.create_task(gateway.connect())
+        head = HeadAddress(ray_address=self._head.ray_address, node_address=self._head.node.address)
+        connecting = asyncio.create_task(gateway.connect(head))
         try:
             if not await self._is_done_first(connecting):
                 return None
@@ -342,32 +355,54 @@ class Cluster:
         self.trouble = why
         _log.warning("%s; it is started again in %.1f s", why, pause_s)
 
-    def _start_gateway(self, descriptor: int) -> Child:
-        head = self._head
-        command = [
-            *(sys.executable, "-P", "-m", "share_compute_api.cluster.gateway_process"),
-            *("--address", head.ray_address, "--node-address", head.node.address),
-            *("--temp-dir", str(head.folder), "--socket", str(descriptor)),
-        ]
-        return self._children.start(
-            "gateway",
-            confined(command, head.policy),
-            environment={**head.environment, "RAY_ADDRESS": "", "PYTHONWARNINGS": "ignore"},
-            inherits=clean_environment(os.environ),
-            files=[descriptor],
-        )
+    def _start_gateway(self, head: HeadPlace) -> _GatewayProcess:
+        """Start a gateway, which imports Ray and then waits for the address from `Gateway.connect`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [
+                *(sys.executable, "-P", "-m", "share_compute_api.cluster.gateway_process"),
+                *("--temp-dir", str(head.folder), "--socket", str(theirs.fileno())),
+            ]
+            try:
+                child = self._children.start(
+                    "gateway",
+                    confined(command, head.policy),
+                    environment={**head.environment, "RAY_ADDRESS": "", "PYTHONWARNINGS": "ignore"},
+                    inherits=clean_environment(os.environ),
+                    files=[theirs.fileno()],
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return _GatewayProcess(child, ours)
+
+    def _wait_with_gateway(self, head: HeadPlace) -> None:
+        """Start a gateway, so that it imports Ray while the head starts."""
+        self._waiting = self._start_gateway(head)
+
+    def _discard_gateway(self) -> None:
+        """Stop the gateway that waits for the head; do nothing if there is none."""
+        process, self._waiting = self._waiting, None
+        if process is not None:
+            process.connection.close()
+            self._children.stop(process.child, 0.0)
 
     def _start_head(self, *, renews: bool) -> Head:
         if renews:
             renew_token(self._settings.data_folder)
-        head = start_head(self._settings, self._children, self._address)
+        try:
+            head = start_head(self._settings, self._children, self._address, beside=self._wait_with_gateway)
+        except BaseException:
+            self._discard_gateway()
+            raise
         self._began_s = time.monotonic()
         return head
 
     def _start_another_head(self, *, renews: bool) -> None:
         """Stop the current head if it still runs; then start a new one."""
+        self._discard_gateway()
         self._children.stop(self._head.node.child, 2.0)
-        self._head.ports.release()
+        self._head.place.ports.release()
         self._head = self._start_head(renews=renews)
         self._hang = None
 

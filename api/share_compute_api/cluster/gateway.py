@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from share_compute.errors import ContributorLost, ShareComputeError, TooLarge, Unavailable, error_of
 from share_compute.quantities import bytes_text
-from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult
+from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult, HeadAddress
 
 _CONNECT_S = 60.0
 """Time limit for the gateway to import Ray and to connect to the head, in seconds."""
@@ -50,13 +50,14 @@ class Gateway:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
-    async def connect(self, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
-        """Wait until the gateway is connected to Ray; return the stream reader for `listen`.
+    async def connect(self, head: HeadAddress, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
+        """Send the head's address, and wait until the gateway is connected to Ray; return the reader for `listen`.
 
         Raises:
             Unavailable: the process ended, or was not ready in time.
         """
         reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=MOST_BYTES)
+        self._writer.write(head.model_dump_json().encode() + b"\n")
         try:
             async with asyncio.timeout(timeout_s):
                 first = await reader.readline()

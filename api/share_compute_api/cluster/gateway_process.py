@@ -1,8 +1,9 @@
 """The gateway: the process that makes all Ray calls of the control plane. Its only secret is the cluster's token.
 
-Run as ``python -m share_compute_api.cluster.gateway_process --address HOST:PORT --node-address IP --temp-dir FOLDER
---socket FD``. The gateway answers messages `calls.Call` on the socket FD until the socket is closed. It never unpickles
-results from contributors' processes, and passes them to the control plane only as JSON.
+Run as ``python -m share_compute_api.cluster.gateway_process --temp-dir FOLDER --socket FD``. The gateway waits for a
+`calls.HeadAddress` on the socket FD, so that it can be started together with the head. Then it answers messages
+`calls.Call` on the socket until the socket is closed. It never unpickles results from contributors' processes, and
+passes them to the control plane only as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from share_compute_actors.testing.member_failures import make_fail
 from share_compute_actors.training.coordinator.coordinator import Coordinator
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NOTHING, TEXT, Schema, unpack_answer
-from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult, NodeFacts
+from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult, HeadAddress, NodeFacts
 
 NAMESPACE = "share-compute"
 _RETRY_S = 0.2
@@ -305,23 +306,26 @@ async def _serve(connection: socket.socket) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Connect to Ray, then answer calls until the socket is closed."""
+    """Connect to Ray when the head runs, then answer calls until the socket is closed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--node-address", required=True)
     parser.add_argument("--temp-dir", required=True)
     parser.add_argument("--socket", required=True, type=int)
     wanted = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
     connection = socket.socket(fileno=wanted.socket)
     os.set_inheritable(wanted.socket, False)  # noqa: FBT003 - a function of the standard library
+    with connection.makefile("rb", buffering=0) as unbuffered:  # later lines are for `Server`
+        first = unbuffered.readline()
+    if not first:
+        return  # the head did not start
+    head = HeadAddress.model_validate_json(first)
     ray.init(
-        address=wanted.address,
+        address=head.ray_address,
         namespace=NAMESPACE,
         log_to_driver=False,
         logging_level=logging.WARNING,
         # Contributors' nodes may also run on this machine. These two options make Ray select the head's node.
-        _node_ip_address=wanted.node_address,
+        _node_ip_address=head.node_address,
         _temp_dir=wanted.temp_dir,
     )
     refuse_pickles()

@@ -42,7 +42,7 @@ def start_head() -> Iterator[StartHead]:
 
         def start(*arguments: Any, **options: Any) -> Head:
             head = head_module.start_head(*arguments, **options)
-            stack.callback(head.ports.release)
+            stack.callback(head.place.ports.release)
             return head
 
         yield start
@@ -57,7 +57,7 @@ def ports() -> Iterator[NodePorts]:
 
 
 def access(head: Head, **changes: str) -> NodeAccess:
-    known = {"ray_address": head.ray_address, "token": head.token, **changes}
+    known = {"ray_address": head.ray_address, "token": head.place.token, **changes}
     return NodeAccess(labels={"share-compute-contributor": "con-1"}, environment={}, **known)
 
 
@@ -72,8 +72,8 @@ def test_a_head_keeps_its_port_and_token_and_leaves_nothing(
     rosters[0].stop(first.node.child)
     assert not any(is_alive(member) for member in family)
     second = start_head(settings, rosters[0], "127.0.0.1")
-    assert (second.ray_address, second.token) == (first.ray_address, first.token)
-    assert len(second.token) == 64
+    assert (second.ray_address, second.place.token) == (first.ray_address, first.place.token)
+    assert len(second.place.token) == 64
     assert second.node.node_id != first.node.node_id
     assert (tmp_path / "ray-token").stat().st_mode & 0o077 == 0
 
@@ -86,7 +86,7 @@ def test_a_node_joins_only_with_the_token(
     node = start_node(rosters[1], access(head), LIMITS, ports)
     assert listened(node.child) <= set(ports.all)
     assert listened(node.child) >= set(ports.own[:2]), "node manager and object manager"
-    assert listened(head.node.child) <= {*head.ports.all, int(head.ray_address.rpartition(":")[2])}
+    assert listened(head.node.child) <= {*head.place.ports.all, int(head.ray_address.rpartition(":")[2])}
     assert node.gcs_address == head.ray_address
     assert len(node.node_id) == 56
     rosters[1].stop(node.child)
@@ -121,4 +121,4 @@ def test_two_heads_stand_side_by_side(tmp_path: Path, rosters: list[ChildProcess
         for number, children in enumerate(rosters)
     ]
     assert heads[0].ray_address != heads[1].ray_address
-    assert heads[0].token != heads[1].token
+    assert heads[0].place.token != heads[1].place.token

@@ -69,7 +69,7 @@ def test_actors_of_a_node_see_its_gpu_alone(
     node = start_node(rosters[1], access(head), limits, ports)
     done = subprocess.run(
         [sys.executable, "-c", PROBE, head.ray_address, node.node_id],
-        env={**os.environ, **ray_environment(head.token)},
+        env={**os.environ, **ray_environment(head.place.token)},
         capture_output=True,
         text=True,
         timeout=120,

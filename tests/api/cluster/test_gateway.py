@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from share_compute.errors import TooLarge, Unavailable
-from share_compute_api.cluster.calls import MOST_BYTES, Call, CallResult
+from share_compute_api.cluster.calls import MOST_BYTES, Call, CallResult, HeadAddress
 from share_compute_api.cluster.gateway import CallFailed, Gateway, RemoteActor, translated
+
+HEAD = HeadAddress(ray_address="127.0.0.1:6379", node_address="127.0.0.1")
 
 
 class Peer:
@@ -24,6 +26,9 @@ class Peer:
     async def connect(self) -> None:
         self._reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=MOST_BYTES)
         self.answer(0, "ready")
+
+    async def head(self) -> HeadAddress:
+        return HeadAddress.model_validate_json(await self._reader.readline())
 
     async def received(self) -> Call:
         return Call.model_validate_json(await self._reader.readline())
@@ -42,7 +47,9 @@ def talk(test: Callable[[Gateway, Peer], Awaitable[None]]) -> None:
         ours, theirs = socket.socketpair()
         gateway, peer = Gateway(ours), Peer(theirs)
         await peer.connect()
-        listening = asyncio.create_task(gateway.listen(await gateway.connect()))
+        reader = await gateway.connect(HEAD)
+        assert await peer.head() == HEAD
+        listening = asyncio.create_task(gateway.listen(reader))
         try:
             async with asyncio.timeout(60):
                 await test(gateway, peer)
