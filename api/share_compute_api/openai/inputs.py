@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from share_compute.files.strict import StrictModel
 from share_compute.inference.scheduler.options import MOST_BIASED_TOKENS
@@ -98,6 +98,11 @@ def _one_bias(key: Any, bias: Any) -> float:
     return float(bias)
 
 
+def _bias_object(bias: tuple[tuple[int, float], ...]) -> dict[str, float]:
+    """Return biases in the form of a request, so that a stored request can be read again."""
+    return {str(token): value for token, value in bias}
+
+
 def text_of_parts(value: Any, kinds: Sequence[str] = ("text",)) -> str:
     """Return the text of a message's content: text, or a list of parts whose types are ``kinds``."""
     if value is None:
@@ -142,6 +147,7 @@ LogitBias = Annotated[
         ]
         | None,
     ),
+    PlainSerializer(_bias_object),
 ]
 """(token id, bias) of each entry, sorted by id."""
 

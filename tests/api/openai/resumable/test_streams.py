@@ -252,6 +252,20 @@ def test_a_drawn_seed_is_kept(plane: Plane, http: httpx.Client, speaker: Speaker
     assert first.prompt == again.prompt
 
 
+def test_options_of_tokens_are_kept(plane: Plane, http: httpx.Client, speaker: Speaker) -> None:
+    options = {"logit_bias": {"7": -100, "5": 0.5}, "stop_token_ids": [9], "min_tokens": 4}
+    speaker.pause_after = 5
+    seen = ask(http, "completions", until=3, skip_special_tokens=False, **options)
+    plane.restart()
+    plane.app.state.context.engines.add(speaker)
+    speaker.pause_after = None
+    resume(http, seen)
+    first, again = speaker.received
+    assert first.options == again.options
+    assert again.options.logit_bias == ((5, 0.5), (7, -100.0))
+    assert seen.is_done
+
+
 def test_sequences_of_ordinary_clients_still_end_with_them(http: httpx.Client, speaker: Speaker) -> None:
     speaker.pause_after = 5
     ask(http, "completions", until=3, is_resumable=False)
