@@ -102,7 +102,7 @@ def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
 
 def sampling_options(sampling: BatchSamplingSpec) -> dict[str, Any]:
     """Return the sampling options that all rows share, in the form of request fields."""
-    return {**sampling.model_dump(exclude_none=True), "stop": list(sampling.stop)}
+    return sampling.model_dump(mode="json", exclude_none=True)
 
 
 def row_seed(seed: int, number: int) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from share_compute.errors import ShareComputeError, TooLong, Unavailable, UserError
 from share_compute.inference.scheduler.events import Embedded, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute.specification.token_options import TokenOptions
 from share_compute_api.openai.answers import Usage
 from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
 from share_compute_api.openai.requests import TextRequest
@@ -58,8 +59,7 @@ class Completion:
         if not request.ignore_eos:
             ends = (*vocabulary.end_ids, *ends)
         ends = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
-        vocabulary.require_known(request.stop_token_ids, "stop_token_ids")
-        vocabulary.require_known([token for token, _ in request.logit_bias], "logit_bias")
+        require_known_tokens(request, vocabulary)
         stops = [stop for stop, id_ in marks.items() if id_ is None]
         seed = secrets.randbits(63) if request.seed is None else request.seed
         self._generations: list[Generation] = []
@@ -69,7 +69,7 @@ class Completion:
         grammar = None if tools is None else tools.grammar
         for prompt in prompts:
             most = _most_tokens(request, len(prompt), facts.window_tokens)
-            _require_room(request, most)
+            require_min_tokens_fit(request, most)
             for _ in range(request.choices):
                 options = _options(request, _seed(seed, len(self._generations)), most, ends, grammar)
                 self._generations.append(
@@ -219,11 +219,17 @@ def _most_tokens(request: TextRequest, prompt_tokens: int, window_tokens: int) -
     return wanted
 
 
-def _require_room(request: TextRequest, most_tokens: int) -> None:
+def require_known_tokens(options: TokenOptions, vocabulary: Vocabulary) -> None:
+    """Raise UserError if ``stop_token_ids`` or ``logit_bias`` has ids that the vocabulary lacks."""
+    vocabulary.require_known(options.stop_token_ids, "stop_token_ids")
+    vocabulary.require_known([token for token, _ in options.logit_bias], "logit_bias")
+
+
+def require_min_tokens_fit(options: TokenOptions, most_tokens: int) -> None:
     """Raise UserError if ``min_tokens`` is more than ``most_tokens``, the maximum number of an answer's tokens."""
-    if (request.min_tokens or 0) > most_tokens:
+    if (options.min_tokens or 0) > most_tokens:
         raise UserError(
-            f"min_tokens is {request.min_tokens}, but an answer has at most {most_tokens} tokens",
+            f"min_tokens is {options.min_tokens}, but an answer has at most {most_tokens} tokens",
             hint="lower min_tokens, or raise max_tokens",
             details={"param": "min_tokens", "code": "invalid_value"},
         )

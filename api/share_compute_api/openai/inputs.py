@@ -6,18 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from share_compute.files.strict import StrictModel
-from share_compute.inference.scheduler.options import MOST_BIASED_TOKENS
+from share_compute.specification.token_options import are_token_ids
 
 MOST_STOPS = 16
-MOST_STOP_IDS = 64
 MOST_VARIABLES = 64
 MOST_SCHEMA_CHARACTERS = 1 << 16
 MOST_SCHEMA_DEPTH = 64
-_MOST_BIAS = 100
-_MOST_ID_DIGITS = 10
 _SHOWN_CHARACTERS = 40
 Prompt: TypeAlias = str | tuple[int, ...]
 """Text, or token ids."""
@@ -32,10 +29,6 @@ def unicode_text(text: str) -> str:
     return text
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
-
-
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (unicode_text(value),)
@@ -43,9 +36,9 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
         raise ValueError("give text, a list of texts, a list of token ids, or a list of such lists")
     if all(isinstance(item, str) for item in value):
         return tuple(map(unicode_text, value))
-    if _is_ids(value):
+    if are_token_ids(value):
         return (tuple(value),)
-    if all(map(_is_ids, value)):
+    if all(map(are_token_ids, value)):
         return tuple(map(tuple, value))
     raise ValueError("a list must be of texts alone, of token ids alone, or of lists of token ids alone")
 
@@ -60,47 +53,6 @@ def _stops(value: Any) -> Sequence[str]:
     if len(stops) > MOST_STOPS:
         raise ValueError(f"at most {MOST_STOPS} stop strings are looked for, these are {len(stops)}")
     return tuple(map(unicode_text, stops))
-
-
-def _stop_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not _is_ids(value):
-        raise ValueError("give a list of token ids")
-    if len(value) > MOST_STOP_IDS:
-        raise ValueError(f"at most {MOST_STOP_IDS} stop token ids are looked for, these are {len(value)}")
-    return tuple(dict.fromkeys(value))
-
-
-def _bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Return (token id, bias) of each entry, sorted by id."""
-    if value is None:
-        return ()
-    if not isinstance(value, dict):
-        raise ValueError("give an object of token ids with their biases")  # noqa: TRY004 - as in `text_of_parts`
-    if len(value) > MOST_BIASED_TOKENS:
-        raise ValueError(f"at most {MOST_BIASED_TOKENS} tokens can have a bias, these are {len(value)}")
-    return tuple(sorted((_biased_id(key), _one_bias(key, bias)) for key, bias in value.items()))
-
-
-def _biased_id(key: Any) -> int:
-    digits = str(key)
-    # A leading zero is refused, so that no id occurs twice.
-    is_id = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_ID_DIGITS
-    if not is_id or str(int(digits)) != digits:
-        raise ValueError(f"{digits[:_SHOWN_CHARACTERS]!r} is not a token id")
-    return int(digits)
-
-
-def _one_bias(key: Any, bias: Any) -> float:
-    if not isinstance(bias, int | float) or isinstance(bias, bool) or not -_MOST_BIAS <= bias <= _MOST_BIAS:
-        raise ValueError(f"the bias of token id {key} must be a number from -{_MOST_BIAS} to {_MOST_BIAS}")
-    return float(bias)
-
-
-def _bias_object(bias: tuple[tuple[int, float], ...]) -> dict[str, float]:
-    """Return biases in the form of a request, so that a stored request can be read again."""
-    return {str(token): value for token, value in bias}
 
 
 def text_of_parts(value: Any, kinds: Sequence[str] = ("text",)) -> str:
@@ -129,27 +81,6 @@ Prompts = Annotated[
     BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
 ]
 Stops = Annotated[tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)]
-StopTokenIds = Annotated[
-    tuple[int, ...],
-    BeforeValidator(
-        _stop_ids,
-        json_schema_input_type=Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_STOP_IDS)]
-        | None,
-    ),
-]
-LogitBias = Annotated[
-    tuple[tuple[int, float], ...],
-    BeforeValidator(
-        _bias,
-        json_schema_input_type=Annotated[
-            dict[str, Annotated[float, Field(ge=-_MOST_BIAS, le=_MOST_BIAS)]],
-            Field(max_length=MOST_BIASED_TOKENS),
-        ]
-        | None,
-    ),
-    PlainSerializer(_bias_object),
-]
-"""(token id, bias) of each entry, sorted by id."""
 
 
 class TextPart(StrictModel):

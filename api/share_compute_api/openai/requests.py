@@ -18,13 +18,12 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from share_compute.files.strict import StrictModel
+from share_compute.specification.token_options import TokenOptions
 from share_compute_api.openai.inputs import (
     Content,
-    LogitBias,
     Prompts,
     ResponseFormat,
     Stops,
-    StopTokenIds,
     StreamOptions,
     TemplateVariables,
 )
@@ -136,7 +135,7 @@ class ApiRequest(StrictModel):
         return request
 
 
-class TextRequest(ApiRequest):
+class TextRequest(TokenOptions, ApiRequest):
     """Parameters that chat and text completions share."""
 
     stream: bool | None = None
@@ -158,14 +157,6 @@ class TextRequest(ApiRequest):
     """Number of answers to each prompt."""
     stop: Stops = ()
     """Strings before which an answer ends."""
-    stop_token_ids: StopTokenIds = ()
-    """Ids of tokens that end an answer, in addition to the model's end-of-text tokens; their text is left out."""
-    min_tokens: int | None = Field(default=None, ge=0, le=2**31)
-    """Number of tokens before which no stop token and no stop string ends an answer; no effect on JSON."""
-    skip_special_tokens: bool | None = None
-    """Leave special tokens out of the text; default: true."""
-    logit_bias: LogitBias = ()
-    """Numbers from -100 to 100, added to the logits of tokens; the keys are token ids."""
     ignore_eos: bool | None = None
     """Continue past the model's end-of-text tokens."""
     response_format: ResponseFormat | None = None

@@ -43,9 +43,9 @@ class TokenizerClient:
             UserError: the tokenizer cannot be loaded, or takes too much time or memory.
             Unavailable: no process can load it now.
         """
-        version = next(_versions)
-        vocabulary = await processes.answer(Describe(folder=folder, version=version))
-        return cls(folder, version, processes, vocabulary)
+        question = _describe(folder)
+        vocabulary = await processes.answer(question)
+        return cls(folder, question.version, processes, vocabulary)
 
     async def encode(self, prompts: Sequence[Prompt], window_tokens: int) -> list[tuple[int, ...]]:
         """Return the token ids of each prompt.
@@ -98,3 +98,17 @@ class TokenizerClient:
             Unavailable: no process can answer; `Busy` if too many requests are queued.
         """
         await self._processes.answer(CheckSchema(text=schema, owner=str(self._folder)))
+
+
+def vocabulary_of(folder: Path, processes: IsolatedProcesses) -> Vocabulary:
+    """Return the vocabulary of a folder's tokenizer; wait for it without an event loop.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded, or takes too much time or memory.
+        Unavailable: no process can load it now.
+    """
+    return processes.ask(_describe(folder))
+
+
+def _describe(folder: Path) -> Describe:
+    return Describe(folder=folder, version=next(_versions))

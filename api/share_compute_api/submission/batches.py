@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from share_compute.batches.parts import COLUMNS
 from share_compute.errors import UserError
 from share_compute.files.strict import nearest
 from share_compute.specification import BatchJob, GenerateJob, ServedModelSpec, ServeJob
+from share_compute.specification.token_options import TokenOptions
 from share_compute.store import JobRecord, Store
 from share_compute_api.openai.batch_rows import text_request
+from share_compute_api.openai.completion import require_known_tokens, require_min_tokens_fit
 from share_compute_api.openai.engine import Engines
-from share_compute_api.submission.deployments import check_deployment
+from share_compute_api.openai.tokenizer_client import vocabulary_of
+from share_compute_api.submission.deployments import check_deployment, model_folder
 from share_compute_api.submission.model_folders import checking, refused, require_path
 from share_compute_api.workers.isolated.messages import CheckInputs, CheckSchema
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
@@ -38,9 +45,16 @@ def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: Isola
     _check_data(spec, processes)
     if isinstance(spec, GenerateJob):
         _check_sampling(spec, processes)
+    folder = _check_model(spec, store, engines, processes)
+    if isinstance(spec, GenerateJob) and folder is not None:
+        _check_tokens(spec.sampling, folder, processes)
+
+
+def _check_model(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> Path | None:
+    """Check a batch's model or deployment; return the model's folder, or None if the deployment is not up."""
     if spec.model is not None:
         check_deployment(ServeJob(name=_NAME_OF_ITS_OWN, model=spec.model), store, processes)
-        return
+        return model_folder(spec.model, store)
     assert spec.deployment is not None
     if store.deployments.by_name(spec.deployment) is None:
         up = [record.name for record in store.deployments.list()]
@@ -51,8 +65,10 @@ def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: Isola
             "share-compute deployments lists those that are up; share-compute serve MODEL makes one",
         )
     engine = engines.find(spec.deployment)
-    if engine is not None:
-        require_kind(spec, engine.facts.kind)
+    if engine is None:
+        return None
+    require_kind(spec, engine.facts.kind)
+    return engine.facts.folder
 
 
 def require_kind(spec: BatchJob, found: str) -> None:
@@ -89,10 +105,31 @@ def _check_data(spec: BatchJob, processes: IsolatedProcesses) -> None:
 
 
 def _check_sampling(spec: GenerateJob, processes: IsolatedProcesses) -> None:
-    try:
+    with _sampling():
         request = text_request(spec, "?" if spec.data.messages is None else [_MESSAGE], seed=0)
+        most_tokens = request.default_tokens if request.most_tokens is None else request.most_tokens
+        if most_tokens is not None:
+            require_min_tokens_fit(request, most_tokens)
         grammar = None if request.response_format is None else request.response_format.grammar
         if grammar is not None:
             processes.ask(CheckSchema(text=grammar, owner="batches"))
+
+
+def _check_tokens(options: TokenOptions, folder: Path, processes: IsolatedProcesses) -> None:
+    """Check that the model of a folder has the tokens that the options name."""
+    if not options.stop_token_ids and not options.logit_bias:
+        return
+    with _sampling():
+        require_known_tokens(options, vocabulary_of(folder, processes))
+
+
+@contextmanager
+def _sampling() -> Iterator[None]:
+    """Convert a `UserError` from the block to one about the field below ``sampling`` that it names."""
+    try:
+        yield
     except UserError as failure:
-        raise refused("sampling", failure.message, "fix these options") from failure
+        option = failure.details.get("param")
+        field = "sampling" if option is None else f"sampling.{option}"
+        problem = failure.message.removeprefix(f"{option}: ")
+        raise refused(field, problem, "fix these options") from failure

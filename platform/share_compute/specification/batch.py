@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel, TextPath, exactly_one, plain_json
 from share_compute.specification.serve import NAME_PATTERN, ServedModelSpec
+from share_compute.specification.token_options import TokenOptions
 
 ROW_SUFFIXES = (".jsonl", ".parquet")
 _Column = Field(default=None, min_length=1, max_length=200)
@@ -73,7 +74,7 @@ class BatchOutputSpec(SpecModel):
     """Format of the output file; default: the format of the input files."""
 
 
-class BatchSamplingSpec(SpecModel):
+class BatchSamplingSpec(TokenOptions):
     """Sampling options and end conditions of answers, with the names and defaults of the OpenAI API."""
 
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)

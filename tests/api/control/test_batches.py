@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import httpx
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from tests.api.conftest import Plane
 from tests.api.local_engine import LocalEngine
 from tests.api.speaking import Encoder, Speaker, make_llama, shared_processes
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from share_compute.batches.parts import Parts
 from share_compute.errors import Busy, ContributorLost, ShareComputeError, Unavailable, UserError
-from share_compute.inference.scheduler.options import Generation
+from share_compute.inference.scheduler.events import Emitted
+from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import JobState
 from share_compute.specification import ReplicasSpec, ServeJob, parse_any_job
@@ -33,7 +37,7 @@ from share_compute_api.control.batches import attempt as attempt_module
 from share_compute_api.control.batches.batches import BatchSupervisor
 from share_compute_api.control.batches.pace import Pace
 from share_compute_api.openai.batch_rows import row_seed
-from share_compute_api.openai.engine import Engines, ServingEngine, TextEngine
+from share_compute_api.openai.engine import Engines, ServingEngine, Stream, StreamEvent, TextEngine
 
 pytestmark = pytest.mark.exact
 
@@ -69,6 +73,51 @@ class Refusing:
         if self.failures:
             raise self.failures.pop()
         return await self._engine.generate(generations)
+
+
+@dataclass
+class Asked:
+    """One sequence that an engine was asked for, without the numbers that differ between two equal requests."""
+
+    prompt: tuple[int, ...]
+    options: SamplingOptions
+    tokens: list[int] = field(default_factory=list)
+
+
+class Recording:
+    """An engine that records the tokens of all sequences."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        self.facts = engine.facts
+        self._engine = engine
+        self.asked: dict[int, Asked] = {}
+
+    async def generate(self, generations: Sequence[Generation]) -> Any:
+        for one in generations:
+            self.asked[one.sequence] = Asked(one.prompt, one.options)
+        return RecordedStream(await self._engine.generate(generations), self.asked)
+
+
+@dataclass
+class RecordedStream:
+    stream: Stream
+    asked: dict[int, Asked]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[StreamEvent]:
+        events = await anext(self.stream)
+        for event in events:
+            if isinstance(event, Emitted):
+                self.asked[event.sequence].tokens.append(event.token)
+        return events
+
+    def complete(self, sequence: int) -> None:
+        self.stream.complete(sequence)
+
+    def close(self) -> None:
+        self.stream.close()
 
 
 @dataclass
@@ -456,6 +505,145 @@ def test_speed_is_that_of_the_last_while() -> None:
     assert pace.rates(250.0) == (0.02, 0.1)
 
 
+class TestTokenOptions:
+    """stop_token_ids, min_tokens, skip_special_tokens and logit_bias."""
+
+    @pytest.fixture
+    def tokenizer(self, folder: Path) -> Tokenizer:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    @pytest.fixture
+    def fox(self, tokenizer: Tokenizer) -> int:
+        """Id of the token "x"."""
+        (token,) = tokenizer.encode("x", add_special_tokens=False).ids
+        return int(token)
+
+    @pytest.fixture(params=["prompt", "messages"])
+    def answers(
+        self, request: pytest.FixtureRequest, house: House, llama: LocalEngine
+    ) -> Callable[..., list[Any]]:
+        """Answer rows of texts or of conversations with some sampling options; return the rows of the output."""
+        house.serve(llama)
+        is_chat = request.param == "messages"
+
+        def answer(**sampling: Any) -> list[dict[str, Any]]:
+            values = [
+                [{"role": "user", "content": text}] if is_chat else text for text in ("the fox", "far away")
+            ]
+            data = {"files": [str(house.folder / "rows.jsonl")], request.param: "q"}
+            options = {"max_tokens": 8, "seed": 3, **sampling}
+            job = house.submit([{"q": value} for value in values], data=data, sampling=options)
+            house.run(job)
+            return house.rows(job)
+
+        return answer
+
+    @pytest.mark.parametrize("temperature", [0, 1.5])
+    def test_a_forbidden_token_never_appears(
+        self, house: House, llama: LocalEngine, temperature: float
+    ) -> None:
+        engine = Recording(llama)
+        house.serve(engine)
+        sampling = {**SAMPLING, "temperature": temperature}
+        house.run(house.submit(ROWS, sampling=sampling))
+        drawn = {token for one in engine.asked.values() for token in one.tokens}
+        assert drawn
+        engine.asked.clear()
+        bias = {str(token): -100 for token in drawn}
+        house.run(house.submit(ROWS, sampling={**sampling, "logit_bias": bias}))
+        others = {token for one in engine.asked.values() for token in one.tokens}
+        assert others
+        assert not others & drawn
+
+    def test_a_stop_token_ends_an_answer_after_min_tokens(
+        self, answers: Callable[..., list[Any]], fox: int
+    ) -> None:
+        bias = {str(fox): 100}
+        for row in answers(logit_bias=bias):
+            assert (row["output"], row["finish_reason"]) == ("x" * 8, "length")
+        for row in answers(logit_bias=bias, stop_token_ids=[fox]):
+            assert (row["output"], row["finish_reason"]) == ("", "stop")
+            assert row["usage"]["completion_tokens"] == 1
+        for row in answers(logit_bias=bias, stop_token_ids=[fox], min_tokens=3):
+            assert "x" not in row["output"]
+            assert (row["finish_reason"], row["usage"]["completion_tokens"]) == ("stop", 4)
+
+    def test_special_tokens_are_text_if_wanted(
+        self, answers: Callable[..., list[Any]], tokenizer: Tokenizer
+    ) -> None:
+        bias = {str(tokenizer.token_to_id("<|user|>")): 100}
+        assert {row["output"] for row in answers(logit_bias=bias)} == {""}
+        shown = answers(logit_bias=bias, skip_special_tokens=False)
+        assert {row["output"] for row in shown} == {"<|user|>" * 8}
+
+    def test_only_rows_without_room_for_min_tokens_have_an_error(
+        self, house: House, llama: LocalEngine
+    ) -> None:
+        house.serve(llama)
+        data = {"files": [str(house.folder / "rows.jsonl")], "messages": "q"}
+        rows = [{"q": [{"role": "user", "content": text}]} for text in ("fox", "fox " * 20, "dog")]
+        over = house.submit(rows, data=data, sampling={"min_tokens": 40, "seed": 1})
+        assert house.run(over).reason == "answered 2 of 3 rows; 1 have an error in place of an answer"
+        found = house.rows(over)
+        assert ["error" in row for row in found] == [False, True, False]
+        assert found[1]["error"].startswith("min_tokens is 40, but an answer has at most ")
+        assert all(row["usage"]["completion_tokens"] >= 40 for row in found if "usage" in row)
+
+    @pytest.mark.parametrize(
+        ("sampling", "field"),
+        [({"stop_token_ids": [5, 4000]}, "stop_token_ids"), ({"logit_bias": {4000: 1}}, "logit_bias")],
+    )
+    def test_rows_name_tokens_that_a_later_model_lacks(
+        self, answers: Callable[..., list[Any]], sampling: dict[str, Any], field: str
+    ) -> None:
+        """The check at submission is left out while the deployment loads."""
+        rows = answers(**sampling)
+        assert [row["error"].partition(";")[0] for row in rows] == [
+            f"{field}: no tokens have the ids 4000"
+        ] * 2
+
+    @pytest.mark.parametrize("form", ["prompt", "messages"])
+    def test_equal_fields_give_the_tokens_of_requests(
+        self, plane: Plane, llama: LocalEngine, fox: int, tmp_path: Path, form: str
+    ) -> None:
+        house, engine = House(plane.store, tmp_path, plane.app.state.context.engines), Recording(llama)
+        house.serve(engine)
+        texts = ["the fox", "far away", "lazy"]
+        values = [[{"role": "user", "content": text}] if form == "messages" else text for text in texts]
+        route = "chat/completions" if form == "messages" else "completions"
+        common: dict[str, Any] = {"max_tokens": 24, "temperature": 1.2, "top_k": 40}
+        biases = {str(token): round((token % 9 - 4) / 2, 1) for token in range(0, 290, 7)}
+        reasons = set()
+        for options in (
+            {"logit_bias": biases},
+            {"stop_token_ids": list(range(100, 160)), "min_tokens": 6},
+            {"skip_special_tokens": False, "ignore_eos": True, "logit_bias": {str(fox): -100, "301": 4}},
+            {"logit_bias": {**biases, str(fox): 7}, "stop_token_ids": [fox, 90, fox], "min_tokens": 4},
+        ):
+            engine.asked.clear()
+            data = {"files": [str(tmp_path / "rows.jsonl")], form: "q"}
+            sampling = {**common, **options, "seed": 3}
+            job = house.submit(
+                [{"q": value} for value in values], data=data, sampling=sampling, concurrency=1
+            )
+            house.run(job)
+            by_batch = list(engine.asked.values())
+            assert len(by_batch) == len(texts)
+            engine.asked.clear()
+            said = []
+            for number, value in enumerate(values):
+                body = {"model": "llama", form: value, **common, **options, "seed": row_seed(3, number)}
+                headers = {"Authorization": f"Bearer {plane.api_key}"}
+                answer = httpx.post(f"{plane.url}/v1/{route}", json=body, headers=headers, timeout=60)
+                (choice,) = answer.raise_for_status().json()["choices"]
+                text = choice["message"]["content"] if form == "messages" else choice["text"]
+                said.append((text, choice["finish_reason"]))
+            assert list(engine.asked.values()) == by_batch
+            assert [(row["output"], row["finish_reason"]) for row in house.rows(job)] == said
+            reasons |= {reason for _, reason in said}
+        assert reasons == {"stop", "length"}
+
+
 class TestSubmission:
     @pytest.fixture
     def files(self, tmp_path: Path) -> Path:
@@ -517,6 +705,7 @@ class TestSubmission:
             ({"data": {"files": ["{}/rows.jsonl"], "prompt": "n"}}, "holds int, not text"),
             ({"data": {"files": ["{}/rows.jsonl"], "messages": "q"}}, "holds str, not lists of messages"),
             ({"sampling": {"response_format": {"type": "json"}}}, "sampling: response_format.type"),
+            ({"sampling": {"stop_tokens": [5]}}, "sampling.stop_tokens: unknown key 'stop_tokens'"),
         ],
     )
     def test_what_cannot_be_done_is_refused(
@@ -527,3 +716,54 @@ class TestSubmission:
         with Client(up.url, up.api_key) as client, pytest.raises(UserError) as caught:
             client.submit({"kind": "generate", "deployment": "poet", **changed, "data": data})
         assert problem in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            {"stop_token_ids": [5] * 65},
+            {"stop_token_ids": [-1]},
+            {"stop_token_ids": 5},
+            {"stop_token_ids": [4000, 5000]},
+            {"min_tokens": -1},
+            {"min_tokens": 17},
+            {"min_tokens": 6, "max_tokens": 5},
+            {"skip_special_tokens": "some"},
+            {"logit_bias": {"5": 101}},
+            {"logit_bias": {"5": True}},
+            {"logit_bias": {"fox": 1}},
+            {"logit_bias": {"05": 1}},
+            {"logit_bias": [5]},
+            {"logit_bias": {"4000": 1}},
+            {"logit_bias": {str(token): 1 for token in range(301)}},
+        ],
+        ids=lambda option: json.dumps(option)[:40],
+    )
+    def test_options_of_tokens_are_refused_as_in_requests(
+        self, up: Plane, files: Path, option: dict[str, Any]
+    ) -> None:
+        data = {"files": [str(files / "rows.jsonl")], "prompt": "q"}
+        job = {"kind": "generate", "deployment": "poet", "data": data, "sampling": option}
+        with Client(up.url, up.api_key) as client, pytest.raises(UserError) as caught:
+            client.submit(job)
+        (found,) = caught.value.details["fields"]
+        assert found["field"] == f"sampling.{next(iter(option))}"
+        headers = {"Authorization": f"Bearer {up.api_key}"}
+        body = {"model": "poet", "prompt": "fox", **option}
+        answer = httpx.post(f"{up.url}/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 400
+        refusal = answer.json()["error"]
+        assert f"sampling.{refusal['param']}" == found["field"]
+        assert found["problem"] in refusal["message"]
+
+    def test_tokens_of_a_model_of_its_own_are_checked(self, plane: Plane, files: Path, folder: Path) -> None:
+        model = shutil.copytree(folder, files / "model")
+        data = {"files": [str(files / "rows.jsonl")], "prompt": "q"}
+        job = {"kind": "generate", "model": {"path": str(model)}, "data": data}
+        with Client(plane.url, plane.api_key) as client:
+            with pytest.raises(UserError, match=r"sampling\.logit_bias: no tokens have the ids 4000; "):
+                client.submit({**job, "sampling": {"logit_bias": {"5": 1, "4000": 1}}})
+            made = client.submit(
+                {**job, "sampling": {"logit_bias": {"5": 1, "7": -100}, "stop_token_ids": [9, 9]}}
+            )
+        sampling = plane.store.jobs.get(made.id).spec.sampling
+        assert (sampling.logit_bias, sampling.stop_token_ids) == (((5, 1.0), (7, -100.0)), (9,))

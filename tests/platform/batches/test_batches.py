@@ -79,6 +79,28 @@ class TestSpecification:
         assert isinstance(other, EmbedJob)
         assert other.data.column == "text"
 
+    def test_options_of_tokens_are_read_and_written(self) -> None:
+        text = """
+        kind: generate
+        deployment: poet
+        data: {files: [a.jsonl], prompt: question}
+        sampling:
+          logit_bias: {7: -100, "5": 0.5}
+          stop_token_ids: [9, 5, 9]
+          min_tokens: 4
+          skip_special_tokens: false
+        """
+        job = parse_any_job(text)
+        assert isinstance(job, GenerateJob)
+        options = job.sampling
+        assert options.logit_bias == ((5, 0.5), (7, -100.0))
+        assert (options.stop_token_ids, options.min_tokens) == ((9, 5), 4)
+        assert options.skip_special_tokens is False
+        for written in (job.model_dump(mode="json"), job.model_dump(), job.model_dump_json()):
+            assert parse_submission(written) == job
+        none = dict.fromkeys(("logit_bias", "stop_token_ids", "min_tokens", "skip_special_tokens"))
+        assert parse_any_job(self.job(sampling=none)) == parse_any_job(self.job())
+
     @pytest.mark.parametrize(
         ("changed", "problem"),
         [
@@ -92,6 +114,24 @@ class TestSpecification:
             ({"sampling": {"temperature": 3}}, "sampling.temperature"),
             ({"sampling": {"stop": [""]}}, "a stop string is empty"),
             ({"sampling": {"response_format": {"type": float("nan")}}}, "plain JSON"),
+            (
+                {"sampling": {"stop_token_ids": [5] * 65}},
+                "sampling.stop_token_ids: at most 64 .*, these are 65",
+            ),
+            ({"sampling": {"stop_token_ids": [True]}}, "sampling.stop_token_ids: give a list of token ids"),
+            ({"sampling": {"min_tokens": -1}}, "sampling.min_tokens"),
+            ({"sampling": {"skip_special_tokens": "some"}}, "sampling.skip_special_tokens"),
+            ({"sampling": {"logit_bias": {"5": -100.5}}}, "sampling.logit_bias: the bias of token id 5"),
+            (
+                {"sampling": {"logit_bias": {"5": float("nan")}}},
+                "sampling.logit_bias: the bias of token id 5",
+            ),
+            ({"sampling": {"logit_bias": {5: 1, "5": 2}}}, "sampling.logit_bias: token id 5 has two biases"),
+            (
+                {"sampling": {"logit_bias": dict.fromkeys(range(301), 1)}},
+                "sampling.logit_bias: at most 300 tokens",
+            ),
+            ({"sampling": {"logit_bias": [[5, 1]]}}, "sampling.logit_bias: give an object"),
             ({"kind": "genrate"}, "did you mean 'generate'"),
         ],
     )

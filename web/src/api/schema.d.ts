@@ -1519,6 +1519,14 @@ export interface components {
              */
             ignore_eos?: boolean | null;
             /**
+             * Logit Bias
+             * @description Numbers from -100 to 100, added to the logits of tokens; the keys are token ids.
+             * @default {}
+             */
+            logit_bias: {
+                [key: string]: number;
+            };
+            /**
              * Max Tokens
              * @description Most tokens of an answer; default: 16 for prompts, the rest of the window for messages.
              */
@@ -1528,6 +1536,11 @@ export interface components {
              * @description Keep tokens with at least this fraction of the highest probability.
              */
             min_p?: number | null;
+            /**
+             * Min Tokens
+             * @description Number of tokens before which no stop token and no stop string ends an answer; no effect on JSON.
+             */
+            min_tokens?: number | null;
             /**
              * Presence Penalty
              * @description Subtracted once from the logits of all tokens that were generated.
@@ -1552,11 +1565,22 @@ export interface components {
              */
             seed: number;
             /**
+             * Skip Special Tokens
+             * @description Leave special tokens out of the text; default: true.
+             */
+            skip_special_tokens?: boolean | null;
+            /**
              * Stop
              * @description Stop strings: an answer ends before the first of them.
              * @default []
              */
             stop: string[];
+            /**
+             * Stop Token Ids
+             * @description Ids of tokens that end an answer, in addition to the model's end-of-text tokens; their text is left out.
+             * @default []
+             */
+            stop_token_ids: number[];
             /**
              * Temperature
              * @description Divisor of the logits, default 1; 0 takes the most probable token.
@@ -1591,6 +1615,14 @@ export interface components {
              */
             ignore_eos: boolean | null;
             /**
+             * Logit Bias
+             * @description Numbers from -100 to 100, added to the logits of tokens; the keys are token ids.
+             * @default {}
+             */
+            logit_bias: {
+                [key: string]: number;
+            } | null;
+            /**
              * Max Tokens
              * @description Most tokens of an answer; default: 16 for prompts, the rest of the window for messages.
              * @default null
@@ -1602,6 +1634,12 @@ export interface components {
              * @default null
              */
             min_p: number | null;
+            /**
+             * Min Tokens
+             * @description Number of tokens before which no stop token and no stop string ends an answer; no effect on JSON.
+             * @default null
+             */
+            min_tokens: number | null;
             /**
              * Presence Penalty
              * @description Subtracted once from the logits of all tokens that were generated.
@@ -1629,11 +1667,23 @@ export interface components {
              */
             seed: number;
             /**
+             * Skip Special Tokens
+             * @description Leave special tokens out of the text; default: true.
+             * @default null
+             */
+            skip_special_tokens: boolean | null;
+            /**
              * Stop
              * @description Stop strings: an answer ends before the first of them.
              * @default []
              */
             stop: string[];
+            /**
+             * Stop Token Ids
+             * @description Ids of tokens that end an answer, in addition to the model's end-of-text tokens; their text is left out.
+             * @default []
+             */
+            stop_token_ids: number[] | null;
             /**
              * Temperature
              * @description Divisor of the logits, default 1; 0 takes the most probable token.
@@ -1843,7 +1893,7 @@ export interface components {
             /**
              * Logit Bias
              * @description Numbers from -100 to 100, added to the logits of tokens; the keys are token ids.
-             * @default []
+             * @default {}
              */
             logit_bias: {
                 [key: string]: number;
@@ -2057,7 +2107,7 @@ export interface components {
             /**
              * Logit Bias
              * @description Numbers from -100 to 100, added to the logits of tokens; the keys are token ids.
-             * @default []
+             * @default {}
              */
             logit_bias: {
                 [key: string]: number;
@@ -3518,8 +3568,10 @@ export interface components {
             /**
              * @description Sampling options and end conditions of answers.
              * @default {
+             *       "logit_bias": {},
              *       "seed": 0,
-             *       "stop": []
+             *       "stop": [],
+             *       "stop_token_ids": []
              *     }
              */
             sampling: components["schemas"]["BatchSamplingSpec"];
@@ -3572,13 +3624,17 @@ export interface components {
              * @default {
              *       "frequency_penalty": null,
              *       "ignore_eos": null,
+             *       "logit_bias": {},
              *       "max_tokens": null,
              *       "min_p": null,
+             *       "min_tokens": null,
              *       "presence_penalty": null,
              *       "repetition_penalty": null,
              *       "response_format": null,
              *       "seed": 0,
+             *       "skip_special_tokens": null,
              *       "stop": [],
+             *       "stop_token_ids": [],
              *       "temperature": null,
              *       "top_k": null,
              *       "top_p": null

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from share_compute.files.strict import StrictModel
+from share_compute.specification.token_options import MOST_BIAS, MOST_BIASED_TOKENS
 
-MOST_BIASED_TOKENS = 300
 MOST_STOP_TOKENS = 256
 """Maximum number of stop tokens of a sequence: those of the model and those of the request."""
 SCHEMA_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
@@ -17,7 +17,7 @@ SCHEMA_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
 They limit each run of whitespace to 64 characters, because a model could generate whitespace without end.
 """
 TokenId = Annotated[int, Field(ge=0)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
+Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
 
 
 class SamplingOptions(StrictModel):

@@ -63,6 +63,10 @@ const LAYOUTS: Record<string, readonly Section[]> = {
       fields: ["sampling.max_tokens", "sampling.temperature"],
       folds: [
         { title: "How answers are drawn", fields: ["sampling"] },
+        {
+          title: "Single tokens",
+          fields: ["sampling.logit_bias", "sampling.stop_token_ids", "sampling.min_tokens", "sampling.skip_special_tokens"],
+        },
         { title: "Output", fields: ["output", "concurrency"] },
       ],
     },
