@@ -114,12 +114,18 @@ def _connections() -> list[_Connection]:
 def _second(descriptor: int, own: tuple[str, int], other: tuple[str, int]) -> _Held | None:
     """Duplicate the descriptor of a connection; return None if the connection was closed after it was listed."""
     try:
-        taken = socket.socket(fileno=os.dup(descriptor))
+        duplicate = os.dup(descriptor)
     except OSError:
         return None
+    try:
+        taken = socket.socket(fileno=duplicate)
+    except OSError:  # the descriptor was reused for a file that is no socket
+        os.close(duplicate)
+        return None
     with suppress(OSError):
-        # The descriptor may have been reused for another connection.
-        if taken.getsockname()[1] == own[1] and taken.getpeername()[1] == other[1]:
+        # The descriptor may have been reused for another socket. Names of Unix sockets have no port.
+        is_tcp = taken.family in (socket.AF_INET, socket.AF_INET6)
+        if is_tcp and taken.getsockname()[1] == own[1] and taken.getpeername()[1] == other[1]:
             return _Held(taken, descriptor, os.fstat(taken.fileno()))
     taken.close()
     return None
