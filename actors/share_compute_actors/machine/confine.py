@@ -4,8 +4,8 @@ A holder of the cluster's token can run code in the processes of a Ray node. So 
 which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``.
 Three measures confine the program:
 
-1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. A program that
-   runs as root loses root's capabilities.
+1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. In both cases the
+   program has no capabilities: it loses those of root, and ambient capabilities of this process.
 2. Landlock (Linux 5.13 or newer) denies access to all files except those of the system, of this Python installation
    and of the policy. The program cannot trace processes outside its Landlock domain and, since Linux 6.12, cannot
    signal them.
@@ -41,6 +41,7 @@ from pathlib import Path
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
+_CAP_AMBIENT, _CLEAR_ALL = 47, 4
 _SET_PDEATHSIG, _SET_DUMPABLE, _CAPBSET_DROP, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 END_NOW = signal.SIGUSR1
 """Signal that ends a guard and all descendants of its program at once.
@@ -231,8 +232,11 @@ def _become(user: User | None, parent: int) -> None:
             os.setgroups([])
             os.setresgid(user.gid, user.gid, user.gid)
             os.setresuid(user.uid, user.uid, user.uid)
-        header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-        _check(_libc().capset(header, bytes(24)), "capset")
+    # A program inherits ambient capabilities also if its user is not root.
+    _prctl(_CAP_AMBIENT, _CLEAR_ALL)
+    # The effective, permitted and inheritable sets become empty.
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    _check(_libc().capset(header, bytes(24)), "capset")
     # A change of user clears the parent-death signal, so the signal is set afterwards.
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -19,6 +20,29 @@ from share_compute_actors.machine.confine import Policy, confined, landlock_vers
 
 RESOLVE_UNIX = 1 << 16
 """LANDLOCK_ACCESS_FS_RESOLVE_UNIX of linux/landlock.h."""
+
+
+CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapAmb")
+BECOMES = """
+import ctypes, json, os, struct, sys
+from share_compute_actors.machine import confine
+uid, user = json.loads(sys.argv[1])
+PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_CHOWN = 8, 47, 2, 0
+libc = ctypes.CDLL(None, use_errno=True)
+if uid:
+    assert libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) == 0
+    os.setresuid(uid, uid, uid)
+header = struct.pack("=Ii", 0x20080522, 0)
+sets = (ctypes.c_uint32 * 6)()
+assert libc.capget(header, sets) == 0
+sets[2] |= 1 << CAP_CHOWN  # inheritable, of the capabilities 0 to 31
+assert libc.capset(header, sets) == 0, ctypes.get_errno()
+assert libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_CHOWN, 0, 0) == 0, ctypes.get_errno()
+if sys.argv[2] == "confined":
+    confine._become(None if user is None else confine.User("someone", user, user), os.getppid())
+os.execvp("cat", ["cat", "/proc/self/status"])
+"""
+"""Program that has an ambient capability, and becomes ``cat`` with or without giving up its privileges."""
 
 
 def run(code: str, *arguments: str, policy: Policy) -> subprocess.CompletedProcess[str]:
@@ -86,3 +110,19 @@ def test_an_installation_anywhere_is_within_reach(tmp_path: Path) -> None:
         [python, *arguments[1:]], capture_output=True, text=True, check=False, env=variables
     )
     assert "PermissionError" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives capabilities to another user")
+@pytest.mark.parametrize(
+    ("uid", "user"), [(65534, None), (0, None), (0, 65534)], ids=["as another user", "as root", "from root"]
+)
+def test_ambient_capabilities_are_given_up(uid: int, user: int | None) -> None:
+    def capabilities(how: str) -> dict[str, int]:
+        command = [sys.executable, "-c", BECOMES, json.dumps([uid, user]), how]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        status = dict(line.split(":", 1) for line in done.stdout.splitlines())
+        return {name: int(status[name], 16) for name in CAPABILITIES}
+
+    assert all(capabilities("free").values())
+    assert capabilities("confined") == dict.fromkeys(CAPABILITIES, 0)
