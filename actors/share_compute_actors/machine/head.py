@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HeadPlace:
-    """What is known of a head before it runs."""
+    """Facts about a head that are known before it runs."""
 
     token: str
     folder: Path
