@@ -182,7 +182,7 @@ class StepLog:
         Args:
             epoch: epoch in which the step is committed.
             step: number of the step.
-            scale: update factor of the step.
+            scale: factor by which the gradient of the step is multiplied.
             facts: facts about the step; None if there are none.
             generation: number of times that the step was restarted because its numbers were in doubt.
         """

@@ -126,7 +126,10 @@ class AgentClient:
         return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
 
     def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
-        """Rejoin the cluster; return the access to it. Pass ``wanted`` only if this agent was restarted."""
+        """Rejoin the cluster; return what the machine needs to start its Ray node.
+
+        Pass ``wanted`` after a restart of this agent, and leave it out otherwise.
+        """
         body = None if wanted is None else wanted.model_dump(mode="json")
         return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
 

@@ -1,4 +1,4 @@
-"""Machines that leave and return: times between failures and until return, drawn independently for each machine."""
+"""Machines that leave and return after random times, which are drawn independently for each machine."""
 
 from __future__ import annotations
 

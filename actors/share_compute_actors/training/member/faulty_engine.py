@@ -170,7 +170,8 @@ class FaultyOutbox(Outbox):
         super()._send_log(channel, log, stage, runner, is_repeated=is_repeated)
 
     def _post_log(self, channel: Channel, holder: Worker, place: int, encoded: EncodedTensor) -> None:
-        # Only the header gets faults. Applying the step changes the buckets, so a delayed bucket would arrive changed.
+        # Only the header message gets faults. A delayed message with a gradient bucket would arrive changed, because
+        # applying the step changes the buckets.
         _post(self._faults, channel, holder, encoded, self._of_log if place == HEAD else [])
 
 

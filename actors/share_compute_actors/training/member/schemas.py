@@ -66,7 +66,7 @@ _SAID: Messages[tuple[ToCoordinator | Raised, StepFigures | None]] = Messages(
 
 
 def pack_said(message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> bytes:
-    """Return a member's message or error to its coordinator as bytes, with the figures of a step, if any."""
+    """Return the bytes of a member's message or error to its coordinator, with the figures of a step, if any."""
     said = Raised.of(message) if isinstance(message, ShareComputeError) else message
     return _SAID.pack(type(said).__name__, (said, figures))
 

@@ -280,7 +280,10 @@ class Measurements:
             await self._give_up(record, f"it could not be measured: {type(failure).__name__}")
 
     async def _take_back(self, record: ContributorRecord, node_id: str) -> None:
-        """Start a machine's measuring actor, and make the machine ready with its last measurements."""
+        """Start a machine's measuring actor, but keep the stored measurements.
+
+        The machine becomes ready, or quarantined again if it was quarantined.
+        """
         self._drop(record.id, self._machines.get(record.id))
         async with asyncio.timeout(self._timeout_s):
             self._machines[record.id] = await self._start(record.id, node_id)

@@ -93,7 +93,7 @@ def _promising(
 
 
 def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None:
-    """Simulate the layouts of `all_below` that their lower bound does not rule out, until the budgets are spent.
+    """Simulate the layouts from `all_below`, within the budgets, unless their lower bound rules them out.
 
     Problems with the lowest bounds on the step come first. Do nothing for more than `MOST_MACHINES` machines.
     """

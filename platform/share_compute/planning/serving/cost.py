@@ -95,7 +95,7 @@ class ServingCost(CostTables):
 
     @cached_property
     def request_parts_s(self) -> Floats:
-        """Time of the first l layers for one request alone ``[machines, layers + 1]``; infinite if speed is unknown."""
+        """Time of the first l layers for a lone request ``[machines, layers + 1]``; infinite if a speed is unknown."""
         return self.prompt_s + self.workload.new_tokens * self.token_s(1)
 
     @cached_property
