@@ -87,7 +87,7 @@ class Completion:
                     )
                 )
                 if tools is not None:
-                    self._parsers.append(tools.parser())
+                    self._parsers.append(tools.parser(len(self._parsers)))
         self._choices = request.choices
         self._stream: Stream | None = None
         self._open: dict[int, int] = {}

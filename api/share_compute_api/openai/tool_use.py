@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import secrets
+from typing import TYPE_CHECKING, Self
 
 from share_compute.errors import UserError
+from share_compute_api.openai.requests import ChatRequest, TextRequest
 from share_compute_api.openai.tools.definitions import ToolRequest
 from share_compute_api.openai.tools.grammar import call_grammar
 from share_compute_api.openai.tools.parsing import ToolCallParser
@@ -22,24 +24,29 @@ class ToolUse:
     Args:
         request: the tools that may be called; their schemas must have been checked.
         syntax: syntax of the model's calls.
+        seed: text from which the ids of calls are derived. No other request may have it, because ids must be unique.
     """
 
-    def __init__(self, request: ToolRequest, syntax: ToolSyntax) -> None:
+    def __init__(self, request: ToolRequest, syntax: ToolSyntax, seed: str) -> None:
         self._request = request
         self._syntax = syntax
+        self._seed = seed
         self.grammar = call_grammar(request, syntax)
         """Grammar of the answers in Lark; None if they are not constrained."""
         self.shown = {id_: character for character, id_ in syntax.special.items()}
         """Characters that represent special tokens in the text for `parser`, by id."""
 
     @classmethod
-    async def prepare(cls, request: ToolRequest, facts: ModelFacts, tokenizer: TokenizerClient) -> ToolUse:
-        """Check the tools of a request.
+    async def prepare(cls, wanted: TextRequest, facts: ModelFacts, tokenizer: TokenizerClient) -> Self | None:
+        """Check the tools of a request; return None if the model may call none.
 
         Raises:
             UserError: the format of the model's calls is not known, or decoding cannot follow a schema.
             Unavailable: no process can check a schema; `Busy` if too many requests are queued.
         """
+        request = wanted.tool_request if isinstance(wanted, ChatRequest) else None
+        if request is None:
+            return None
         format_ = tokenizer.vocabulary.tool_format if facts.tool_format == "auto" else facts.tool_format
         if format_ is None:
             raise UserError(
@@ -55,11 +62,19 @@ class ToolUse:
                 failure.message = f"tools: parameters of {tool.function.name}: {failure.message}"
                 failure.details = {"param": "tools", **failure.details}
                 raise
-        return cls(request, syntax)
+        return cls(request, syntax, secrets.token_hex(16))
 
-    def parser(self) -> ToolCallParser:
-        """Return a parser for the text of one answer."""
+    def seeded(self, seed: str) -> ToolUse:
+        """Return the same tools, with ids of calls that are derived from ``seed``."""
+        return ToolUse(self._request, self._syntax, seed)
+
+    def parser(self, index: int) -> ToolCallParser:
+        """Return a parser for the text of the answer with this index."""
         request = self._request
         return ToolCallParser(
-            self._syntax, request.names, is_single=request.is_single, is_streamed=request.is_streamed
+            self._syntax,
+            request.names,
+            seed=f"{self._seed}/{index}",
+            is_single=request.is_single,
+            is_streamed=request.is_streamed,
         )

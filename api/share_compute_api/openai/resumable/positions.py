@@ -7,7 +7,8 @@ A position has one item for each answer, separated by commas, in the order of th
 | ``-`` | nothing was sent |
 | ``12`` | the first chunk was sent, and 12 characters of text |
 | ``12:5`` | the same, with the log-probabilities of 5 tokens |
-| ``12:5.`` | the same, and the finish reason |
+| ``12~2/34`` | the first chunk, 12 characters of text, 2 tool calls, and 34 characters of the arguments of the second |
+| ``12:5~2/34.`` | all of these, and the finish reason |
 
 ``+`` at the end of the position means that the token counts of the request were sent, too.
 """
@@ -15,13 +16,14 @@ A position has one item for each answer, separated by commas, in the order of th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from share_compute.errors import UserError
+from share_compute_api.openai.writing import AnswerPiece, Finish, FullAnswer, ToolCallDelta
 
-_ITEM = re.compile(r"-|(\d{1,9})(?::(\d{1,9}))?(\.?)", re.ASCII)
+_ITEM = re.compile(r"-|(\d{1,9})(?::(\d{1,9}))?(?:~([1-9]\d{0,8})/(\d{1,9}))?(\.?)", re.ASCII)
 _SHOWN = 80
 """Largest number of characters of a malformed position that an error repeats."""
 
@@ -34,13 +36,62 @@ class SentAnswer:
     characters: int = 0
     tokens: int = 0
     """Number of tokens whose log-probabilities were sent; 0 if the client did not request any."""
+    calls: int = 0
+    """Number of tool calls of which at least the name was sent."""
+    argument_characters: int = 0
+    """Number of characters of the last of these calls' arguments."""
     has_ended: bool = False
 
     def __str__(self) -> str:
         if not self.has_begun:
             return "-"
         tokens = f":{self.tokens}" if self.tokens else ""
-        return f"{self.characters}{tokens}{'.' if self.has_ended else ''}"
+        calls = f"~{self.calls}/{self.argument_characters}" if self.calls else ""
+        return f"{self.characters}{tokens}{calls}{'.' if self.has_ended else ''}"
+
+    def is_ahead_of(self, answer: FullAnswer) -> bool:
+        """Return whether more was sent than the answer has so far."""
+        return (
+            self.characters > len(answer.text)
+            or self.tokens > len(answer.tokens)
+            or self.calls > len(answer.calls)
+            or (self.calls > 0 and self.argument_characters > len(answer.calls[self.calls - 1].arguments))
+        )
+
+    def advance(self, answer: FullAnswer, finish: Finish | None) -> Iterator[AnswerPiece]:
+        """Yield the pieces of an answer that were not sent, and count each as sent when it is yielded.
+
+        Each piece makes one chunk. The text comes before the tool calls.
+
+        Args:
+            answer: the answer so far.
+            finish: reason why the answer ended, if it is complete; None otherwise.
+        """
+        pieces = list(self._unsent(answer))
+        if finish is not None:
+            last = pieces.pop() if pieces else AnswerPiece()
+            pieces.append(replace(last, finish=finish))
+        for piece in pieces:
+            if piece.text or piece.tokens:
+                # After a restart, more of the text may have been sent than was generated again so far.
+                self.characters = max(self.characters, len(answer.text))
+                self.tokens = max(self.tokens, len(answer.tokens))
+            for call in piece.calls:
+                self.calls = call.index + 1
+                self.argument_characters = len(answer.calls[call.index].arguments)
+            self.has_ended = piece.finish is not None
+            yield piece
+
+    def _unsent(self, answer: FullAnswer) -> Iterator[AnswerPiece]:
+        text, tokens = answer.text[self.characters :], tuple(answer.tokens[self.tokens :])
+        if text or tokens:
+            yield AnswerPiece(text, tokens)
+        for index in range(max(0, self.calls - 1), len(answer.calls)):
+            call = answer.calls[index]
+            if index >= self.calls:
+                yield AnswerPiece(calls=(call,))
+            elif rest := call.arguments[self.argument_characters :]:
+                yield AnswerPiece(calls=(ToolCallDelta(index, arguments=rest),))
 
 
 @dataclass(slots=True)
@@ -72,7 +123,9 @@ class StreamPosition:
                 has_begun=True,
                 characters=int(match[1]),
                 tokens=int(match[2] or 0),
-                has_ended=bool(match[3]),
+                calls=int(match[3] or 0),
+                argument_characters=int(match[4] or 0),
+                has_ended=bool(match[5]),
             )
             for match in matches
             if match is not None

@@ -28,7 +28,8 @@ from share_compute_api.openai.engine import RETRY_AFTER_S, Engines, TextEngine
 from share_compute_api.openai.requests import ChatRequest, CompletionRequest, TextRequest
 from share_compute_api.openai.resumable.positions import StreamPosition, ahead_of_text
 from share_compute_api.openai.resumable.recording import RecordingEngine, read_record
-from share_compute_api.openai.writing import AnswerPiece, FullAnswer
+from share_compute_api.openai.tool_use import ToolUse
+from share_compute_api.openai.writing import FullAnswer
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
@@ -143,11 +144,7 @@ class ResumableStream:
             return StreamPosition.start(len(self._answers))
         position = StreamPosition.parse(last_event_id, len(self._answers))
         for index, (answer, sent) in enumerate(zip(self._answers, position.answers, strict=True)):
-            is_ahead = (
-                sent.characters > len(answer.text)
-                or sent.tokens > len(answer.tokens)
-                or (sent.has_ended and index not in self._ended)
-            )
+            is_ahead = sent.is_ahead_of(answer) or (sent.has_ended and index not in self._ended)
             if is_ahead and (not self._is_restored or index in self._ended):
                 raise ahead_of_text(position)
         if position.has_usage and not self._request.wants_usage:
@@ -207,21 +204,12 @@ class ResumableStream:
                 for chunk in self._shape.first(index):
                     yield sse.json_event(chunk, id_=str(sent))
             is_complete = index in self._ended
-            if is_complete and (own.characters > len(answer.text) or own.tokens > len(answer.tokens)):
+            if is_complete and own.is_ahead_of(answer):
                 raise ahead_of_text(sent)
             if own.has_ended:
                 continue
-            piece = AnswerPiece(
-                answer.text[own.characters :],
-                tuple(answer.tokens[own.tokens :]),
-                finish=answer.finish if is_complete else None,
-            )
-            if piece == AnswerPiece():
-                continue
-            own.characters = max(own.characters, len(answer.text))
-            own.tokens = max(own.tokens, len(answer.tokens))
-            own.has_ended = is_complete
-            for chunk in self._shape.chunks(index, piece):
+            for piece in own.advance(answer, answer.finish if is_complete else None):
+                (chunk,) = self._shape.chunks(index, piece)
                 yield sse.json_event(chunk, id_=str(sent))
 
     def _last(self, sent: StreamPosition) -> bytes:
@@ -266,19 +254,30 @@ class ResumableStreams:
         engine: TextEngine,
         vocabulary: Vocabulary,
         owner: str,
+        tools: ToolUse | None,
     ) -> ResumableStream | None:
         """Store a request and submit its sequences; return None if the store does not accept it.
+
+        Args:
+            request: the request; its seed is drawn if it has none.
+            prompts: the request's prompts as token ids.
+            engine: generates the sequences.
+            vocabulary: the model's vocabulary.
+            owner: id of the API key that sent the request.
+            tools: tools that the model may call; None if it may call none.
 
         Raises:
             ShareComputeError: the engine refused the sequences, or a prompt is too long.
         """
         if request.seed is None:
             request = request.model_copy(update={"seed": secrets.randbits(63)})
-        completion = Completion(request, prompts, engine.facts, vocabulary, owner)
+        stream_id = f"stream-{secrets.token_urlsafe(24)}"
+        tools = None if tools is None else tools.seeded(stream_id)
+        completion = Completion(request, prompts, engine.facts, vocabulary, owner, tools)
         shape = shape_of(request, vocabulary)
         stored = request.without_prompt().model_dump(mode="json", by_alias=True, exclude_unset=True)
         record = StreamRecord(
-            id=f"stream-{secrets.token_urlsafe(24)}",
+            id=stream_id,
             owner=owner,
             deployment_id=engine.facts.deployment_id,
             model=engine.facts.name,
@@ -381,8 +380,10 @@ class ResumableStreams:
                 f"the stream {record.id} was begun by another version of share-compute",
                 hint="send the request again",
             ) from failure
+        tools = await ToolUse.prepare(request, engine.facts, tokenizer)
+        tools = None if tools is None else tools.seeded(record.id)
         completion = Completion(
-            request, record.prompts or (), engine.facts, tokenizer.vocabulary, record.owner
+            request, record.prompts or (), engine.facts, tokenizer.vocabulary, record.owner, tools
         )
         past = await asyncio.to_thread(self._log.events, record.id)
         recording = RecordingEngine(engine, read_record(past, completion.num_sequences))

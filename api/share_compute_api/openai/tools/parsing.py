@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import string
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, NoReturn
 
 from share_compute_api.openai.tools.syntax import ToolSyntax
@@ -35,15 +35,17 @@ class ToolCallParser:
     Args:
         syntax: syntax of the model's calls.
         names: names of the functions that may be called.
+        seed: text from which the ids of calls are derived.
         is_single: whether the answer ends after its first call.
         is_streamed: whether arguments are returned while they arrive; otherwise, only complete calls are returned.
     """
 
     def __init__(
-        self, syntax: ToolSyntax, names: Collection[str], *, is_single: bool, is_streamed: bool
+        self, syntax: ToolSyntax, names: Collection[str], *, seed: str, is_single: bool, is_streamed: bool
     ) -> None:
         self._syntax = syntax
         self._names = names
+        self._seed = seed
         self._is_single = is_single
         self._is_streamed = is_streamed
         self._step: Callable[[str], None] = self._blank_start if syntax.is_bare else self._text
@@ -245,7 +247,10 @@ class ToolCallParser:
 
     def _new_id(self) -> str:
         length = self._syntax.call_id_length
-        text = "".join(secrets.choice(_ALPHABET) for _ in range(length))
+        number = int.from_bytes(sha256(f"{self._seed}/{self._num_begun}".encode()).digest())
+        text = "".join(
+            _ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(length)
+        )
         return text if self._syntax.format == "mistral" else f"call_{text}"
 
 

@@ -47,7 +47,7 @@ from share_compute_api.server.context import Context, InContext
 
 router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401, 403))
 _ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
-_MOST_POSITION = 4096
+_MOST_POSITION = 8192
 """Largest number of characters of the header Last-Event-ID."""
 Resumes = Annotated[
     bool, Header(alias="X-Resumable", description="Whether the stream can be continued, see `resumeStream`.")
@@ -245,15 +245,13 @@ async def _answer(
     vocabulary = tokenizer.vocabulary
 
     async def begin() -> Completion | ResumableStream:
-        tools = None
-        if isinstance(wanted, ChatRequest) and wanted.tool_request is not None:
-            tools = await ToolUse.prepare(wanted.tool_request, engine.facts, tokenizer)
+        tools = await ToolUse.prepare(wanted, engine.facts, tokenizer)
         prompts = await encode()
         grammar = None if wanted.response_format is None else wanted.response_format.grammar
         if grammar is not None:
             await tokenizer.check_schema(grammar)
-        if is_resumable and tools is None:  # positions in a stream count text, and no tool calls
-            stream = await context.streams.begin(wanted, prompts, engine, vocabulary, owner)
+        if is_resumable:
+            stream = await context.streams.begin(wanted, prompts, engine, vocabulary, owner, tools)
             if stream is not None:
                 return stream
         prepared = Completion(wanted, prompts, engine.facts, vocabulary, owner, tools)

@@ -15,6 +15,15 @@ answers = st.one_of(
     st.builds(
         SentAnswer, has_begun=st.just(value=True), characters=counts, tokens=counts, has_ended=st.booleans()
     ),
+    st.builds(
+        SentAnswer,
+        has_begun=st.just(value=True),
+        characters=counts,
+        tokens=counts,
+        calls=st.integers(1, 10**9 - 1),
+        argument_characters=counts,
+        has_ended=st.booleans(),
+    ),
 )
 
 
@@ -22,7 +31,7 @@ answers = st.one_of(
 def test_positions_are_read_as_they_were_written(sent: list[SentAnswer]) -> None:
     position = StreamPosition(sent, has_usage=all(answer.has_ended for answer in sent))
     assert StreamPosition.parse(str(position), len(sent)) == position
-    assert len(str(position)) <= 4096
+    assert len(str(position)) <= 8192
 
 
 def test_a_stream_begins_with_nothing() -> None:
@@ -50,6 +59,12 @@ def test_a_stream_begins_with_nothing() -> None:
         "1.,2.++",
         "1.,2.+x",
         "1:,2",
+        "1~,2",
+        "1~2,2",
+        "1~0/0,2",
+        "1~/3,2",
+        "1~2/3:4,2",
+        "~2/3,2",
         "1,1234567890",
         "\u0661,1",
         "-.,1",

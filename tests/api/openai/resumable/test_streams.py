@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from openai import OpenAI
 from sqlalchemy import delete, select
 from tests.api.conftest import Plane, wait_until
 from tests.api.local_engine import LocalEngine
-from tests.api.speaking import WINDOW, Speaker, make_llama
+from tests.api.openai.conftest import CALLS, EXPECTED, HELLO, TOOLS
+from tests.api.speaking import WINDOW, Speaker, make_llama, make_tool_tokenizer
 
 from share_compute.errors import Busy, Unavailable
 from share_compute.inference.scheduler.options import Generation
@@ -72,8 +73,13 @@ class Seen:
     is_done: bool = False
     error: dict[str, Any] | None = None
 
-    def read(self, response: httpx.Response, until_characters: int | None = None) -> None:
-        """Read a response to its end, or until so many characters arrived."""
+    def read(
+        self,
+        response: httpx.Response,
+        until_characters: int | None = None,
+        until_chunks: int | None = None,
+    ) -> None:
+        """Read a response to its end, or until so many characters or chunks arrived."""
         if response.status_code != 200:
             response.read()
         assert response.status_code == 200, response.text
@@ -92,6 +98,8 @@ class Seen:
             self.last_id = event.id
             self.chunks.append(chunk)
             if until_characters is not None and len("".join(self.texts())) >= until_characters:
+                return
+            if until_chunks is not None and len(self.chunks) >= until_chunks:
                 return
 
     def choices(self, index: int | None = None) -> list[dict[str, Any]]:
@@ -238,6 +246,89 @@ def test_each_token_has_its_log_probabilities_once(
         assert seen.logprobs(index) == expected.logprobs(index)
         joined = b"".join(bytes(one["bytes"]) for one in seen.logprobs(index))
         assert joined.decode() == seen.texts()[index]
+
+
+@pytest.fixture(params=["hermes", "llama", "mistral"])
+def caller(request: pytest.FixtureRequest, plane: Plane, tmp_path: Path) -> Speaker:
+    """A model that writes text, if its format allows this, and calls two tools."""
+    folder = make_tool_tokenizer(tmp_path / "tools", request.param)
+    tokenizer = ServedTokenizer(folder)
+    text = "" if request.param == "llama" else "I look: "
+    ids = (*tokenizer.encode(text + CALLS[request.param], 1000), *tokenizer.vocabulary.end_ids)
+    speaker = Speaker("caller", folder, lambda _: ids, window=1024)
+    plane.app.state.context.engines.add(speaker)
+    return speaker
+
+
+def ask_with_tools(
+    http: httpx.Client, until: int | None = None, *, is_resumable: bool = True, pauses: bool = False
+) -> Seen:
+    """Ask for two answers with tools.
+
+    Return what the stream had, or its first ``until`` chunks, or, with ``pauses``, those before a pause.
+    """
+    seen = Seen()
+    body = {"model": "caller", "stream": True, "seed": 0, "n": 2, "messages": HELLO, "tools": TOOLS}
+    headers = RESUMABLE if is_resumable else {}
+    timeout = httpx.Timeout(20, read=0.5 if pauses else 20)
+    with (
+        suppress(httpx.ReadTimeout),
+        http.stream("POST", "/chat/completions", json=body, headers=headers, timeout=timeout) as response,
+    ):
+        seen.read(response, until_chunks=until)
+    return seen
+
+
+def calls(seen: Seen) -> dict[tuple[int, int], dict[str, str]]:
+    """Return the parts of each call, joined, by the indexes of its answer and of itself."""
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for choice in seen.choices():
+        for part in choice["delta"].get("tool_calls", ()):
+            call = found.setdefault((choice["index"], part["index"]), {"arguments": ""})
+            assert ("id" in part) == ("id" not in call)
+            call["id"] = part.get("id", call.get("id", ""))
+            call["name"] = part["function"].get("name", call.get("name", ""))
+            call["arguments"] += part["function"]["arguments"]
+    return found
+
+
+def without_ids(seen: Seen) -> dict[tuple[int, int], dict[str, str]]:
+    return {place: {**call, "id": ""} for place, call in calls(seen).items()}
+
+
+def require_resumed(http: httpx.Client, seen: Seen, expected: Seen) -> None:
+    """Read the rest of a stream, which must be the expected one in the end."""
+    begun = {place: call["id"] for place, call in calls(seen).items()}
+    resume(http, seen)
+    assert seen.whole() == expected.whole()
+    assert without_ids(seen) == without_ids(expected)
+    again = calls(seen)
+    assert {place: again[place]["id"] for place in begun} == begun
+    assert len({call["id"] for call in again.values()}) == 4
+    assert resume(http, Seen(seen.stream_id, seen.last_id)).chunks == []
+    # The whole stream can be read once more, with the same ids.
+    assert calls(resume(http, Seen(seen.stream_id))) == again
+
+
+@pytest.mark.usefixtures("caller")
+def test_tool_calls_continue_at_every_cut(http: httpx.Client) -> None:
+    expected = ask_with_tools(http, is_resumable=False)
+    named = [(call["name"], call["arguments"]) for call in calls(expected).values()]
+    assert sorted(named) == sorted(2 * EXPECTED)
+    for cut in range(1, len(expected.chunks), 5):
+        require_resumed(http, ask_with_tools(http, until=cut), expected)
+
+
+def test_tool_calls_outlive_the_server(plane: Plane, http: httpx.Client, caller: Speaker) -> None:
+    expected = ask_with_tools(http, is_resumable=False)
+    for tokens in (4, 24, 44):
+        caller.pause_after = tokens
+        seen = ask_with_tools(http, pauses=True)
+        assert not seen.is_done
+        plane.restart()
+        caller.pause_after = None
+        plane.app.state.context.engines.add(caller)
+        require_resumed(http, seen, expected)
 
 
 def test_a_drawn_seed_is_kept(plane: Plane, http: httpx.Client, speaker: Speaker) -> None:

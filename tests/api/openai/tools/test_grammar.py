@@ -87,7 +87,7 @@ def read(prepared: Prepared, request: ToolRequest, ids: list[int]) -> FullAnswer
     shown = {id_: character for character, id_ in syntax.special.items()}
     writer = Writer(tokenizer.vocabulary, (), end_ids=tokenizer.vocabulary.end_ids, shown=shown)
     parser = ToolCallParser(
-        syntax, request.names, is_single=request.is_single, is_streamed=request.is_streamed
+        syntax, request.names, seed="test", is_single=request.is_single, is_streamed=request.is_streamed
     )
     answer = FullAnswer()
     for index, token in enumerate(ids):

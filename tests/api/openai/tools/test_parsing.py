@@ -33,7 +33,7 @@ def read(
     syntax: ToolSyntax, pieces: list[str], *, single: bool = False, streamed: bool = True, end: Any = "stop"
 ) -> Result:
     """Return the content, the calls and the reason to end."""
-    parser = ToolCallParser(syntax, NAMES, is_single=single, is_streamed=streamed)
+    parser = ToolCallParser(syntax, NAMES, seed="test", is_single=single, is_streamed=streamed)
     answer = FullAnswer()
     for piece in [*map(AnswerPiece, pieces), AnswerPiece(finish=end)]:
         part = parser.read(piece)
@@ -81,7 +81,7 @@ def test_calls_are_found_in_every_format(syntax: ToolSyntax, streamed: bool) -> 
 
 def test_arguments_arrive_while_they_are_written() -> None:
     for syntax in SYNTAXES:
-        parser = ToolCallParser(syntax, NAMES, is_single=False, is_streamed=True)
+        parser = ToolCallParser(syntax, NAMES, seed="test", is_single=False, is_streamed=True)
         text = two_calls(syntax)
         half = text.index("Köln") + 2
         (begin, arguments) = parser.read(AnswerPiece(text[:half])).calls
@@ -177,6 +177,6 @@ def test_unusual_calls_are_read() -> None:
 
 def test_ids_have_the_length_that_templates_accept() -> None:
     for syntax, length in ((HERMES, 29), (MISTRAL, 9)):
-        parser = ToolCallParser(syntax, NAMES, is_single=False, is_streamed=True)
+        parser = ToolCallParser(syntax, NAMES, seed="test", is_single=False, is_streamed=True)
         call = parser.read(AnswerPiece(two_calls(syntax))).calls[0]
         assert len(call.id or "") == length
