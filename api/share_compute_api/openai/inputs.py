@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from share_compute.files.strict import StrictModel
 from share_compute.specification.token_options import are_token_ids
 
+MOST_MESSAGES = 10_000
+"""Maximum number of messages of a chat, and of items of a response's input."""
 MOST_STOPS = 16
 MOST_VARIABLES = 64
 MOST_SCHEMA_CHARACTERS = 1 << 16

@@ -20,6 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from share_compute.files.strict import StrictModel
 from share_compute.specification.token_options import TokenOptions
 from share_compute_api.openai.inputs import (
+    MOST_MESSAGES,
     Content,
     Prompts,
     ResponseFormat,
@@ -272,7 +273,7 @@ class ChatRequest(TextRequest):
         }
     )
 
-    messages: Annotated[tuple[Message, ...], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
     """Newer name of max_tokens; takes precedence over it."""
     logprobs: bool | None = None

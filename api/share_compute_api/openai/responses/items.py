@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from share_compute.files.field_errors import cut
 from share_compute.files.strict import StrictModel
-from share_compute_api.openai.inputs import text_of_parts
+from share_compute_api.openai.inputs import MOST_MESSAGES, text_of_parts
 from share_compute_api.openai.requests import UNSUPPORTED, Message
 from share_compute_api.openai.tools.definitions import (
     MOST_CALLS,
@@ -116,6 +116,8 @@ def _items(value: Any) -> Any:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise ValueError("give text, or a list of items")  # noqa: TRY004 - as in `_item`
+    if len(value) > MOST_MESSAGES:
+        raise ValueError(f"at most {MOST_MESSAGES:,} items are read, these are {len(value):,}")
     return value
 
 
