@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -42,6 +42,7 @@ _WRITE_TICKS = 100
 """Number of uvicorn's ticks (0.1 s each) between updates of the list of child processes.
 
 Ray may start further processes at any time."""
+_POLL_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -150,7 +151,10 @@ def _start_cluster(settings: Settings, children: ChildProcesses) -> Cluster:
             import_module("share_compute_api.app.app")
             return starting.result()
         except BaseException:
-            children.stop_all(grace_s=0)  # the second thread ends when the head has ended
+            # The second thread ends when the head that it waits for has ended. It may not have started the head yet.
+            while not starting.done():
+                children.stop_all(grace_s=0)
+                wait([starting], timeout=_POLL_S)
             raise
 
 

@@ -257,17 +257,15 @@ class Cluster:
     async def _use_gateway(self) -> str:
         """Connect a gateway, and wait until the gateway or the head has ended; return a message with the reason."""
         process, self._waiting = self._waiting, None
-        if process is None or process.child.exit_code is not None:
+        if process is None:
             process = await asyncio.to_thread(self._start_gateway, self._head.place)
         child, gateway = process.child, Gateway(process.connection)
         try:
             why = await self._listen(gateway, child)
-            await asyncio.to_thread(self._children.stop, child, 1.0)
-            return (
-                why or f"the process that calls Ray ended with status {child.exit_code}: {child.last_words()}"
-            )
         finally:
             gateway.close()
+            await asyncio.to_thread(self._children.stop, child, 1.0)
+        return why or f"the process that calls Ray ended with status {child.exit_code}: {child.last_words()}"
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
         """Make the gateway available until it or the head ends or hangs; return a message about a hang, or None."""

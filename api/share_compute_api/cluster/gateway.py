@@ -61,7 +61,10 @@ class Gateway:
         try:
             async with asyncio.timeout(timeout_s):
                 first = await reader.readline()
-        except TimeoutError:
+        except (
+            TimeoutError,
+            ConnectionError,
+        ):  # a gateway that ends without reading its address resets the connection
             first = b""
         if not first:
             raise Unavailable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from copy import copy
 from typing import TYPE_CHECKING, Self
 
 from share_compute.errors import UserError
@@ -66,7 +67,9 @@ class ToolUse:
 
     def seeded(self, seed: str) -> ToolUse:
         """Return the same tools, with ids of calls that are derived from ``seed``."""
-        return ToolUse(self._request, self._syntax, seed)
+        seeded = copy(self)
+        seeded._seed = seed  # noqa: SLF001 - an object of this class
+        return seeded
 
     def parser(self, index: int) -> ToolCallParser:
         """Return a parser for the text of the answer with this index."""

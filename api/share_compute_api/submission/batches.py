@@ -119,8 +119,9 @@ def _check_tokens(options: TokenOptions, folder: Path, processes: IsolatedProces
     """Check that the model of a folder has the tokens that the options name."""
     if not options.stop_token_ids and not options.logit_bias:
         return
+    vocabulary = vocabulary_of(folder, processes)
     with _sampling():
-        require_known_tokens(options, vocabulary_of(folder, processes))
+        require_known_tokens(options, vocabulary)
 
 
 @contextmanager

@@ -128,6 +128,20 @@ def test_calls_fail_when_the_process_ends() -> None:
     talk(test)
 
 
+def test_a_gateway_that_ends_before_it_reads_its_address_is_reported() -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        gateway = Gateway(ours)
+        connecting = asyncio.create_task(gateway.connect(HEAD))
+        await asyncio.sleep(0.05)  # the address was sent, so that the connection is reset below
+        theirs.close()
+        with pytest.raises(Unavailable, match="could not connect to the head"):
+            await connecting
+        gateway.close()
+
+    asyncio.run(run())
+
+
 def test_the_gateway_starts_without_torch() -> None:
     program = (
         "import sys, share_compute_api.cluster.gateway_process;"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -22,16 +23,17 @@ def record(
         memory_bytes_per_s=bandwidth,
         overhead_s=1e-5,
     )
-    return ContributorRecord.model_construct(
-        id=name,
-        node_id=None,
-        address=None,
-        name=name,
-        capacity=(device,),
-        links=(),
-        threads=threads,
-        limits={"host_id": host, "host_threads": 2},
-    )
+    fields: dict[str, Any] = {
+        "id": name,
+        "name": name,
+        "node_id": None,
+        "address": None,
+        "capacity": (device,),
+        "links": (),
+        "threads": threads,
+        "limits": {"host_id": host, "host_threads": 2},
+    }
+    return ContributorRecord.model_construct(**fields)
 
 
 def gigaflops(records: Sequence[ContributorRecord], dtype: str = "float32") -> list[float]:
@@ -44,6 +46,8 @@ def test_machines_of_one_computer_get_the_median_of_similar_figures() -> None:
     assert gigaflops(records) == [77, 77, 77]
     assert gigaflops(records, "bfloat16") == [154, 154, 154]
     assert gigaflops(records[:2]) == [68, 68]
+    # The median of machines with a whole and with half a core would be wrong for both.
+    assert gigaflops([record("a", 100), record("b", 50), record("c", 104)]) == [102, 50, 102]
 
 
 @pytest.mark.parametrize(

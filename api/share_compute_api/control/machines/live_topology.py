@@ -1,6 +1,6 @@
 """Builds the topology of contributors.
 
-Machines and links with impossible figures are left out, and machines on the same cores get the same speed.
+Machines and links with impossible figures are left out. Similar figures of machines on the same cores become equal.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
 def live_topology(records: Iterable[ContributorRecord]) -> Topology:
     """Return the topology of these contributors: their devices, and the links among them and to the head.
 
-    Contributors and links with impossible figures are left out. CPUs of one computer that differ by no more than a
-    measurement may get their median figures: otherwise a plan would give the most layers to the machine whose
-    measurement was luckiest.
+    Contributors and links with impossible figures are left out. Similar CPUs of one computer get their median
+    figures: otherwise a plan would give the most layers to the machine whose measurement was luckiest.
     """
     machines = []
     for record in records:
@@ -90,21 +89,39 @@ def live_topology(records: Iterable[ContributorRecord]) -> Topology:
 
 
 def _with_common_figures(machines: Sequence[Contributor]) -> tuple[Contributor, ...]:
-    """Return the machines, with median figures for those that compute on the same cores and measured similar ones."""
-    groups: dict[tuple[str, int], list[Contributor]] = defaultdict(list)
+    """Return the machines, with median figures for those that compute on the same cores and have similar figures."""
+    sharing: dict[tuple[str, int], list[Contributor]] = defaultdict(list)
     for machine in machines:
         if machine.host and machine.devices and machine.device.kind == "cpu":
-            groups[machine.host, machine.cpu_threads].append(machine)
+            sharing[machine.host, machine.cpu_threads].append(machine)
     common = {
-        group: _median_device([machine.device for machine in sharing]) for group, sharing in groups.items()
+        machine.id: _median_device([other.device for other in group])
+        for on_host in sharing.values()
+        for group in _alike(on_host)
+        for machine in group
     }
     return tuple(
-        _with_figures(machine, common.get((machine.host, machine.cpu_threads))) for machine in machines
+        _with_figures(machine, common[machine.id]) if machine.id in common else machine
+        for machine in machines
     )
 
 
+def _alike(machines: Sequence[Contributor]) -> list[list[Contributor]]:
+    """Group machines by their speed, so that all machines of a group have similar figures.
+
+    A machine with other figures computes under other conditions, for example in a container with a part of a core.
+    """
+    groups: list[list[Contributor]] = []
+    for machine in sorted(machines, key=lambda one: one.flops_per_s()):
+        if groups and all(is_alike(machine.device, other.device) for other in groups[-1]):
+            groups[-1].append(machine)
+        else:
+            groups.append([machine])
+    return groups
+
+
 def _median_device(devices: Sequence[Device]) -> Device:
-    """Return the first device with the median of each figure over all devices."""
+    """Return the first device with the median of each figure over all devices that were measured."""
     dtypes = {dtype for device in devices for dtype in device.flops_per_s}
     return replace(
         devices[0],
@@ -112,15 +129,17 @@ def _median_device(devices: Sequence[Device]) -> Device:
             dtype: median(device.flops_per_s[dtype] for device in devices if dtype in device.flops_per_s)
             for dtype in sorted(dtypes)
         },
-        memory_bytes_per_s=median(device.memory_bytes_per_s for device in devices),
-        overhead_s=median(device.overhead_s for device in devices),
+        memory_bytes_per_s=_median([device.memory_bytes_per_s for device in devices]),
+        overhead_s=_median([device.overhead_s for device in devices]),
     )
 
 
-def _with_figures(machine: Contributor, common: Device | None) -> Contributor:
-    """Return the machine with the common figures, unless its own show that it computes under other conditions."""
-    if common is None or not is_alike(machine.device, common):
-        return machine
+def _median(values: Sequence[float]) -> float:
+    """Return the median of the values above 0; 0, which means that nothing was measured, if there are none."""
+    return median([value for value in values if value > 0] or [0.0])
+
+
+def _with_figures(machine: Contributor, common: Device) -> Contributor:
     own = machine.device
     changed = replace(
         own,

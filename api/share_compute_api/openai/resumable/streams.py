@@ -330,6 +330,7 @@ class ResumableStreams:
         Raises:
             NotFound: there is no such stream, or it belongs to another key.
             Gone: the stream has expired, was cancelled, or its model is not served any more.
+            UserError: the tools of the request cannot be used with the model's tokenizer any more.
             Unavailable: the model does not answer yet.
         """
         live = self._live.get(stream_id)

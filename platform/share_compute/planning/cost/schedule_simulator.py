@@ -7,8 +7,9 @@ A cell is a forward or a backward of one microbatch on one member. Each member r
   the latency. Both directions work at the same time, and sending does not delay computing.
 - If the machines of one host together use more threads than the host has, the machines that compute at the same moment
   share its threads in proportion to the threads that each uses alone (processor sharing, Kleinrock 1967). The members'
-  other threads and the processes beside them take part all the time, with `SIDE_THREADS` per machine, and threads
-  that take turns need `CROWDED_WORK` times as much processor time as on a core of their own.
+  other threads and the processes beside them take part all the time, with `SIDE_THREADS` per machine, and cells
+  need up to `CROWDED_WORK` times as much processor time as on a core of their own. Hosts with enough threads for the
+  layout's machines do not slow them down.
 - Members of a stage start to sum gradients when all of them are in their last backward. They sum the last bucket after
   these backwards.
 - If backups are on, the only member of a stage sends its gradient to another machine of the layout over the best link
@@ -41,7 +42,8 @@ Measured while three members trained on two cores: 0.07 in a member's transport 
 and 0.15 in all processes of the server.
 """
 CROWDED_WORK = 1.25
-"""Ratio of a cell's processor time, while threads take turns on the cores, to that on a core of its own.
+"""Ratio of a cell's processor time, while at least one thread more than the cores wants to run, to that on a core of
+its own. With a part of a thread more, the ratio is between 1 and this one.
 
 Measured as 1.2 to 1.33 in the same training. Threads that take turns on a core replace each other's data in its caches;
 three processes that only compute, without messages, reach 1.11.
@@ -176,8 +178,6 @@ class _Host:
     threads: float
     side_threads: float = 0.0
     """Processors in use beside the computations."""
-    work: float = 1.0
-    """Ratio of a cell's processor time to its processor time on a core of its own, while threads take turns."""
     wants: dict[int, int] = field(default_factory=dict)
     """Number of threads that each machine uses if it computes alone, by machine."""
     left_s: dict[int, float] = field(default_factory=dict)
@@ -190,12 +190,15 @@ class _Host:
         if not self.left_s:
             return 1.0
         wanted = sum(self.wants[machine] for machine in self.left_s) + self.side_threads
-        return 1.0 if wanted <= self.threads else self.threads / wanted / self.work
+        if wanted <= self.threads:
+            return 1.0
+        work = 1 + (CROWDED_WORK - 1) * min(1.0, wanted - self.threads)
+        return self.threads / wanted / work
 
     @property
     def is_crowded(self) -> bool:
-        """Whether all machines cannot compute at full speed at the same time."""
-        return sum(self.wants.values()) + self.side_threads > self.threads
+        """Whether the machines together compute with more threads than the host has."""
+        return sum(self.wants.values()) > self.threads
 
     def advance(self, now_s: float) -> None:
         """Advance the cells in progress to the time ``now_s``."""
@@ -324,9 +327,7 @@ def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
     """Return the hosts of a layout's machines; an empty list if every host has enough threads for its machines."""
     if not cost.host_threads:
         return []
-    shared: dict[str, _Host] = {
-        host: _Host(threads, work=CROWDED_WORK) for host, threads in cost.host_threads.items()
-    }
+    shared: dict[str, _Host] = {host: _Host(threads) for host, threads in cost.host_threads.items()}
     hosts: list[_Host] = []
     for machine in layout.machines:
         contributor = cost.topology.contributors[machine]
