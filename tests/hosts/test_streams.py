@@ -91,6 +91,7 @@ def test_a_machine_that_is_cut_off_loses_no_token(
         deployment = wait_for(lambda: served(client, NAME, 2), "both stages")
         name = deployment.plans[0].stages[1].members[0].name
     host = cluster.machines[name]
-    # Another machine takes the stage over, so that the stream may end before a long cut does.
-    text, _ = cut_stream(openai, host.cut_from(cluster.others(host)), seconds)
+    text, ended_after = cut_stream(openai, host.cut_from(cluster.others(host)), seconds)
     assert text == undisturbed
+    # Another machine takes the stage over, so that the stream may end before a long cut does.
+    assert ended_after or seconds > 5

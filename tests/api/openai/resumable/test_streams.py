@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,6 +148,13 @@ def resume(http: httpx.Client, seen: Seen, until: int | None = None) -> Seen:
     return seen
 
 
+def go_on_after_restart(plane: Plane, speaker: Speaker, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Restart the server, whose model then generates without a pause."""
+    plane.restart(meanwhile)
+    speaker.pause_after = None
+    plane.app.state.context.engines.add(speaker)
+
+
 def refused(http: httpx.Client, stream_id: str, status: int, last_id: str | None = None) -> str:
     headers = {} if last_id is None else {"Last-Event-ID": last_id}
     answer = http.get(f"/streams/{stream_id}", headers=headers)
@@ -202,9 +209,7 @@ def test_a_stream_outlives_the_server(
             with plane.store._database.write() as session:
                 session.execute(delete(StreamPartRow))
 
-    plane.restart(lose)
-    speaker.pause_after = None
-    plane.app.state.context.engines.add(speaker)
+    go_on_after_restart(plane, speaker, lose)
     resume(http, seen)
     assert seen.whole() == whole
     assert len({(chunk["id"], chunk["created"]) for chunk in seen.chunks}) == 1
@@ -237,9 +242,7 @@ def test_each_token_has_its_log_probabilities_once(
     seen = ask(http, until=15, **options)
     assert ":" in (seen.last_id or "")
     if is_restarted:
-        plane.restart()
-        speaker.pause_after = None
-        plane.app.state.context.engines.add(speaker)
+        go_on_after_restart(plane, speaker)
     resume(http, seen)
     assert seen.whole() == expected.whole()
     for index in range(2):
@@ -325,18 +328,14 @@ def test_tool_calls_outlive_the_server(plane: Plane, http: httpx.Client, caller:
         caller.pause_after = tokens
         seen = ask_with_tools(http, pauses=True)
         assert not seen.is_done
-        plane.restart()
-        caller.pause_after = None
-        plane.app.state.context.engines.add(caller)
+        go_on_after_restart(plane, caller)
         require_resumed(http, seen, expected)
 
 
 def test_a_drawn_seed_is_kept(plane: Plane, http: httpx.Client, speaker: Speaker) -> None:
     speaker.pause_after = 5
     seen = ask(http, "completions", until=3, seed=None)
-    plane.restart()
-    plane.app.state.context.engines.add(speaker)
-    speaker.pause_after = None
+    go_on_after_restart(plane, speaker)
     resume(http, seen)
     first, again = speaker.received
     assert first.options == again.options
@@ -347,9 +346,7 @@ def test_options_of_tokens_are_kept(plane: Plane, http: httpx.Client, speaker: S
     options = {"logit_bias": {"7": -100, "5": 0.5}, "stop_token_ids": [9], "min_tokens": 4}
     speaker.pause_after = 5
     seen = ask(http, "completions", until=3, skip_special_tokens=False, **options)
-    plane.restart()
-    plane.app.state.context.engines.add(speaker)
-    speaker.pause_after = None
+    go_on_after_restart(plane, speaker)
     resume(http, seen)
     first, again = speaker.received
     assert first.options == again.options
