@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from share_compute.errors import ShareComputeError
 from share_compute.inference.runtime.engine_stage import EngineStage
+from share_compute.inference.runtime.fusion import fuse_linears
 from share_compute.inference.runtime.kv_slots import KVSlots
 from share_compute.inference.runtime.packing import can_pack, pack
 from share_compute.inference.runtime.quantization import quantize
@@ -131,6 +132,7 @@ class ServingStage(EngineStage):
     def seal(self, *, keeps_plain: bool = True) -> None:
         """Optimize the filled shard for computing; see `EngineStage.seal`."""
         fuse_norms(self._model)
+        fuse_linears(self._model)
         if can_pack(self.dtype, self.device):
             pack(self._model, keeps_plain=keeps_plain)
         call_directly(self._model)
