@@ -1,0 +1,165 @@
+"""Compare GB/s of codecs (encode and decode) with the computations of PyTorch's communication hooks, on one core.
+
+GB/s are the bytes of the tensor as float32, divided by the CPU seconds of one encode and one decode. Both sides take
+turns. The hooks of ``torch.distributed.algorithms.ddp_comm_hooks`` are called without their communication. PyTorch has
+no hook for int4, int2, sign and top-k. The peer of the first three is its fastest hook with integers, and that of top-k
+is ``torch.topk``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from _harness import print_figure
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook, quantization_hooks
+
+from share_compute.compression.codec import Codec, State
+from share_compute.compression.factory import codec_of
+from share_compute.specification.compression import (
+    SPARSE_LOCO,
+    CompressionSpec,
+    PowerSgdSpec,
+    QuantizationSpec,
+    TopKSpec,
+)
+
+GOAL = 1.0
+SIDE = 2048
+CHANNEL = 512
+"""Values that share a scale in ``quantization_perchannel_hook``."""
+_quantization: Any = quantization_hooks
+_power_sgd: Any = powerSGD_hook
+# ruff: noqa: SLF001 - the hooks' computations have no public names
+
+
+def cast(dtype: torch.dtype) -> Callable[[Tensor], None]:
+    """Return the computation of ``fp16_compress_hook`` or ``bf16_compress_hook``."""
+
+    def run(tensor: Tensor) -> None:
+        tensor.copy_(tensor.to(dtype))
+
+    return run
+
+
+def int8_per_tensor(tensor: Tensor) -> None:
+    """Quantize and dequantize as ``quantization_pertensor_hook``."""
+    observer: Any = torch.ao.quantization.MinMaxObserver()
+    observer(tensor)
+    scale, zero = observer.calculate_qparams()
+    codes = _quantization._quantize_per_tensor_backend(tensor, scale, zero)
+    _quantization._dequantize_per_tensor_backend(codes, scale, zero)
+
+
+def int8_per_channel(tensor: Tensor) -> None:
+    """Quantize and dequantize as ``quantization_perchannel_hook``."""
+    channels = tensor.view(-1, CHANNEL)
+    observer: Any = torch.ao.quantization.PerChannelMinMaxObserver()
+    observer(channels)
+    scale, zero = observer.calculate_qparams()
+    codes = _quantization._quantize_per_channel_backend(channels, scale, zero)
+    _quantization._dequantize_per_channel_backend(codes, scale, zero)
+
+
+def power_sgd(rank: int) -> Callable[[Tensor], None]:
+    """Return the computation of ``powerSGD_hook`` with warm start, without error feedback."""
+    left, right = torch.empty(1, SIDE, rank), torch.randn(1, SIDE, rank)
+
+    def run(tensor: Tensor) -> None:
+        matrix = tensor.view(1, SIDE, SIDE)
+        _power_sgd._orthogonalize(right)
+        torch.bmm(matrix, right, out=left)
+        _power_sgd._orthogonalize(left)
+        torch.bmm(matrix.transpose(1, 2), left, out=right)
+        torch.bmm(left, right.transpose(1, 2), out=matrix)
+
+    return run
+
+
+def top_k(spec: TopKSpec) -> Callable[[Tensor], None]:
+    """Return a selection by ``torch.topk``, with indices of 64 bits and values of 32 bits."""
+
+    def run(tensor: Tensor) -> None:
+        chunks = tensor.view(-1, spec.chunk)
+        indices = chunks.abs().topk(spec.kept(spec.chunk), dim=1, sorted=False).indices
+        values = chunks.gather(1, indices)
+        torch.zeros_like(chunks).scatter_(1, indices, values)
+
+    return run
+
+
+def cases() -> list[tuple[str, CompressionSpec, str, Callable[[Tensor], None]]]:
+    """Return (name, codec, name of the peer, computation of the peer)."""
+    plain: dict[str, Any] = {"error_feedback": None}
+    nearest = "quantization_pertensor_hook (int8; torch has no such hook)"
+    loco = SPARSE_LOCO.model_copy(update=plain)
+    return [
+        ("bf16", QuantizationSpec(name="bf16", **plain), "bf16_compress_hook", cast(torch.bfloat16)),
+        ("bf16", QuantizationSpec(name="bf16", **plain), "fp16_compress_hook", cast(torch.float16)),
+        ("int8", QuantizationSpec(name="int8", **plain), "quantization_pertensor_hook", int8_per_tensor),
+        ("int8", QuantizationSpec(name="int8", **plain), "quantization_perchannel_hook", int8_per_channel),
+        ("int4", QuantizationSpec(name="int4", **plain), nearest, int8_per_tensor),
+        ("int2", QuantizationSpec(name="int2", **plain), nearest, int8_per_tensor),
+        ("sign", QuantizationSpec(name="sign", **plain), nearest, int8_per_tensor),
+        ("topk, SparseLoCo", loco, "torch.topk (torch has no such hook)", top_k(loco)),
+        ("powersgd, rank 1", PowerSgdSpec(rank=1, **plain), "powerSGD_hook", power_sgd(1)),
+        ("powersgd, rank 4", PowerSgdSpec(rank=4, **plain), "powerSGD_hook", power_sgd(4)),
+        ("powersgd, rank 16", PowerSgdSpec(rank=16, **plain), "powerSGD_hook", power_sgd(16)),
+    ]
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    """Return the CPU seconds of one call."""
+    start = time.thread_time()
+    run()
+    return time.thread_time() - start
+
+
+def measure(codec: Codec, peer: Callable[[Tensor], None], turns: int) -> tuple[list[float], list[float]]:
+    """Let both sides take turns; return the GB/s of each turn, first of the codec."""
+    tensor = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    state: State = codec.begin("weight", tensor.shape)
+    decoded = tensor.clone()
+    own: list[float] = []
+    other: list[float] = []
+    for turn in range(turns + 1):
+        ours = seconds_of(lambda: codec.decode(codec.encode(tensor, state)[0], tensor.shape, decoded))
+        decoded.copy_(tensor)  # the hooks overwrite their tensor
+        theirs = seconds_of(lambda: peer(decoded))
+        if turn:  # the first turn is warm-up
+            own.append(tensor.nbytes / ours / 1e9)
+            other.append(tensor.nbytes / theirs / 1e9)
+    return own, other
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke run: two turns")
+    parser.add_argument("--turns", type=int, default=25, help="turns of each side")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, spec, peer_name, peer in cases():
+        codec = codec_of(spec, 0)
+        own, other = measure(codec, peer, 2 if options.quick else options.turns)
+        print_figure(
+            "encode_decode",
+            ours=statistics.median(own),
+            peer=statistics.median(other),
+            peer_name=peer_name,
+            ratio=statistics.median(a / b for a, b in zip(own, other, strict=True)),
+            unit="GB/s",
+            codec=name,
+            values=SIDE * SIDE,
+            bytes_ratio=round(4 * SIDE * SIDE / codec.num_bytes((SIDE, SIDE)), 2),
+            goal_ratio=GOAL,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Codecs that make tensors smaller before islands exchange them over slow links."""
