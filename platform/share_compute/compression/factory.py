@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from share_compute.compression.codec import Codec, ErrorFeedback, RowCodec
+from share_compute.compression.codec import Codec, ErrorFeedback
 from share_compute.compression.low_rank import PowerSgdCodec
 from share_compute.compression.quantization import FloatCodec, IntegerCodec, SignCodec, TwoMagnitudesCodec
+from share_compute.compression.rows import RowCodec
 from share_compute.compression.sparse import TopKCodec
 from share_compute.specification.compression import (
     CompressionSpec,

@@ -10,22 +10,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from share_compute.compression.codec import (
+from share_compute.compression.checks import (
     LARGEST,
-    SLAB,
-    Codec,
-    State,
-    as_bytes,
-    flattened,
-    from_bytes,
-    from_state,
-    output,
     require_decodable,
     require_encodable,
     require_length,
-    row_sums,
+    require_output,
+    require_state,
 )
+from share_compute.compression.codec import Codec, State, flattened
+from share_compute.compression.packing import as_bytes, from_bytes
 from share_compute.compression.quantization import FloatCodec
+from share_compute.compression.rows import SLAB, row_sums
 from share_compute.models.cells import derive_seed
 
 _PLAIN: Final = FloatCodec()
@@ -88,7 +84,7 @@ class PowerSgdCodec(Codec):
             return _PLAIN.encode(tensor, state)
         rows, columns = size
         matrix = flattened(tensor).float().view(size)
-        last = from_state(state, _RIGHT, (self.rank, columns)).double()
+        last = require_state(state, _RIGHT, (self.rank, columns)).double()
         low, high = torch.aminmax(matrix)
         largest = torch.maximum(-low, high)
         require_encodable(largest)
@@ -118,11 +114,11 @@ class PowerSgdCodec(Codec):
         if size is None:
             return _PLAIN.decode(payload, shape, out)
         require_length(payload, self.num_bytes(shape))
-        left, right = from_bytes(payload, torch.float32).split([self.rank * side for side in size])
+        left, right = torch.split(from_bytes(payload, torch.float32), [self.rank * side for side in size])
         require_decodable(left, -1.0, 1.0, "a value of P")
         require_decodable(right, -_LARGEST_RIGHT, _LARGEST_RIGHT, "a value of Q")
         columns, vectors = left.view(self.rank, size[0]).double().T, right.view(self.rank, size[1]).double()
-        out = output(shape, out)
+        out = require_output(shape, out)
         matrix = out.view(size)
         spare = torch.empty(_slab_rows(*size), size[1], dtype=torch.float64)
         for part in _slabs(*size):

@@ -1,4 +1,4 @@
-"""Packs small unsigned integers into bytes, without gaps between them.
+"""Packs small unsigned integers (codes) into bytes without gaps, and reads numbers of other types as bytes.
 
 Code ``i`` of width ``bits`` takes the bits from ``i * bits`` on, counted from the lowest bit of the first byte.
 """
@@ -63,6 +63,18 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
         column = columns[:, byte].to(dtype)
         codes[:, place] |= column >> shift if shift >= 0 else column << -shift
     return codes.bitwise_and_(2**bits - 1).view(-1)[:count]
+
+
+def as_bytes(values: Tensor) -> Tensor:
+    """Return the bytes of a contiguous tensor as one row."""
+    return values.reshape(-1).view(torch.uint8)
+
+
+def from_bytes(content: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the numbers that bytes hold; a view of the bytes if their place in memory allows it."""
+    if content.storage_offset() % dtype.itemsize or content.data_ptr() % dtype.itemsize:
+        content = content.clone()
+    return content.view(dtype)
 
 
 def _group(bits: int) -> tuple[int, int]:

@@ -11,18 +11,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from share_compute.compression.codec import (
+from share_compute.compression.checks import (
     LARGEST,
-    RowCodec,
-    as_bytes,
     damaged,
-    from_bytes,
     require_decodable,
     require_encodable,
-    row_sums,
     too_large,
 )
-from share_compute.compression.packing import pack, packed_bytes, unpack
+from share_compute.compression.packing import as_bytes, from_bytes, pack, packed_bytes, unpack
+from share_compute.compression.rows import RowCodec, row_sums
 from share_compute.models.numbers import is_finite
 
 BLOCK: Final = 256
@@ -98,11 +95,11 @@ class IntegerCodec(RowCodec):
 
     @property
     def _largest(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return (1 << self.bits - 1) - 1
 
     @property
     def _offset(self) -> int:
-        return 2 ** (self.bits - 1)
+        return 1 << self.bits - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +111,8 @@ class TwoMagnitudesCodec(RowCodec):
 
     Source: SparseLoCo quantizes to four levels, each the mean of the values in its bin (``TopKCompressor`` of
     github.com/one-covenant/templar, after the uniform quantization of hivemind). Its bins have equal widths around the
-    mean of a whole tensor. Of the largest values of a chunk, none is near 0, so these bins are symmetric instead, and
-    fitted to each row.
+    mean of a whole tensor. The bins here are symmetric and fitted to each row, because the largest values of a chunk
+    are never near 0.
     """
 
     length: int = BLOCK

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from share_compute.compression.codec import RowCodec, damaged, require_encodable
+from share_compute.compression.checks import damaged, require_encodable
 from share_compute.compression.packing import pack, packed_bytes, unpack
+from share_compute.compression.rows import RowCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,12 @@ def _largest(magnitudes: Tensor, kept: int) -> Tensor:
         size *= 2
     heads = magnitudes.view(rows, size, -1).amax(1)
     require_encodable(heads)
+    busy = heads.any(1)
+    if not bool(busy.all()):  # in a row of zeros, all values would be candidates
+        indices = torch.arange(kept).repeat(rows, 1)
+        if bool(busy.any()):
+            indices[busy] = _largest(magnitudes[busy], kept)
+        return indices
     least = np.partition(heads.numpy(), heads.shape[1] - kept, axis=1)[:, heads.shape[1] - kept, None]
     found = np.flatnonzero(magnitudes.numpy() >= least)
 

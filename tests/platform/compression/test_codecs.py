@@ -1,4 +1,4 @@
-"""What holds for all codecs: errors are bounded, sizes are known, damage is found, and bits repeat."""
+"""Properties of all codecs: errors are bounded, sizes are known, damage is found, and bits repeat."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from tests.platform.compression.codecs import EXACT, SPECS, codec, drawn, encoded, spec_of, tensors
 from torch import Tensor
 
-from share_compute.compression.codec import LARGEST, RESIDUAL
+from share_compute.compression.checks import LARGEST
+from share_compute.compression.codec import RESIDUAL
 from share_compute.compression.factory import codec_of
+from share_compute.compression.rows import SLAB
 from share_compute.errors import UserError, VerificationFailed
 
 SEVERAL = settings(max_examples=60, deadline=None, derandomize=True)
@@ -85,11 +87,29 @@ def test_the_largest_values_are_sent_as_they_are(tensor: Tensor) -> None:
         )
 
 
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "powersgd"])
+def test_rows_do_not_depend_on_their_tensor(name: str) -> None:
+    """A tensor is encoded in several slabs; each row decodes as it does alone."""
+    one = codec(name)
+    length = SPECS[name].get("chunk", 256)
+    tensor = drawn(2 * SLAB + 3 * length + 5)
+    decoded = one.decode(encoded(one, tensor), tensor.shape)
+    last = len(tensor) // length
+    for row in (0, SLAB // length - 1, SLAB // length, last - 1, last):
+        alone = tensor[row * length : (row + 1) * length]
+        found = decoded[row * length : (row + 1) * length]
+        assert torch.equal(one.decode(encoded(one, alone), alone.shape), found)
+
+
 def test_of_equal_values_the_first_ones_are_sent() -> None:
     one = codec_of(spec_of(name="topk", density=0.5, chunk=8, error_feedback=None), 0)
     tensor = torch.tensor([1.0, -1, 2, 1, 1, 1, 1, 3, 0, 0, 0, 0, 0, 0, 0, 0])
-    decoded = one.decode(encoded(one, tensor), (16,))
-    assert decoded.tolist() == [1, -1, 2, 0, 0, 0, 0, 3] + [0] * 8
+    assert one.decode(encoded(one, tensor), (16,)).tolist() == [1, -1, 2, 0, 0, 0, 0, 3] + [0] * 8
+    assert encoded(one, torch.zeros(16))[:3].tolist() == [
+        0b10_001_000,
+        0b1000_011_0,
+        0b01101000,
+    ]  # indices 0 to 3, of 3 bits, twice
 
 
 @SEVERAL
@@ -242,7 +262,7 @@ def _threads() -> Iterator[None]:
 
 @pytest.mark.exact
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("shape", [(1, 300_007), (1031, 517), (40_009, 9), (9, 40_009)])
+@pytest.mark.parametrize("shape", [(1, 300_007), (1031, 517), (40_009, 9), (9, 40_009), (701, 1501)])
 @pytest.mark.parametrize("name", SPECS)
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, shape: tuple[int, int]) -> None:
     one = codec(name, feedback=0.95)

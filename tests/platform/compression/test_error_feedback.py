@@ -13,7 +13,7 @@ from torch import Tensor
 from share_compute.compression.factory import codec_of
 
 SIZE = 64
-STEPS = 3000
+STEPS = 1200
 TARGET = torch.linspace(-1, 1, SIZE)
 
 
@@ -29,9 +29,10 @@ def noise_that_is_skewed(source: torch.Generator) -> Tensor:
 
 
 def distance(options: dict[str, Any], noise: Callable[[torch.Generator], Tensor]) -> float:
-    """Minimize half the squared distance to `TARGET` by SGD; return the largest distance of the mean iterate.
+    """Minimize half the squared distance to `TARGET` by SGD; return the distance of the mean iterate, for each value.
 
-    The mean is taken over the second half of the steps, which removes the noise of the iterates.
+    The mean is taken over the second half of the steps, which removes the noise of the iterates. Values with the noise
+    that hides others are not counted.
     """
     codec = codec_of(spec_of(**options), 0)
     state = codec.begin("weight", (SIZE,))
@@ -39,11 +40,11 @@ def distance(options: dict[str, Any], noise: Callable[[torch.Generator], Tensor]
     weights, mean = torch.zeros(SIZE), torch.zeros(SIZE)
     for step in range(STEPS):
         payload, state = codec.encode(weights - TARGET + noise(source), state)
-        weights = weights - 0.02 * codec.decode(payload, (SIZE,))
+        weights = weights - 0.05 * codec.decode(payload, (SIZE,))
         if step >= STEPS // 2:
             mean += weights / (STEPS - STEPS // 2)
     quiet = noise(source) == 0
-    return float((mean - TARGET)[quiet if quiet.any() else ...].abs().amax())
+    return float((mean - TARGET)[quiet if quiet.any() else ...].square().mean().sqrt())
 
 
 @pytest.mark.parametrize(
@@ -57,5 +58,5 @@ def distance(options: dict[str, Any], noise: Callable[[torch.Generator], Tensor]
 def test_sgd_converges_with_error_feedback_only(
     options: dict[str, Any], noise: Callable[[torch.Generator], Tensor]
 ) -> None:
-    assert distance({**options, "error_feedback": 1.0}, noise) < 0.15
+    assert distance({**options, "error_feedback": 1.0}, noise) < 0.12
     assert distance({**options, "error_feedback": None}, noise) > 0.5
