@@ -77,7 +77,8 @@ class Codec(ABC):
             out: contiguous tensor to write to and return; by default a new one.
 
         Raises:
-            VerificationFailed: the payload is damaged: its length is wrong, or a value in it is not possible.
+            VerificationFailed: the payload is damaged: its length is wrong, or a value in it is not possible. ``out``
+                may be partly written then.
         """
 
 

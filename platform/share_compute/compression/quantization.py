@@ -148,7 +148,7 @@ class TwoMagnitudesCodec(RowCodec):
 class SignCodec(RowCodec):
     """Sends the sign of each value, and the mean magnitude of each row; 0 counts as positive.
 
-    The sum of squared errors is at most the sum of squares (Karimireddy et al. 2019, arXiv 1901.09847, lemma 8).
+    The sum of squared errors is at most the sum of squares (Karimireddy et al. 2019, arXiv 1901.09847).
     """
 
     length: int = BLOCK
