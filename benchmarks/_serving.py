@@ -115,6 +115,14 @@ class Served:
 
         return ServingStatus.model_validate_json(ray.get(self.server.status.remote()))
 
+    def pids(self) -> list[int]:
+        """Return the process ids of the server and of its members, which all run on this machine."""
+        from ray._private import state  # Ray's public functions need its dashboard
+
+        server = state.actors(self.server._actor_id.hex())["Pid"]  # noqa: SLF001 - Ray has no other name for it
+        members = [stage.process_id for stage in self.status().stages]
+        return [server, *(pid for pid in members if pid is not None)]
+
     def wait_for(self, stages: int) -> ServingStatus:
         """Wait until it is ready with ``stages`` stages; return its status."""
         deadline = time.monotonic() + DEADLINE_S

@@ -1,12 +1,12 @@
-"""Compare prefill and decode of a 67 M Llama in float32: on one machine, in two stages, and with transformers.
+"""Compare prefill and decode of a 67 M Llama: on one machine, in two stages, in int8, and with other programs.
 
-All sides are resident in one run and take turns. The peer is `generate` of transformers. Machines are raylets of this
-machine; each has one thread, except for one that has two. No text ends early, and every prompt is new, so that nothing
-is cached. Times are of whole calls as a client sees them. All sides must give the same tokens. Weights in int8 take
-turns with float32 afterwards; their tokens may differ.
+All sides are resident in one run and take turns, in another order in each round. The peers are `generate` of
+transformers and, if their interpreters are given, vLLM and llama.cpp. Machines are raylets of this machine; each has
+one thread, except for one that has two. No text ends early, and every prompt is new, so that nothing is cached. Times
+are of whole calls as a client sees them. CPU times are those of all processes of a side. Each comparison counts the
+texts that differ between its two sides; weights in int8 may give other tokens.
 
-Before all this, one process measures the sampling of one engine step: 32 sequences, 128k tokens, temperature and top_p.
-Its times are CPU times of one thread, so other programs disturb them less. The peer is the code of transformers.
+Before all this, one process measures sampling and other parts of an engine step; see `_step_parts`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-import torch.multiprocessing as mp
+import psutil
 from _attempts import Machines
 from _harness import print_figure, start_cluster
-from _serving import Prompt, Served, make_model, with_threads
+from _rival_loop import Settings
+from _rivals import Rival
+from _serving import Served, make_model, with_threads
+from _step_parts import SEQUENCES, measure_parts, measure_sampling
 from pydantic import TypeAdapter
 
-from share_compute.inference.runtime.sampling import Sampler
-from share_compute.inference.scheduler.engine_steps import Chunk, Opening
-from share_compute.inference.scheduler.options import SamplingOptions
 from share_compute.topology import Device, Topology
 
 VOCABULARY = 32_000
@@ -71,24 +67,74 @@ class Work(NamedTuple):
 
 
 PREFILL = Work("prefill_512", 1, 512, 1)
-DECODE = Work("decode_1", 1, 16, 128)
-STREAMS = Work("streams_8", 8, 128, 128)
-WORKS = (PREFILL, DECODE, STREAMS)
-SAMPLED = 32
-"""Number of sequences whose sampling is measured."""
-SAMPLED_VOCABULARY = 128_256
-Side = Callable[[list[list[int]], int], tuple[float, list[list[int]]]]
-"""Function that generates a number of tokens after each prompt; it returns the seconds and the tokens."""
+DECODE = Work("decode_1", 1, 64, 128)
+STEP = Work("streams_32", SEQUENCES, 64, 32)
+"""Work whose engine steps are compared with their parts."""
+QUICK = (PREFILL, DECODE, Work("streams_8", 8, 64, 64), STEP)
+WORKS = (
+    *QUICK,
+    Work("streams_64", 64, 64, 32),
+    Work("decode_1_prompt_512", 1, 512, 64),
+    Work("streams_8_prompt_512", 8, 512, 64),
+)
+LONG = (Work("streams_32_prompt_512", 32, 512, 32), Work("streams_64_prompt_512", 64, 512, 32))
+"""Works that take about a minute for each side."""
+THREADS = {1: "1 thread", 2: "2 threads"}
+SPLIT = "split, 2 stages of 1 thread"
+INTEGERS = "solo in int8, 1 thread"
+RPC = "llama.cpp RPC, 2 servers of 1 thread"
+BATCH_GOAL = 1.15
+"""Least speed with several streams, compared with transformers with as many threads."""
+SPLIT_GOALS = {"1 thread": 1.6, "2 threads": 1.1}
+"""Least speed of eight streams in two stages, compared with transformers."""
 
 
-def ours(served: Served) -> Side:
-    """Return a side that calls a deployment of share-compute."""
+@dataclass(frozen=True)
+class Side:
+    """A program that generates tokens."""
 
-    def run(prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
-        streams = served.follow(served.submit(prompts, count))
-        return streams.seconds, streams.texts
+    generate: Callable[[list[list[int]], int], tuple[float, list[list[int]]]]
+    """Function that generates a number of tokens after each prompt; it returns the seconds and the tokens."""
+    pids: Callable[[], Iterable[int]]
+    """Function that returns the ids of its processes, without their children."""
 
-    return run
+    @classmethod
+    def ours(cls, served: Served) -> Side:
+        """Return a side that calls a deployment of share-compute."""
+
+        def generate(prompts: list[list[int]], new: int) -> tuple[float, list[list[int]]]:
+            streams = served.follow(served.submit(prompts, new))
+            return streams.seconds, streams.texts
+
+        return cls(generate, served.pids)
+
+    @classmethod
+    def theirs(cls, rival: Rival) -> Side:
+        """Return a side that calls another program."""
+        return cls(rival.generate, lambda: [rival.pid])
+
+    def run(self, work: Work, prompts: list[list[int]]) -> Turn:
+        """Do a work, and measure it."""
+        pids = list(self.pids())
+        before_s = cpu_seconds(pids)
+        seconds, texts = self.generate(prompts, work.new)
+        return Turn(seconds, cpu_seconds(pids) - before_s, texts)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One side's result of a work in one round."""
+
+    seconds: float
+    cpu_seconds: float
+    texts: list[list[int]]
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU seconds that these processes and their descendants have used so far."""
+    roots = [psutil.Process(pid) for pid in pids]
+    times = [each.cpu_times() for root in roots for each in (root, *root.children(recursive=True))]
+    return sum(used.user + used.system for used in times)
 
 
 def probed() -> Device:
@@ -99,250 +145,181 @@ def probed() -> Device:
     return device
 
 
-def worker(folder: str, end: Connection) -> None:
-    """Run the process of transformers."""
-    import time
+@contextmanager
+def start_deployments(folder: Path, machines: Machines, works: Sequence[Work]) -> Iterator[dict[str, Served]]:
+    """Start share-compute's sides on five machines; yield them by name when they are ready."""
+    one, two, three, *pair = machines.topology(5).contributors
+    wanted = {
+        "max_concurrent": max(work.streams for work in works),
+        "prompt_tokens": max(work.prompt for work in works),
+        "new_tokens": max(work.new for work in works),
+    }
+    stages = {"objective": "throughput", "parallelism": {"stages": 2}}
+    deployments = {
+        "solo, 1 thread": Served(folder, Topology((one,)), WINDOW, **wanted),
+        "solo, 2 threads": Served(folder, with_threads(Topology((two,)), 2), WINDOW, **wanted),
+        INTEGERS: Served(folder, Topology((three,)), WINDOW, dtype="int8", **wanted),
+        SPLIT: Served(folder, Topology(tuple(pair)), WINDOW, **stages, **wanted),
+    }
+    with ExitStack() as stack:
+        for served in deployments.values():
+            stack.enter_context(closing(served))
+        for name, served in deployments.items():
+            served.wait_for(2 if name == SPLIT else 1)
+        yield deployments
 
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    end.send("ready")
-    while (call := end.recv()) is not None:
-        prompts, count, threads = call
-        torch.set_num_threads(threads)
-        tokens = torch.tensor(prompts)
-        start = time.perf_counter()
-        with torch.inference_mode():
-            texts = model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                max_new_tokens=count,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        end.send((time.perf_counter() - start, texts[:, tokens.shape[1] :].tolist()))
+@contextmanager
+def start_rivals(
+    folder: Path, works: Sequence[Work], vllm: str | None, llama_cpp: str | None
+) -> Iterator[dict[str, Rival]]:
+    """Start the other programs, each with one and with two threads; yield them by name when they are ready.
 
+    Args:
+        folder: folder of the model.
+        works: works that they will do.
+        vllm: interpreter of an environment with vLLM; None leaves vLLM out.
+        llama_cpp: interpreter of an environment with llama.cpp; None leaves llama.cpp out.
+    """
+    settings = Settings(
+        str(folder),
+        threads=1,
+        window=WINDOW,
+        sequences=max(work.streams for work in works),
+        tokens=max(work.streams * (work.prompt + work.new) for work in works),
+    )
+    programs = {
+        "transformers": (sys.executable, "_rival_transformers.py"),
+        "vLLM": (vllm, "_rival_vllm.py"),
+        "llama.cpp": (llama_cpp, "_rival_llama_cpp.py"),
+    }
+    with ExitStack() as stack:
 
-class Transformers:
-    """`generate` of transformers in a process of its own."""
+        def start(python: str, script: str, settings: Settings) -> Rival:
+            log = folder.parent / f"{script}-{settings.threads}-{settings.servers}.log"
+            return stack.enter_context(closing(Rival(python, script, settings, log)))
 
-    def __init__(self, folder: Path) -> None:
-        context = mp.get_context("spawn")
-        self._end, there = context.Pipe()
-        self._process = context.Process(target=worker, args=(str(folder), there))
-        self._process.start()
-        self._end.recv()
-
-    def side(self, threads: int) -> Side:
-        """Return a side that calls it with this number of threads."""
-
-        def run(prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
-            self._end.send((prompts, count, threads))
-            answer: tuple[float, list[list[int]]] = self._end.recv()
-            return answer
-
-        return run
-
-    def close(self) -> None:
-        """End the process."""
-        with suppress(OSError):
-            self._end.send(None)
-        self._process.join()
+        rivals: dict[str, Rival] = {}
+        for program, (python, script) in programs.items():
+            if python is None:
+                print(f"{program} is left out: no interpreter is given", file=sys.stderr)
+                continue
+            for threads, label in THREADS.items():
+                rivals[f"{program}, {label}"] = start(python, script, replace(settings, threads=threads))
+            if program == "llama.cpp":
+                rivals[RPC] = start(python, script, replace(settings, servers=2))
+        yield rivals
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds of each side in each round, by work."""
+    """Results of all rounds; the first round is warm-up."""
 
-    seconds: dict[str, dict[str, list[float]]]
-    differing: int
-    """Number of texts that differed between the sides."""
+    turns: dict[tuple[str, str], list[Turn]]
+    """Results by names of side and work."""
 
-    def speeds(self, side: str, work: Work) -> list[float]:
-        """Return the tokens/s of each round."""
-        return [work.tokens / seconds for seconds in self.seconds[side][work.name]]
+    def seconds(self, side: str, work: Work) -> list[float]:
+        """Return the seconds of each measured round."""
+        return [turn.seconds for turn in self.turns[side, work.name][1:]]
+
+    def tokens_per_cpu_second(self, side: str, work: Work) -> float:
+        """Return the median over the measured rounds."""
+        turns = self.turns[side, work.name][1:]
+        return round(statistics.median(work.tokens / turn.cpu_seconds for turn in turns), 1)
 
     def compare(self, figure: str, one: str, other: str, work: Work, goal: float) -> None:
-        """Print the ratio of the speeds of two sides."""
-        first, second = self.speeds(one, work), self.speeds(other, work)
-        ratios = [a / b for a, b in zip(first, second, strict=True)]
+        """Print the ratio of the speeds of two sides, relative to the goal; print nothing without the other side."""
+        if (other, work.name) not in self.turns:
+            return
+        first, second = self.seconds(one, work), self.seconds(other, work)
+        ratios = [b / a for a, b in zip(first, second, strict=True)]
+        pairs = zip(self.turns[one, work.name], self.turns[other, work.name], strict=True)
+        differing = [a != b for ours, theirs in pairs for a, b in zip(ours.texts, theirs.texts, strict=True)]
         print_figure(
             figure,
-            ours=statistics.median(first),
-            peer=statistics.median(second),
+            ours=work.tokens / statistics.median(first),
+            peer=work.tokens / statistics.median(second),
             peer_name=other,
-            ratio=statistics.median(ratios),
+            ratio=statistics.median(ratios) / goal,
             unit="tokens/s",
             side=one,
             work=work.name,
             goal=goal,
-            ratios=[round(min(ratios), 3), round(max(ratios), 3)],
+            speed_ratio=round(statistics.median(ratios), 3),
+            speed_ratios=[round(min(ratios), 3), round(max(ratios), 3)],
+            tokens_per_cpu_second={
+                "ours": self.tokens_per_cpu_second(one, work),
+                "peer": self.tokens_per_cpu_second(other, work),
+            },
             rounds=len(ratios),
-            texts_that_differ=self.differing,
+            texts=len(differing),
+            texts_that_differ=sum(differing),
         )
 
 
-def measure(sides: dict[str, Side], rounds: int, chance: random.Random) -> Measured:
-    """Let all sides do the same work in turn, in another order in each round; the first round is warm-up."""
-    seconds: dict[str, dict[str, list[float]]] = {side: {work.name: [] for work in WORKS} for side in sides}
-    differing = 0
-    for number in range(rounds + 1):
-        for work in WORKS:
+def measure(sides: dict[str, Side], works: Sequence[Work], rounds: int, chance: random.Random) -> Measured:
+    """Let all sides do the same works in turn, in another order in each round, after a round of warm-up."""
+    turns: dict[tuple[str, str], list[Turn]] = {}
+    for _ in range(rounds + 1):
+        for work in works:
             prompts = work.prompts(chance)
-            texts: list[Sequence[Prompt]] = []
             for name in chance.sample(sorted(sides), len(sides)):
-                taken_s, probe = sides[name](prompts, work.new)
-                texts.append(probe)
-                if number:
-                    seconds[name][work.name].append(taken_s)
-            differing += sum(any(one != each[0] for one in each) for each in zip(*texts, strict=True))
-    return Measured(seconds, differing)
+                turns.setdefault((name, work.name), []).append(sides[name].run(work, prompts))
+    return Measured(turns)
 
 
-def peaked(source: torch.Generator) -> torch.Tensor:
-    """Return logits ``[sequences, tokens]`` as of a language model: few tokens have most of the probability."""
-    logits = torch.randn(SAMPLED, SAMPLED_VOCABULARY, generator=source) * 2
-    likely = torch.randint(SAMPLED_VOCABULARY, (SAMPLED, 300), generator=source)
-    return logits.scatter_(1, likely, torch.randn(SAMPLED, 300, generator=source) * 3 + 8)
-
-
-def spread(source: torch.Generator) -> torch.Tensor:
-    """Return logits ``[sequences, tokens]`` where top_p keeps about a thousand tokens."""
-    return torch.randn(SAMPLED, SAMPLED_VOCABULARY, generator=source) * 3
-
-
-def sampler_side(options: SamplingOptions) -> Callable[[torch.Tensor], object]:
-    """Return a function that samples one token for each row of logits, as the last stage does."""
-    sampler = Sampler(SAMPLED_VOCABULARY, torch.device("cpu"))
-    for sequence in range(SAMPLED):
-        seeded = options.model_copy(update={"seed": sequence})
-        sampler.open(Opening(sequence, 64, seeded, (1, 2, 3), prompt_tokens=3))
-    chunks = [Chunk(sequence, 2, 1, None, samples=True) for sequence in range(SAMPLED)]
-    return lambda logits: sampler.sample(logits, chunks)
-
-
-def warpers_side(options: SamplingOptions) -> Callable[[torch.Tensor], object]:
-    """Return a function that samples one token for each row of logits, as `generate` of transformers does."""
-    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
-
-    warpers = LogitsProcessorList(
-        [TemperatureLogitsWarper(options.temperature), TopPLogitsWarper(options.top_p)]
-    )
-    ids = torch.zeros(SAMPLED, 1, dtype=torch.int64)
-    return lambda logits: torch.multinomial(warpers(ids, logits).softmax(-1), 1)
-
-
-def measure_sampling(rounds: int) -> None:
-    """Measure sampling on one thread, and print the milliseconds for each sequence."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    options = SamplingOptions(temperature=0.8, top_p=0.9, seed=0, max_tokens=64)
-    sides = {"ours": sampler_side(options), "transformers": warpers_side(options)}
-    cases = {case.__name__: case(torch.Generator().manual_seed(1)) for case in (peaked, spread)}
-    taken: dict[tuple[str, str], list[float]] = {}
-    with torch.inference_mode():
-        for _ in range(rounds + 1):
-            for case, logits in cases.items():
-                for name, side in sides.items():
-                    start_s = time.thread_time()
-                    side(logits)
-                    taken.setdefault((name, case), []).append(1000 * (time.thread_time() - start_s) / SAMPLED)
-    torch.set_num_threads(threads)
-    medians = {key: statistics.median(times[1:]) for key, times in taken.items()}  # the first is warm-up
-    own = medians["ours", "peaked"]
-    print_figure(
-        "sampling_ms_per_sequence",
-        ours=own,
-        peer=medians["transformers", "peaked"],
-        peer_name="transformers: warpers and multinomial, 1 thread",
-        ratio=medians["transformers", "peaked"] / own,
-        unit="ms",
-        goal=1.0,
-        sequences=SAMPLED,
-        vocabulary=SAMPLED_VOCABULARY,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        random_numbers_ms=round(random_numbers_ms(rounds), 3),
-        spread={name: round(medians[name, "spread"], 3) for name in sides},
-        rounds=rounds,
-    )
-
-
-def random_numbers_ms(rounds: int) -> float:
-    """Return the milliseconds that one random number for each token takes, which most of a draw consists of."""
-    times = []
-    for position in range(4 * rounds):
-        start_s = time.thread_time()
-        np.random.Generator(np.random.Philox(key=1, counter=position << 64)).standard_exponential(
-            SAMPLED_VOCABULARY
-        )
-        times.append(1000 * (time.thread_time() - start_s))
-    return statistics.median(times)
+def print_comparisons(found: Measured, works: Sequence[Work]) -> None:
+    """Print all comparisons of speeds."""
+    for work in works:
+        for threads in THREADS.values():
+            solo, goal = f"solo, {threads}", 1.0 if work.streams == 1 else BATCH_GOAL
+            found.compare("solo_vs_transformers", solo, f"transformers, {threads}", work, goal)
+            found.compare("solo_vs_vllm", solo, f"vLLM, {threads}", work, 1.0)
+            found.compare("solo_vs_llama_cpp", solo, f"llama.cpp, {threads}", work, 1.0)
+            if work.streams == 8:
+                figure = f"streams_8_split_vs_transformers_{threads.replace(' ', '_')}"
+                found.compare(figure, SPLIT, f"transformers, {threads}", work, SPLIT_GOALS[threads])
+        if work.streams == 1 and work.new > 1:
+            found.compare("decode_1_split_vs_solo", SPLIT, "solo, 1 thread", work, 0.95)
+        found.compare("split_vs_llama_cpp_rpc", SPLIT, RPC, work, 1.0)
+        found.compare("int8_vs_float32", INTEGERS, "solo, 1 thread", work, 1.0)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smoke run: one round")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of all sides")
+    parser.add_argument("--quick", action="store_true", help="smoke run: one round of few works")
+    parser.add_argument(
+        "--full", action="store_true", help="add prompts of 512 tokens with 32 and 64 streams"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of all sides")
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument(
+        "--vllm", metavar="PYTHON", help="interpreter of an environment with vLLM's CPU build"
+    )
+    parser.add_argument(
+        "--llama-cpp", metavar="PYTHON", help="interpreter of one with llama-cpp-python and gguf"
+    )
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
+    works = QUICK if options.quick else (*WORKS, *LONG) if options.full else WORKS
     measure_sampling(4 * rounds)
-    rival = "transformers, {} thread"
+    parts = measure_parts(VOCABULARY, 100 * rounds)
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         folder = Path(name) / "model"
         parameters = make_model(folder, **CONFIG)
-        one, two, three, *pair = Machines(cluster, probed()).topology(5).contributors
-        wanted = {
-            "max_concurrent": STREAMS.streams,
-            "prompt_tokens": PREFILL.prompt,
-            "new_tokens": STREAMS.new,
-        }
-        solo = Served(folder, Topology((one,)), WINDOW, **wanted)
-        solo_2 = Served(folder, with_threads(Topology((two,)), 2), WINDOW, **wanted)
-        integers = Served(folder, Topology((three,)), WINDOW, dtype="int8", **wanted)
-        split = Served(
-            folder,
-            Topology(tuple(pair)),
-            WINDOW,
-            objective="throughput",
-            parallelism={"stages": 2},
-            **wanted,
-        )
-        peer = Transformers(folder)
-        try:
-            solo.wait_for(1)
-            solo_2.wait_for(1)
-            integers.wait_for(1)
-            stages = split.wait_for(2).stages
-            sides = {
-                "solo, 1 thread": ours(solo),
-                "solo, 2 threads": ours(solo_2),
-                "split, 2 stages of 1 thread": ours(split),
-                rival.format(1): peer.side(1),
-                rival.format(2) + "s": peer.side(2),
-            }
-            found = measure(sides, rounds, random.Random(options.seed))
-            floats_name, integers_name = "solo, 1 thread", "solo in int8, 1 thread"
-            both = {floats_name: ours(solo), integers_name: ours(integers)}
-            narrow = measure(both, rounds, random.Random(options.seed))
-        finally:
-            peer.close()
-            for served in (solo, solo_2, integers, split):
-                served.close()
-    split_name, alone, first, second = list(sides)[2], *list(sides)[:1], *list(sides)[3:]
-    found.compare("decode_1_split_vs_solo", split_name, alone, DECODE, 0.9)
-    found.compare("streams_8_split_vs_transformers_1_thread", split_name, first, STREAMS, 1.6)
-    found.compare("streams_8_split_vs_transformers_2_threads", split_name, second, STREAMS, 1.1)
-    for work in WORKS:
-        found.compare("solo_vs_transformers", alone, first, work, 1.0)
-        found.compare("solo_vs_transformers", list(sides)[1], second, work, 1.0)
-    for work in WORKS:
-        narrow.compare("int8_vs_float32", integers_name, floats_name, work, 1.0)
-    lone, cut = found.seconds[alone][DECODE.name], found.seconds[split_name][DECODE.name]
-    hops = [1000 * (b - a) / DECODE.new for a, b in zip(lone, cut, strict=True)]
+        machines = Machines(cluster, probed())
+        with (
+            start_deployments(folder, machines, works) as deployments,
+            start_rivals(folder, works, options.vllm, options.llama_cpp) as rivals,
+        ):
+            stages = deployments[SPLIT].status().stages
+            sides = {name: Side.ours(served) for name, served in deployments.items()}
+            sides |= {name: Side.theirs(rival) for name, rival in rivals.items()}
+            found = measure(sides, works, rounds, random.Random(options.seed))
+    print_comparisons(found, works)
+    pairs = zip(found.seconds("solo, 1 thread", DECODE), found.seconds(SPLIT, DECODE), strict=True)
+    hops = [1000 * (cut - whole) / DECODE.new for whole, cut in pairs]
     print_figure(
         "hop_ms",
         ours=statistics.median(hops),
@@ -354,6 +331,17 @@ def main() -> None:
         parameters=parameters,
         layers=[stage.stop - stage.start for stage in stages],
     )
+    step_ms = 1000 * statistics.median(found.seconds("solo, 1 thread", STEP)) / STEP.new
+    for part, part_ms in parts.items():
+        print_figure(
+            f"{part}_ms_per_step",
+            ours=part_ms,
+            peer=step_ms,
+            peer_name=f"time of {STEP.name} per token of a stream, 1 thread",
+            ratio=step_ms / part_ms,
+            unit="ms",
+            sequences=SEQUENCES,
+        )
 
 
 if __name__ == "__main__":
