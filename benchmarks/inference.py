@@ -46,6 +46,9 @@ CONFIG = {
     "max_position_embeddings": WINDOW,
     "tie_word_embeddings": False,
 }
+MEMORY_BYTES = 5 * 2**29
+"""Memory that each machine of share-compute lends. It holds the model and the caches of 64 sequences; caches of ended
+sequences fill the rest, and all sides together must fit into this machine."""
 
 
 class Work(NamedTuple):
@@ -140,7 +143,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 def probed() -> Device:
     """Return the device as a contributor with one thread would measure it on this machine."""
     command = [sys.executable, "-m", "share_compute_actors.machine.probe", "--json", "--device", "cpu"]
-    probe = subprocess.run([*command, "--memory-bytes", str(4 * 2**30)], check=True, capture_output=True)
+    probe = subprocess.run([*command, "--memory-bytes", str(MEMORY_BYTES)], check=True, capture_output=True)
     (device,) = TypeAdapter(tuple[Device, ...]).validate_json(probe.stdout)
     return device
 
