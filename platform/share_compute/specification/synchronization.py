@@ -1,0 +1,213 @@
+"""Policies by which parts of a training job exchange what they learned: the options of each one.
+
+A branch is a virtual worker of the job. Its samples follow from (seed, round, branch, step), and not from the machines
+that run it. The number of branches is fixed for the job.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from share_compute.specification.base import SpecModel, known
+
+POLICIES: Final = ("allreduce", "local", "elastic", "gossip", "parameter_server")
+OUTER_OPTIMIZERS: Final = ("sgd", "nesterov", "adam")
+GRAPHS: Final = ("ring", "exponential", "measured", "random_pairs")
+MOST_BRANCHES: Final = 1024
+_ROUNDING: Final = 1e-9
+"""Tolerance of a product that must not exceed 1, for rates such as 1/3."""
+Graph: TypeAlias = Literal["ring", "exponential", "measured", "random_pairs"]
+
+
+class OuterSgdSpec(SpecModel):
+    """Add the mean change of the branches, times a learning rate, to the weights."""
+
+    name: Literal["sgd"] = "sgd"
+    """Name of the outer optimizer."""
+    learning_rate: float = Field(default=1.0, gt=0, le=10)
+    """Factor of the mean change; with 1 the weights become the mean of the branches' weights."""
+
+
+class OuterNesterovSpec(SpecModel):
+    """Add the mean change of the branches with Nesterov momentum (DiLoCo)."""
+
+    name: Literal["nesterov"] = "nesterov"
+    """Name of the outer optimizer."""
+    learning_rate: float = Field(default=0.7, gt=0, le=10)
+    """Factor of each update."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of earlier changes."""
+
+
+class OuterAdamSpec(SpecModel):
+    """Add the mean change of the branches as Adam adds a negative gradient; the defaults are those of DiLoCo."""
+
+    name: Literal["adam"] = "adam"
+    """Name of the outer optimizer."""
+    learning_rate: float = Field(default=0.3, gt=0, le=10)
+    """Factor of each update."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the moment estimates."""
+    epsilon: float = Field(default=0.1, gt=0)
+    """Added to denominators."""
+
+    @field_validator("betas")
+    @classmethod
+    def _each_beta_decays(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("each beta must be at least 0 and less than 1")
+        return value
+
+
+def _check_name(value: Any) -> Any:
+    if isinstance(value, dict):
+        known(value.get("name"), OUTER_OPTIMIZERS, "outer optimizer")
+    return value
+
+
+OuterSpec = Annotated[
+    Annotated[OuterSgdSpec | OuterNesterovSpec | OuterAdamSpec, Field(discriminator="name")],
+    BeforeValidator(_check_name),
+]
+"""An outer optimizer with its options; the field ``name`` says which one."""
+
+
+class AllReduceSpec(SpecModel):
+    """Sum the gradients of all members in each step."""
+
+    kind: Literal["allreduce"] = "allreduce"
+    """Name of the policy."""
+
+
+class BranchesSpec(SpecModel):
+    """Common options of policies with branches."""
+
+    branches: int = Field(ge=1, le=MOST_BRANCHES)
+    """Number of branches: virtual workers that train apart. It is independent of the number of machines."""
+
+
+class RoundsSpec(BranchesSpec):
+    """Common options of policies that merge the branches of a round in one place."""
+
+    quorum: int | None = Field(default=None, ge=1)
+    """Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round."""
+    grace_s: float = Field(default=60.0, ge=0, le=86_400, title="Grace period (s)")
+    """Seconds that a round waits for the other branches when it has a quorum."""
+    late: Literal["merge", "drop"] = "merge"
+    """Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it."""
+
+    @model_validator(mode="after")
+    def _quorum_can_be_reached(self) -> Self:
+        if self.quorum is not None and self.quorum > self.branches:
+            raise ValueError(f"quorum {self.quorum} is more than the {self.branches} branches")
+        return self
+
+    @property
+    def needed(self) -> int:
+        """Number of branches without which a round cannot end."""
+        return self.branches if self.quorum is None else self.quorum
+
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "diloco": {"every": 500, "outer": OuterNesterovSpec(), "inner_state": "keep"},
+    "sparse_loco": {"every": 30, "outer": OuterSgdSpec(learning_rate=0.4), "inner_state": "keep"},
+}
+"""Settings of the papers: DiLoCo (arXiv 2311.08105) and SparseLoCo (arXiv 2508.15706).
+
+SparseLoCo's compression is not a part of the synchronization.
+"""
+
+
+class LocalSpec(RoundsSpec):
+    """Let branches train apart for some steps, then merge them: local SGD, DiLoCo, SparseLoCo."""
+
+    kind: Literal["local"] = "local"
+    """Name of the policy."""
+    preset: Literal["diloco", "sparse_loco"] | None = None
+    """Settings of a paper for ``every``, ``outer`` and ``inner_state``, unless these are given."""
+    every: int = Field(default=30, ge=1, le=2**31 - 1, title="Steps in a round")
+    """Steps that each branch takes in a round."""
+    outer: OuterSpec = OuterSgdSpec()
+    """Optimizer that adds the branches' mean change to the weights."""
+    inner_state: Literal["keep", "reset"] = "keep"
+    """Keep the state of each branch's optimizer from round to round, or reset it at the start of each round."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, data: Any) -> Any:
+        preset = data.get("preset") if isinstance(data, dict) else None
+        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether branches carry a state from round to round."""
+        return self.inner_state == "keep"
+
+
+class ElasticSpec(RoundsSpec):
+    """Let each branch keep its own weights, and pull them and a centre together after some steps (EASGD)."""
+
+    kind: Literal["elastic"] = "elastic"
+    """Name of the policy."""
+    every: int = Field(default=10, ge=1, le=2**31 - 1, title="Steps in a round")
+    """Steps that each branch takes in a round."""
+    rate: float = Field(default=0.1, gt=0, le=1)
+    """Fraction of the difference to the centre by which a branch and the centre move; times branches at most 1."""
+
+    @model_validator(mode="after")
+    def _centre_is_stable(self) -> Self:
+        if self.rate * self.branches > 1 + _ROUNDING:
+            raise ValueError(
+                f"rate {self.rate:g} times {self.branches} branches is {self.rate * self.branches:g}, more than 1: "
+                f"the centre would not settle; the highest rate is {1 / self.branches:g}"
+            )
+        return self
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether branches carry a state from round to round: their weights."""
+        return True
+
+
+class GossipSpec(BranchesSpec):
+    """Let each branch keep its own weights, and average them with its neighbours' weights after some steps."""
+
+    kind: Literal["gossip"] = "gossip"
+    """Name of the policy."""
+    branches: int = Field(ge=2, le=MOST_BRANCHES)
+    """Number of branches: virtual workers that train apart. It is independent of the number of machines."""
+    graph: Graph = "exponential"
+    """Neighbours of a branch: ring, exponential (distances 1, 2, 4, ...), measured, or random_pairs (NoLoCo)."""
+    every: int = Field(default=10, ge=1, le=2**31 - 1, title="Steps in a round")
+    """Steps that each branch takes in a round."""
+    grace_s: float = Field(default=60.0, ge=0, le=86_400, title="Grace period (s)")
+    """Seconds that a branch waits for its neighbours; then it continues without those that are not ready."""
+
+
+class ParameterServerSpec(BranchesSpec):
+    """Let servers hold the weights; branches read them, and push updates without waiting for all others."""
+
+    kind: Literal["parameter_server"] = "parameter_server"
+    """Name of the policy."""
+    servers: int = Field(default=1, ge=1, le=MOST_BRANCHES)
+    """Number of ranges into which the weights are divided among servers."""
+    staleness: Annotated[int, Field(ge=0, le=2**31 - 1)] | Literal["unbounded"] = 0
+    """Updates that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous."""
+
+
+def _check_kind(value: Any) -> Any:
+    if isinstance(value, dict):
+        known(value.get("kind"), POLICIES, "synchronization")
+    return value
+
+
+SynchronizationSpec = Annotated[
+    Annotated[
+        AllReduceSpec | LocalSpec | ElasticSpec | GossipSpec | ParameterServerSpec,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(_check_kind),
+]
+"""A policy with its options; the field ``kind`` says which one."""

@@ -1,0 +1,123 @@
+"""Specifications of synchronization: what they accept, what they refuse and how helpfully."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from share_compute.files.field_errors import invalid
+from share_compute.specification.synchronization import (
+    GRAPHS,
+    POLICIES,
+    PRESETS,
+    AllReduceSpec,
+    ElasticSpec,
+    GossipSpec,
+    LocalSpec,
+    OuterNesterovSpec,
+    OuterSgdSpec,
+    ParameterServerSpec,
+    SynchronizationSpec,
+)
+
+SPEC: TypeAdapter[SynchronizationSpec] = TypeAdapter(SynchronizationSpec)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"kind": "allreduce"}, AllReduceSpec),
+        ({"kind": "local", "branches": 4, "every": 30}, LocalSpec),
+        ({"kind": "local", "branches": 4, "outer": {"name": "adam", "betas": [0.9, 0.99]}}, LocalSpec),
+        ({"kind": "local", "branches": 4, "preset": "diloco", "quorum": 3, "late": "drop"}, LocalSpec),
+        ({"kind": "elastic", "branches": 10, "rate": 0.1, "every": 10}, ElasticSpec),
+        ({"kind": "elastic", "branches": 3, "rate": 1 / 3}, ElasticSpec),
+        ({"kind": "gossip", "branches": 8, "graph": "random_pairs"}, GossipSpec),
+        ({"kind": "parameter_server", "branches": 4, "servers": 2, "staleness": 4}, ParameterServerSpec),
+        ({"kind": "parameter_server", "branches": 4, "staleness": "unbounded"}, ParameterServerSpec),
+    ],
+)
+def test_every_policy_is_chosen_by_its_kind(options: dict[str, Any], kind: type) -> None:
+    spec = SPEC.validate_python(options)
+    assert isinstance(spec, kind)
+    assert SPEC.validate_json(SPEC.dump_json(spec)) == spec
+
+
+def test_all_kinds_are_listed() -> None:
+    schema = SPEC.json_schema()
+    assert set(schema["discriminator"]["mapping"]) == set(POLICIES)
+    for part in schema["$defs"].values():
+        assert part["additionalProperties"] is False
+        assert all(field.get("description") for field in part["properties"].values())
+    assert set(schema["$defs"]["GossipSpec"]["properties"]["graph"]["enum"]) == set(GRAPHS)
+    json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "locl"}, "unknown synchronization 'locl'; did you mean 'local'?"),
+        ({"kind": "ddp"}, "known: allreduce, local, elastic, gossip, parameter_server"),
+        ({}, "kind"),
+        ("local", "dictionary"),
+        ({"kind": "allreduce", "every": 3}, "unknown key 'every'"),
+        ({"kind": "local"}, "local.branches: Field required"),
+        ({"kind": "local", "branches": 0}, "local.branches: Input should be greater than or equal to 1"),
+        (
+            {"kind": "local", "branches": 2, "every": 0},
+            "local.every: Input should be greater than or equal to 1",
+        ),
+        ({"kind": "local", "branches": 2, "evry": 5}, "unknown key 'evry'; did you mean 'every'?"),
+        ({"kind": "local", "branches": 2, "quorum": 3}, "quorum 3 is more than the 2 branches"),
+        ({"kind": "local", "branches": 2, "quorum": 0}, "local.quorum"),
+        ({"kind": "local", "branches": 2, "grace_s": -1}, "local.grace_s"),
+        ({"kind": "local", "branches": 2, "grace_s": float("nan")}, "local.grace_s"),
+        ({"kind": "local", "branches": 2, "late": "wait"}, "local.late: Input should be 'merge' or 'drop'"),
+        ({"kind": "local", "branches": 2, "preset": "dilico"}, "local.preset"),
+        ({"kind": "local", "branches": 2, "inner_state": "drop"}, "local.inner_state"),
+        (
+            {"kind": "local", "branches": 2, "outer": {"name": "nestrov"}},
+            "unknown outer optimizer 'nestrov'; did you mean 'nesterov'?",
+        ),
+        (
+            {"kind": "local", "branches": 2, "outer": {"name": "sgd", "momentum": 0.9}},
+            "unknown key 'momentum'",
+        ),
+        (
+            {"kind": "local", "branches": 2, "outer": {"name": "adam", "betas": [0.9, 1.0]}},
+            "each beta must be at least 0 and less than 1",
+        ),
+        (
+            {"kind": "elastic", "branches": 11, "rate": 0.1},
+            (
+                "rate 0.1 times 11 branches is 1.1, more than 1: the centre would not settle; "
+                "the highest rate is 0.0909091"
+            ),
+        ),
+        ({"kind": "gossip", "branches": 1}, "gossip.branches: Input should be greater than or equal to 2"),
+        ({"kind": "gossip", "branches": 4, "graph": "star"}, "gossip.graph"),
+        ({"kind": "parameter_server", "branches": 4, "staleness": -1}, "parameter_server.staleness"),
+        ({"kind": "parameter_server", "branches": 4, "staleness": "none"}, "parameter_server.staleness"),
+        ({"kind": "parameter_server", "branches": 4, "servers": 0}, "parameter_server.servers"),
+    ],
+)
+def test_the_field_is_named(options: Any, message: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        SPEC.validate_python(options)
+    assert message in invalid(refusal.value, "fix these fields of the job").message
+
+
+def test_a_preset_fills_what_is_not_given() -> None:
+    diloco = LocalSpec.model_validate({"branches": 8, "preset": "diloco"})
+    assert (diloco.every, diloco.outer, diloco.inner_state) == (500, OuterNesterovSpec(), "keep")
+    sparse = LocalSpec.model_validate({"branches": 8, "preset": "sparse_loco", "every": 15})
+    assert (sparse.every, sparse.outer) == (15, OuterSgdSpec(learning_rate=0.4))
+    assert set(PRESETS) == {"diloco", "sparse_loco"}
+
+
+def test_all_branches_are_needed_unless_a_quorum_is_given() -> None:
+    assert LocalSpec(branches=5).needed == 5
+    assert LocalSpec(branches=5, quorum=3).needed == 3
