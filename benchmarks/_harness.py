@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.multiprocessing as mp
@@ -36,6 +36,7 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, Topology
 
+Result = TypeVar("Result")
 LAYERS = 8
 VOCABULARY = 8192
 
@@ -365,6 +366,13 @@ def print_figure(
     """Print one line of JSON; ``ratio`` is at least 1 if share-compute is ahead or the goal is reached."""
     line = {"figure": figure, "ours": round(ours, 3), "peer": round(peer, 3), "peer_name": peer_name}
     print(json.dumps({**line, "ratio": round(ratio, 3), "unit": unit, **more}), flush=True)
+
+
+def timed(call: Callable[[], Result]) -> tuple[Result, float]:
+    """Return the result of a call, and the CPU milliseconds that it took on this thread."""
+    start_s = time.thread_time()
+    result = call()
+    return result, 1000 * (time.thread_time() - start_s)
 
 
 def arguments(description: str) -> argparse.Namespace:

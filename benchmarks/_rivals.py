@@ -13,7 +13,7 @@ _MESSAGE_CHARACTERS = 4000
 _END_S = 60.0
 
 
-class Rival:
+class RivalProgram:
     """A process that generates text with another program.
 
     Args:

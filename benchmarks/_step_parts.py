@@ -9,15 +9,13 @@ import pickle
 import random
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
-from _harness import print_figure
+from _harness import print_figure, timed
 
 from share_compute.data.tokenization import train_tokenizer
 from share_compute.inference.runtime.sampling import Sampler
@@ -47,14 +45,6 @@ _TRAINED_VOCABULARY = 4096
 _CORPUS_BYTES = 500_000
 _STEP_TOKENS = 512
 _GREEDY = SamplingOptions(temperature=0, seed=0, max_tokens=_WINDOW - _PROMPT)
-_Result = TypeVar("_Result")
-
-
-def timed(call: Callable[[], _Result]) -> tuple[_Result, float]:
-    """Return the result of a call, and the CPU milliseconds that it took on this thread."""
-    start_s = time.thread_time()
-    result = call()
-    return result, 1000 * (time.thread_time() - start_s)
 
 
 # -- sampling --------------------------------------------------------------------------------------------------------

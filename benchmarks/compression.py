@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from _harness import print_figure
+from _harness import print_figure, timed
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook, quantization_hooks
 
@@ -113,13 +112,6 @@ def cases() -> list[tuple[str, CompressionSpec, str, Callable[[Tensor], None]]]:
     ]
 
 
-def seconds_of(run: Callable[[], object]) -> float:
-    """Return the CPU seconds of one call."""
-    start = time.thread_time()
-    run()
-    return time.thread_time() - start
-
-
 def measure(codec: Codec, peer: Callable[[Tensor], None], turns: int) -> tuple[list[float], list[float]]:
     """Let both sides take turns; return the GB/s of each turn, first of the codec."""
     tensor = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0))
@@ -128,12 +120,12 @@ def measure(codec: Codec, peer: Callable[[Tensor], None], turns: int) -> tuple[l
     own: list[float] = []
     other: list[float] = []
     for turn in range(turns + 1):
-        ours = seconds_of(lambda: codec.decode(codec.encode(tensor, state)[0], tensor.shape, decoded))
+        _, own_ms = timed(lambda: codec.decode(codec.encode(tensor, state)[0], tensor.shape, decoded))
         decoded.copy_(tensor)  # the hooks overwrite their tensor
-        theirs = seconds_of(lambda: peer(decoded))
+        _, other_ms = timed(lambda: peer(decoded))
         if turn:  # the first turn is warm-up
-            own.append(tensor.nbytes / ours / 1e9)
-            other.append(tensor.nbytes / theirs / 1e9)
+            own.append(tensor.nbytes / own_ms / 1e6)
+            other.append(tensor.nbytes / other_ms / 1e6)
     return own, other
 
 

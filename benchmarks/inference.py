@@ -27,7 +27,7 @@ import psutil
 from _attempts import Machines
 from _harness import print_figure, start_cluster
 from _rival_loop import Settings
-from _rivals import Rival
+from _rivals import RivalProgram
 from _serving import Served, make_model, with_threads
 from _step_parts import SEQUENCES, measure_parts, measure_sampling
 from pydantic import TypeAdapter
@@ -112,7 +112,7 @@ class Side:
         return cls(generate, served.pids)
 
     @classmethod
-    def theirs(cls, rival: Rival) -> Side:
+    def theirs(cls, rival: RivalProgram) -> Side:
         """Return a side that calls another program."""
         return cls(rival.generate, lambda: [rival.pid])
 
@@ -175,7 +175,7 @@ def start_deployments(folder: Path, machines: Machines, works: Sequence[Work]) -
 @contextmanager
 def start_rivals(
     folder: Path, works: Sequence[Work], vllm: str | None, llama_cpp: str | None
-) -> Iterator[dict[str, Rival]]:
+) -> Iterator[dict[str, RivalProgram]]:
     """Start the other programs, each with one and with two threads; yield them by name when they are ready.
 
     Args:
@@ -198,11 +198,11 @@ def start_rivals(
     }
     with ExitStack() as stack:
 
-        def start(python: str, script: str, settings: Settings) -> Rival:
+        def start(python: str, script: str, settings: Settings) -> RivalProgram:
             log = folder.parent / f"{script}-{settings.threads}-{settings.servers}.log"
-            return stack.enter_context(closing(Rival(python, script, settings, log)))
+            return stack.enter_context(closing(RivalProgram(python, script, settings, log)))
 
-        rivals: dict[str, Rival] = {}
+        rivals: dict[str, RivalProgram] = {}
         for program, (python, script) in programs.items():
             if python is None:
                 print(f"{program} is left out: no interpreter is given", file=sys.stderr)

@@ -150,10 +150,8 @@ def _rounded_slabs(matrix: Tensor, largest: Tensor) -> Iterator[tuple[slice, Ten
 
     The values are float64, and overwritten when the next ones are asked for.
     """
-    power = float(largest / torch.frexp(largest).mantissa) if largest else 1.0
-    shift = (
-        1.5 * power * 2.0 ** (_FLOAT32_BITS - 1 - _BITS)
-    )  # next to it, the distance of numbers is the unit
+    # Next to this number, the distance of float32 numbers is the unit.
+    shift = 1.5 * float(_next_power(largest)) * 2.0 ** (_FLOAT32_BITS - 1 - _BITS)
     size = _slab_rows(*matrix.shape), matrix.shape[1]
     narrow, wide = torch.empty(size), torch.empty(size, dtype=torch.float64)
     for part in _slabs(*matrix.shape):
@@ -164,8 +162,12 @@ def _rounded_slabs(matrix: Tensor, largest: Tensor) -> Iterator[tuple[slice, Ten
 
 def _power_above(vectors: Tensor) -> Tensor:
     """Return the least power of two above all magnitudes of each row, ``[rows, 1]``; 1 for zeros."""
-    largest = vectors.abs().amax(1, keepdim=True)
-    return torch.where(largest > 0, largest / torch.frexp(largest).mantissa, 1)
+    return _next_power(vectors.abs().amax(1, keepdim=True))
+
+
+def _next_power(magnitudes: Tensor) -> Tensor:
+    """Return the least power of two above each magnitude; 1 for 0."""
+    return torch.where(magnitudes > 0, magnitudes / torch.frexp(magnitudes).mantissa, 1)
 
 
 def _rounded(values: Tensor, bits: int) -> Tensor:

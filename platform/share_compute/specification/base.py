@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
 from share_compute.files.strict import StrictModel, nearest
 
@@ -26,6 +26,17 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
         hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(names)}"
         raise ValueError(f"unknown {what} {value!r}; {hint}")
     return value
+
+
+def known_tag(field: str, names: Sequence[str], what: str) -> BeforeValidator:
+    """Return a validator of a tagged union's input that checks the tag in ``field``; see `known`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict):
+            known(value.get(field), names, what)
+        return value
+
+    return BeforeValidator(check)
 
 
 def plain_json(value: Any) -> Any:

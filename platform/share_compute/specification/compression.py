@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from share_compute.specification.base import SpecModel, known
+from share_compute.specification.base import SpecModel, known_tag
 
 Quantizer: TypeAlias = Literal["bf16", "int8", "int4", "int2", "sign"]
 CODECS: Final = ("none", "bf16", "int8", "int4", "int2", "sign", "topk", "powersgd")
@@ -70,15 +70,9 @@ class PowerSgdSpec(LossyCompressionSpec):
     """Rank of the product."""
 
 
-def _name_is_known(value: Any) -> Any:
-    if isinstance(value, dict):
-        known(value.get("name"), CODECS, "codec")
-    return value
-
-
 CompressionSpec = Annotated[
     Annotated[NoCompressionSpec | QuantizationSpec | TopKSpec | PowerSgdSpec, Field(discriminator="name")],
-    BeforeValidator(_name_is_known),
+    known_tag("name", CODECS, "codec"),
 ]
 """A codec with its options; the field ``name`` says which one."""
 

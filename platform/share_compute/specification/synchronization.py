@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from share_compute.specification.base import SpecModel, known
+from share_compute.specification.base import SpecModel, known_tag
 
 POLICIES: Final = ("allreduce", "local", "elastic", "gossip", "parameter_server")
 OUTER_OPTIMIZERS: Final = ("sgd", "nesterov", "adam")
@@ -61,15 +61,9 @@ class OuterAdamSpec(SpecModel):
         return value
 
 
-def _check_name(value: Any) -> Any:
-    if isinstance(value, dict):
-        known(value.get("name"), OUTER_OPTIMIZERS, "outer optimizer")
-    return value
-
-
 OuterSpec = Annotated[
     Annotated[OuterSgdSpec | OuterNesterovSpec | OuterAdamSpec, Field(discriminator="name")],
-    BeforeValidator(_check_name),
+    known_tag("name", OUTER_OPTIMIZERS, "outer optimizer"),
 ]
 """An outer optimizer with its options; the field ``name`` says which one."""
 
@@ -140,11 +134,6 @@ class LocalSpec(RoundsSpec):
         preset = data.get("preset") if isinstance(data, dict) else None
         return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
 
-    @property
-    def keeps_state(self) -> bool:
-        """Whether branches carry a state from round to round."""
-        return self.inner_state == "keep"
-
 
 class ElasticSpec(RoundsSpec):
     """Let each branch keep its own weights, and pull them and a centre together after some steps (EASGD)."""
@@ -164,11 +153,6 @@ class ElasticSpec(RoundsSpec):
                 f"the centre would not settle; the highest rate is {1 / self.branches:g}"
             )
         return self
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether branches carry a state from round to round: their weights."""
-        return True
 
 
 class GossipSpec(BranchesSpec):
@@ -197,17 +181,11 @@ class ParameterServerSpec(BranchesSpec):
     """Updates that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous."""
 
 
-def _check_kind(value: Any) -> Any:
-    if isinstance(value, dict):
-        known(value.get("kind"), POLICIES, "synchronization")
-    return value
-
-
 SynchronizationSpec = Annotated[
     Annotated[
         AllReduceSpec | LocalSpec | ElasticSpec | GossipSpec | ParameterServerSpec,
         Field(discriminator="kind"),
     ],
-    BeforeValidator(_check_kind),
+    known_tag("kind", POLICIES, "synchronization"),
 ]
 """A policy with its options; the field ``kind`` says which one."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
 from typing import TypeAlias
 
 from share_compute.errors import UserError
+from share_compute.models.cells import derive_seed
 from share_compute.specification.synchronization import Graph
 from share_compute.synchronization.records import Branch
 
@@ -40,7 +40,7 @@ def random_pairs(branches: int, seed: int, number: int) -> set[Edge]:
         seed: seed of the job.
         number: the round.
     """
-    order = sorted(range(branches), key=lambda branch: _hash(seed, number, branch))
+    order = sorted(range(branches), key=lambda branch: derive_seed("pairs", seed, number, branch))
     return {_edge(*pair) for pair in zip(order[::2], order[1::2], strict=False)}
 
 
@@ -124,7 +124,3 @@ def _circulant(branches: int, distances: Iterable[int]) -> set[Edge]:
 
 def _edge(one: Branch, other: Branch) -> Edge:
     return (one, other) if one < other else (other, one)
-
-
-def _hash(seed: int, number: int, branch: Branch) -> bytes:
-    return blake2b(f"pairs/{seed}/{number}/{branch}".encode(), digest_size=16).digest()

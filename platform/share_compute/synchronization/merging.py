@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from share_compute.errors import VerificationFailed
+from share_compute.models.numbers import is_finite
 from share_compute.specification.synchronization import (
     OuterAdamSpec,
     OuterNesterovSpec,
@@ -204,7 +205,7 @@ def _problem(contribution: Tensors, weights: Tensors) -> str:
         value = contribution[name]
         if value.shape != weight.shape or value.dtype != torch.float32:
             return f"{name} is {value.dtype} {list(value.shape)}, not float32 {list(weight.shape)}"
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             return f"{name} is not finite"
     return ""
 

@@ -11,6 +11,7 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
+from share_compute.inference.runtime.packing import count_uses
 from share_compute.inference.runtime.quantization import Int8Linear
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -74,7 +75,6 @@ class FusedPart(nn.Module):
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._index = index
-        self._part = fused.part
         self._fused = (fused,)
         if index == 0:
             self.fused = fused
@@ -87,7 +87,7 @@ class FusedPart(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply ``[..., in]``; return ``[..., out]``."""
-        return self._part(self._index, inputs)
+        return self._fused[0].part(self._index, inputs)
 
     __call__ = forward
     """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""
@@ -101,27 +101,28 @@ def fuse_linears(module: nn.Module) -> None:
     Args:
         module: module whose weights are filled.
     """
-    uses: dict[int, int] = {}
-    for part in module.modules():
-        for parameter in part.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = count_uses(module)
     for parent in list(module.modules()):
         for names in _SIBLINGS:
             layers = {name: layer for name, layer in parent.named_children() if name in names}
-            found = list(layers.values())
-            if len(found) > 1 and _may_fuse(found, uses):
-                _fuse(parent, dict(zip(layers, found, strict=True)))
+            if len(layers) > 1 and _may_fuse(layers, uses):
+                _fuse(parent, layers)
 
 
 def _may_fuse(
-    layers: Sequence[nn.Module], uses: Mapping[int, int]
-) -> TypeGuard[Sequence[nn.Linear | Int8Linear]]:
-    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    layers: Mapping[str, nn.Module], uses: Mapping[Tensor, int]
+) -> TypeGuard[Mapping[str, nn.Linear | Int8Linear]]:
+    first, *others = layers.values()
     return (
-        type(layers[0]) in {nn.Linear, Int8Linear}
-        and len({(type(layer), layer.in_features, layer.bias is None) for layer in layers}) == 1
-        and all(uses[id(parameter)] == 1 for parameter in parameters)
+        type(first) in {nn.Linear, Int8Linear}
+        and all(_shape(layer) == _shape(first) for layer in others)
+        and all(uses[parameter] == 1 for layer in layers.values() for parameter in layer.parameters())
     )
+
+
+def _shape(layer: nn.Module) -> tuple[type, object, bool]:
+    """Return the properties in which fused layers must agree: class, number of inputs, and whether there is a bias."""
+    return type(layer), getattr(layer, "in_features", None), getattr(layer, "bias", None) is None
 
 
 def _fuse(parent: nn.Module, layers: Mapping[str, nn.Linear | Int8Linear]) -> None:

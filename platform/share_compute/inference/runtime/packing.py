@@ -7,6 +7,8 @@ too.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -82,6 +84,11 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32
 
 
+def count_uses(module: nn.Module) -> Counter[Tensor]:
+    """Return the number of modules inside a module that use each parameter."""
+    return Counter(parameter for part in module.modules() for parameter in part.parameters(recurse=False))
+
+
 def pack(module: nn.Module, *, keeps_plain: bool) -> None:
     """Pack the linear layers inside a module, except small ones in float32.
 
@@ -92,10 +99,7 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
         module: module whose weights are filled.
         keeps_plain: whether plain weights are kept in addition to packed ones, which takes twice the memory.
     """
-    uses: dict[int, int] = {}
-    for part in module.modules():
-        for parameter in part.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = count_uses(module)
     # The list has names, because references to layers would keep the plain weights of packed layers in memory.
     places = [
         (part, name) for part in module.modules() for name, child in part.named_children() if _may_pack(child)
@@ -103,7 +107,7 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
     for part, name in places:
         layer = getattr(part, name)
         if not isinstance(layer, PackedLinear):
-            layer = _packed(layer, keeps_plain=keeps_plain, is_shared=uses[id(layer.weight)] > 1)
+            layer = _packed(layer, keeps_plain=keeps_plain, is_shared=uses[layer.weight] > 1)
         elif not keeps_plain:
             layer = layer.smaller()
         setattr(part, name, layer)
