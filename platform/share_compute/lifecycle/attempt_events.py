@@ -15,6 +15,17 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 
+class BranchAssignment(StrictModel):
+    """Part of an assignment that makes an attempt one branch of a job whose branches merge in rounds."""
+
+    number: int = Field(ge=0)
+    """Number of the branch, from 0."""
+    version: int = Field(ge=0)
+    """Number of merges that the weights include with which the attempt begins."""
+    data: Path
+    """Folder with the prepared data, which all branches of the job share."""
+
+
 class Assignment(StrictModel):
     """Input of a coordinator for one attempt at a job."""
 
@@ -38,6 +49,8 @@ class Assignment(StrictModel):
     """Layer times that earlier attempts measured, by contributor id."""
     failures: tuple[InjectedFailure, ...] = ()
     """Faults to inject at named points of the protocol; used only by tests."""
+    branch: BranchAssignment | None = None
+    """Branch of the job that this attempt trains; None if the attempt is for the whole job."""
 
     @property
     def timed_checkpoints_s(self) -> float | None:

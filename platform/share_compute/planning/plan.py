@@ -114,6 +114,16 @@ class StagePlan(StrictModel):
     members: tuple[MemberPlan, ...]
 
 
+class BranchPlan(StrictModel):
+    """The stages of one branch of a job whose branches merge in rounds."""
+
+    number: int
+    """Number of the branch, from 0."""
+    stages: tuple[StagePlan, ...]
+    step_s: float | None = None
+    """Predicted time of one step of the branch; None if it is unknown."""
+
+
 def layer_span(start: int, stop: int) -> str:
     """Return the layers [start, stop) as text, for example ``layers 0-3``."""
     return f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
@@ -136,6 +146,8 @@ class Plan(StrictModel):
     """Contributors without work, and the reasons."""
     prediction: Prediction | None = None
     """Predicted figures; None if they are unknown, and in serving plans."""
+    branches: tuple[BranchPlan, ...] = ()
+    """Stages of each branch; empty without rounds. ``stages`` and ``prediction`` are then those of the first branch."""
 
     @property
     def stage_sizes(self) -> list[int]:
@@ -145,7 +157,8 @@ class Plan(StrictModel):
     @property
     def machines(self) -> frozenset[str]:
         """Ids of the contributors that hold layers."""
-        return frozenset(member.contributor_id for stage in self.stages for member in stage.members)
+        stages = (*self.stages, *(stage for branch in self.branches for stage in branch.stages))
+        return frozenset(member.contributor_id for stage in stages for member in stage.members)
 
     @property
     def shares(self) -> tuple[tuple[int, ...], ...]:

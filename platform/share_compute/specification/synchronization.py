@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel, known_tag
 
-POLICIES: Final = ("allreduce", "local", "elastic", "gossip", "parameter_server")
+POLICIES: Final = ("allreduce", "local")
 OUTER_OPTIMIZERS: Final = ("sgd", "nesterov", "adam")
 GRAPHS: Final = ("ring", "exponential", "measured", "random_pairs")
 MOST_BRANCHES: Final = 1024
@@ -128,6 +128,14 @@ class LocalSpec(RoundsSpec):
     inner_state: Literal["keep", "reset"] = "keep"
     """Keep the state of each branch's optimizer from round to round, or reset it at the start of each round."""
 
+    def rounds(self, steps: int) -> int:
+        """Return the number of rounds in which each branch takes ``steps`` steps; the last round may be shorter."""
+        return -(-steps // self.every)
+
+    def ends_round(self, step: int, steps: int) -> bool:
+        """Return whether a round ends after a step of a branch that takes ``steps`` steps."""
+        return step % self.every == 0 or step == steps
+
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, data: Any) -> Any:
@@ -182,10 +190,7 @@ class ParameterServerSpec(BranchesSpec):
 
 
 SynchronizationSpec = Annotated[
-    Annotated[
-        AllReduceSpec | LocalSpec | ElasticSpec | GossipSpec | ParameterServerSpec,
-        Field(discriminator="kind"),
-    ],
+    Annotated[AllReduceSpec | LocalSpec, Field(discriminator="kind")],
     known_tag("kind", POLICIES, "synchronization"),
 ]
-"""A policy with its options; the field ``kind`` says which one."""
+"""A policy that jobs can use, with its options; the field ``kind`` says which one."""

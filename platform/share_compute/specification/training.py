@@ -7,7 +7,9 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel
+from share_compute.specification.compression import CompressionSpec, NoCompressionSpec
 from share_compute.specification.optimization import GradientFusionSpec, OptimizerSpec, ScheduleSpec
+from share_compute.specification.synchronization import AllReduceSpec, LocalSpec, SynchronizationSpec
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DEFAULT_LR_END = 1e-7
@@ -62,9 +64,9 @@ class TrainingSpec(SpecModel):
     """Steps and options of training."""
 
     steps: int = Field(default=100, ge=1, le=2**31 - 1)
-    """Number of optimizer updates."""
+    """Number of optimizer updates; with ``synchronization: local``, of each branch."""
     batch_size: int = Field(default=16, ge=1, le=2**20)
-    """Samples in one step, over all machines."""
+    """Samples in one step, over all machines; with ``synchronization: local``, in one step of each branch."""
     microbatches: int | None = Field(default=None, ge=1, le=2**20)
     """Number of microbatches per batch; default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)
@@ -77,6 +79,10 @@ class TrainingSpec(SpecModel):
     """Gradients are clipped to this global norm; null turns clipping off."""
     gradient_fusion: GradientFusionSpec = GradientFusionSpec()
     """Buckets of gradients that are summed together over the members of a stage."""
+    synchronization: SynchronizationSpec = AllReduceSpec()
+    """Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links."""
+    compression: CompressionSpec = NoCompressionSpec()
+    """Codec of the changes of weights that branches and the server exchange after a round."""
     precision: Precision = "float32"
     """Type in which layers compute; weights, their gradients and the optimizer's state stay float32."""
     activation_checkpointing: bool = False
@@ -131,6 +137,30 @@ class TrainingSpec(SpecModel):
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of microbatches {self.microbatches}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> Self:
+        policy = self.synchronization
+        if not isinstance(policy, LocalSpec):
+            if self.compression.name != "none":
+                raise ValueError("compression needs synchronization: {kind: local}")
+            return self
+        if policy.every > self.steps:
+            raise ValueError(
+                f"synchronization.every {policy.every} is more than the {self.steps} steps of the job"
+            )
+        samples_every = None if self.samples is None else self.samples.every
+        for name, steps in (
+            ("validate_every", self.validate_every),
+            ("checkpoint_every", self.checkpoint_every),
+            ("samples.every", samples_every),
+        ):
+            if steps is not None and steps % policy.every:
+                raise ValueError(
+                    f"{name} {steps} is not a multiple of synchronization.every {policy.every}: "
+                    "branches have the same weights only after a round"
+                )
         return self
 
     @property
