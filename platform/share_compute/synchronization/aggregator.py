@@ -15,6 +15,7 @@ have error feedback at the aggregator, as contributions have at the branches (Do
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -82,6 +83,12 @@ class Aggregator:
     def step_of(self, version: int) -> int:
         """Return the number of steps that a branch takes until a version, if it is never late."""
         return min(version * self._policy.every, self._training.steps)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the trained weights in float32."""
+        shapes = WeightFolder(self.version_folder(0)).shapes()
+        return 4 * sum(math.prod(shapes[name]) for group in self._groups() for name in group)
 
     def newest_whole(self, version: int) -> int | None:
         """Return the newest version up to this one whose files are whole; None if there is none."""
@@ -259,7 +266,7 @@ class Aggregator:
         return groups
 
 
-def contribution_bytes(folder: Path) -> int:
+def payload_bytes(folder: Path) -> int:
     """Return the size of the payloads of a contribution or an update, without headers."""
     return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 

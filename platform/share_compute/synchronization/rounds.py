@@ -105,11 +105,15 @@ class RoundsMachine:
         """Whether all rounds are merged."""
         return self.version >= self._rounds
 
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Branches without a contribution to the open round."""
-        there = {run.branch for run in self._waiting if run.round == self.open_round}
-        return tuple(branch for branch in range(self._spec.branches) if branch not in there)
+    def missing(self, there: Iterable[BranchRun]) -> tuple[int, ...]:
+        """Return the branches without a run of the open round among these runs."""
+        present = {run.branch for run in there if run.round == self.open_round}
+        return tuple(branch for branch in range(self._spec.branches) if branch not in present)
+
+    def has(self, run: BranchRun) -> bool:
+        """Return whether a run's contribution waits for a merge, or is merged."""
+        is_recording = self._record is not None and run in self._record.runs
+        return is_recording or run in self._waiting or run in self._merged
 
     def handle(self, event: RoundEvent) -> list[RoundEffect]:
         """Process one event, and return the effects to carry out."""
@@ -132,14 +136,13 @@ class RoundsMachine:
     def _refusal(self, contribution: Contribution) -> str:
         """Return the reason why a contribution is ignored; empty if it is used."""
         run = contribution.run
-        is_recording = self._record is not None and run in self._record.runs
         is_late = run.round < self.open_round or self._record is not None
         refusals = {
             "the last round is merged": self.is_over,
             f"branch {run.branch} is unknown": not 0 <= run.branch < self._spec.branches,
             f"round {self.open_round} is open": not 1 <= run.round <= self.open_round,
             f"its weight is {contribution.weight}": not 0 < contribution.weight < inf,
-            "it is a duplicate": is_recording or run in self._waiting or run in self._merged,
+            "it is a duplicate": self.has(run),
             "it is late": is_late and self._spec.late == "drop",
         }
         return next((reason for reason, applies in refusals.items() if applies), "")
@@ -148,7 +151,7 @@ class RoundsMachine:
         """Close the round if all branches are there, or if the grace period after the quorum is over."""
         if self._record is not None or self.is_over:
             return []
-        there = self._spec.branches - len(self.missing)
+        there = self._spec.branches - len(self.missing(self._waiting))
         if there >= self._spec.needed and self._quorum_s is None:
             self._quorum_s = self._now_s
         is_over = self._quorum_s is not None and self._now_s >= self._quorum_s + self._spec.grace_s

@@ -63,7 +63,7 @@ class TestOneRound:
         machine.handle(contributed(1, 0))
         machine.handle(contributed(1, 1))
         assert machine.handle(TimeRead(1e9)) == []
-        assert machine.missing == (2,)
+        assert machine.missing([BranchRun(1, 0), BranchRun(1, 1)]) == (2,)
 
     def test_with_a_quorum_it_waits_for_the_grace_period(self) -> None:
         machine = RoundsMachine(local(quorum=2, grace_s=10.0), 5)
