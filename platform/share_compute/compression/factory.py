@@ -51,6 +51,9 @@ def codec_of(spec: CompressionSpec, seed: int) -> Codec:
 def codec_of_round(training: TrainingSpec, round_number: int) -> Codec:
     """Return the codec of the contributions to a round.
 
+    Rounds that end before ``compression.from_step`` send float32 values, which leave the state of the other codec as it
+    is. Payloads can be decoded with any seed: only the first state of an encoder depends on the seed.
+
     Args:
         training: training settings of a job with rounds.
         round_number: the round, from 1.
