@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from share_compute.lifecycle.attempt_events import Measured
+from share_compute.lifecycle.attempt_events import Measured, RoundMerged
 from share_compute.planning.plan import Bounded, IdleMachine, Plan, layer_span
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
@@ -138,6 +138,23 @@ def _protection(data: dict[str, Any]) -> str:
     return "[yellow]not protected[/yellow]  a copy of what one machine alone holds was lost"
 
 
+def _round(data: dict[str, Any]) -> str:
+    merged = RoundMerged.model_validate(data)
+    losses = [branch.loss for branch in merged.branches if branch.loss is not None]
+    sent = max((branch.sent_bytes for branch in merged.branches), default=0)
+    parts = [f"round {merged.round} merged after step {merged.step}"]
+    if losses:
+        parts.append(f"loss {sum(losses) / len(losses):.4f} of {len(merged.branches)} branches")
+    parts.append(
+        f"sent {bytes_text(sent)}, received {bytes_text(merged.update_bytes)} "
+        f"of {bytes_text(merged.weight_bytes)}"
+    )
+    if merged.missing:
+        missing = listed([str(number) for number in merged.missing], _MOST_NAMES)
+        parts.append(f"[yellow]without branch {missing}[/yellow]")
+    return "  ".join(parts)
+
+
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
     "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
@@ -156,6 +173,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "offended": lambda data: f"[red]wrong numbers[/red]  {escape(data['sentence'])}",
     "link-cut": lambda data: f"[red]cut off[/red]  {escape(data['sentence'])}",
     "protection": _protection,
+    "round": _round,
     "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
     "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
     "note": _note,

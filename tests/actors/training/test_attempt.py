@@ -15,6 +15,7 @@ from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.specification import LayerSpec, TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.training.coordinator.attempt import TrainingAttempt
+from share_compute_actors.training.coordinator.connections import Connections
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.shard_store import ShardStoreFacts, TrainingState
 
@@ -48,6 +49,10 @@ def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, i
     return {stage.members[0].name: stage.stop - stage.start for stage in stages}
 
 
+def connections(reported: queue.Queue[AttemptEvent]) -> Connections:
+    return Connections(reported.put, ControlRequests(), queue.SimpleQueue(), queue.SimpleQueue())
+
+
 @pytest.mark.parametrize(
     ("settled", "is_used"), [(4, True), (8, False), (None, False)], ids=["same", "another", "open"]
 )
@@ -62,11 +67,11 @@ def test_a_resumed_attempt_plans_with_what_was_timed(
     }
     reported: queue.Queue[AttemptEvent] = queue.Queue()
     first = Assignment(job_id="job", attempt=1, spec=spec(), topology=TOPOLOGY, folder=tmp_path)
-    fresh = TrainingAttempt(first, reported.put, ControlRequests(), queue.SimpleQueue())
+    fresh = TrainingAttempt(first, connections(reported))
     even = layers_of(fresh, settled)
     assert reported.empty()
     again = first.model_copy(update={"attempt": 2, "timings": timings})
-    resumed = TrainingAttempt(again, reported.put, ControlRequests(), queue.SimpleQueue())
+    resumed = TrainingAttempt(again, connections(reported))
     if is_used:
         assert layers_of(resumed, settled)["a"] < min(3, even["a"])
         note = reported.get_nowait()

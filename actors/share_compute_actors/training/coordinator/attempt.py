@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import closing
-from queue import SimpleQueue
 from typing import Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import LinkLost, ShardStoreLost, StaleEpoch
-from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, AttemptEvent, Note, Planned
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, Note, Planned
 from share_compute.models.factory import dissect
 from share_compute.planning.cost.timings import Timings, holding
 from share_compute.planning.planner import Solution, solve
@@ -22,13 +21,11 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import MembersLost
-from share_compute_actors.training.coordinator.conductor import InboxItem
+from share_compute_actors.training.coordinator.connections import Connections
 from share_compute_actors.training.coordinator.training_run import TrainingRun
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.epochs import machines_lost
 from share_compute_actors.training.membership.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.training.membership.training_group import TrainingGroup
-from share_compute_actors.training.coordinator.branch_rounds import SynchronizerLink
 from share_compute_actors.training.preparation import prepare
 from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
 from share_compute_actors.training.step_log import StepLog, superseded
@@ -40,25 +37,14 @@ class TrainingAttempt:
 
     Args:
         assignment: the job, and the machines that it may use.
-        report: receives events.
-        requests: control requests of the control plane.
-        inbox: messages from members.
-        link: connection with the synchronizer; None unless the attempt is for a branch.
+        connections: connections of the attempt.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        report: Callable[[AttemptEvent], None],
-        requests: ControlRequests,
-        inbox: SimpleQueue[InboxItem],
-        link: SynchronizerLink | None = None,
-    ) -> None:
+    def __init__(self, assignment: Assignment, connections: Connections) -> None:
         self._assignment = assignment
-        self._report = report
-        self._requests = requests
-        self._inbox = inbox
-        self._link = link
+        self._connections = connections
+        self._requests = connections.requests
+        self._report = connections.report
 
     def make(self) -> AttemptEnded:
         """Run the attempt, and return the event that reports its success.
@@ -96,17 +82,7 @@ class TrainingAttempt:
             else:
                 self._report(Planned(plan=start.solution.plan))
                 group.load(start.solution.plan)
-            run = TrainingRun(
-                assignment,
-                start,
-                shard_store,
-                group,
-                step_log,
-                self._requests,
-                self._inbox,
-                self._report,
-                self._link,
-            )
+            run = TrainingRun(assignment, start, shard_store, group, step_log, self._connections)
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except (ShardStoreLost, LinkLost, StaleEpoch):
             is_over = False  # another attempt continues with the members

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from share_compute.lifecycle.attempt_events import BranchAssignment
+from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.protocol.membership import Worker
-from share_compute.specification import TrainingSpec
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
 from share_compute_actors.training.coordinator.conductor import Conductor
+from share_compute_actors.training.coordinator.connections import Connections
 from share_compute_actors.training.member.schemas import VERSION
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
@@ -31,16 +29,6 @@ _POLL_S = 0.2
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SynchronizerLink:
-    """The connection of a branch's coordinator with the synchronizer."""
-
-    synchronizer: Any
-    """Actor of the synchronizer."""
-    updates: queue.SimpleQueue[BranchUpdates] = field(default_factory=queue.SimpleQueue)
-    """Answers of the synchronizer."""
-
-
 class BranchRounds:
     """Merges a branch with the other branches at the end of each round.
 
@@ -48,41 +36,39 @@ class BranchRounds:
     ignores it. So a coordinator or a member may be lost at any point.
 
     Args:
-        branch: the branch.
-        link: connection with the synchronizer.
-        training: training settings of the branch.
+        assignment: the attempt at the branch.
+        connections: connections with the synchronizer and the control plane.
         group: the members.
         conductor: runs the calls of members while training is paused.
         checkpoints: saves contributions.
         shard_store: the shard store's actor, which serves updates.
         step_log: the step log of the branch.
         protection: watches the members' backup copies.
-        requests: control requests.
     """
 
     def __init__(
         self,
-        branch: BranchAssignment,
-        link: SynchronizerLink,
-        training: TrainingSpec,
+        assignment: Assignment,
+        connections: Connections,
         group: TrainingGroup,
         conductor: Conductor,
         checkpoints: CheckpointManager,
         shard_store: Any,
         step_log: StepLog,
         protection: ProtectionWatch,
-        requests: ControlRequests,
     ) -> None:
-        self._branch = branch
-        self._link = link
-        self._training = training
+        assert assignment.branch is not None
+        assert assignment.spec.training.synchronization.kind == "local"
+        self._branch = assignment.branch
+        self._training = assignment.spec.training
+        self._every = assignment.spec.training.synchronization.every
+        self._connections = connections
         self._group = group
         self._conductor = conductor
         self._checkpoints = checkpoints
         self._shard_store = shard_store
         self._step_log = step_log
         self._protection = protection
-        self._requests = requests
 
     def merge(self, state: TrainingState) -> bool:
         """Contribute to a merge, wait for it, and apply its update; return whether all rounds are merged.
@@ -103,8 +89,8 @@ class BranchRounds:
             self._checkpoints.contribute(folder, state)
         self._report(base + 1, self._checkpoints.path(folder), state)
         updates = self._conductor.at_pause(partial(self._wait, base, state))
-        for version, folder in enumerate(updates.folders, base + 1):
-            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(folder)))
+        for version, update in enumerate(updates.folders, base + 1):
+            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update)))
             self._ask_all(NOTHING, "merge", version, closes_round=version == base + 1)
         # Backup copies lack the change of the merge, and following steps would be added to the old weights.
         self._ask_all(NOTHING, "restart_copies")
@@ -135,9 +121,7 @@ class BranchRounds:
         return self._conductor.membership.everybody
 
     def _report(self, number: int, folder: Path, state: TrainingState) -> None:
-        assert self._training.synchronization.kind == "local"
-        every = self._training.synchronization.every
-        first = (state.step - 1) // every * every
+        first = (state.step - 1) // self._every * self._every
         steps = [facts.event for facts in self._step_log.steps(after=first)]
         report = BranchReport(
             branch=self._branch.number,
@@ -147,21 +131,20 @@ class BranchRounds:
             loss=sum(step.loss for step in steps) / len(steps) if steps else None,
             seconds=sum(step.seconds for step in steps),
         )
-        self._link.synchronizer.contributed.remote(report.model_dump_json())
+        self._connections.synchronizer.contributed.remote(report.model_dump_json())
 
     def _wait(self, base: int, state: TrainingState) -> BranchUpdates:
         """Wait until the synchronizer has updates after the base, while all members are alive."""
         while True:
             try:
-                updates = self._link.updates.get(timeout=_POLL_S)
+                updates = self._connections.updates.get(timeout=_POLL_S)
             except queue.Empty:
                 lost = self._group.check_members()
                 if lost:
                     raise MembersLost(lost) from None
-                if self._requests.cancelled.is_set():
+                if self._connections.requests.cancelled.is_set():
                     raise Cancelled from None
                 self._checkpoints.suspend_if_requested(state)
             else:
                 if updates.base == base:
                     return updates
-

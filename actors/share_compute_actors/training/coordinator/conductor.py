@@ -55,6 +55,7 @@ from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.training.coordinator import verdict
+from share_compute_actors.training.coordinator.connections import InboxItem
 from share_compute_actors.training.coordinator.progress import Listener
 from share_compute_actors.training.member.schemas import unpack_said
 from share_compute_actors.training.membership.changes import Changes
@@ -77,8 +78,6 @@ _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
 Result = TypeVar("Result")
-InboxItem = tuple[Any, Any, Any]
-"""An unchecked message: id of the member that claims to be its sender, the key that came with it, and its content."""
 
 
 class Conductor:

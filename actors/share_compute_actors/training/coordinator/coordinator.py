@@ -73,7 +73,7 @@ class Coordinator:
     def _make(self) -> AttemptEnded:
         # These modules load torch.
         from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415
-        from share_compute_actors.training.coordinator.branch_rounds import SynchronizerLink  # noqa: PLC0415
+        from share_compute_actors.training.coordinator.connections import Connections  # noqa: PLC0415
         from share_compute_actors.training.rounds.synchronizer import Synchronizer  # noqa: PLC0415
 
         assignment = self._assignment
@@ -81,10 +81,10 @@ class Coordinator:
             return Synchronizer(
                 assignment, self._report, self._requests, self._reports, self._start_branch
             ).run()
-        link = None
-        if self._synchronizer is not None:
-            link = SynchronizerLink(self._synchronizer, self._updates)
-        return TrainingAttempt(assignment, self._report, self._requests, self._inbox, link).make()
+        connections = Connections(
+            self._report, self._requests, self._inbox, self._updates, self._synchronizer
+        )
+        return TrainingAttempt(assignment, connections).make()
 
     def _start_branch(self, assignment: Assignment) -> Any:
         """Start the coordinator of a branch on this node, and return its actor."""

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 from share_compute.lifecycle.attempt_events import (
     Assignment,
-    AttemptEvent,
     Note,
     Planned,
     Reformed,
@@ -22,21 +20,21 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.messages import StepFigures
+from share_compute_actors.training.coordinator.branch_rounds import BranchRounds
 from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
-from share_compute_actors.training.coordinator.conductor import Conductor, InboxItem
+from share_compute_actors.training.coordinator.conductor import Conductor
+from share_compute_actors.training.coordinator.connections import Connections
 from share_compute_actors.training.coordinator.evaluation import Evaluation
 from share_compute_actors.training.coordinator.progress import Listener, TrainingProgress
 from share_compute_actors.training.coordinator.verdict import Verdict
 from share_compute_actors.training.membership.balancing import Balancer
 from share_compute_actors.training.membership.changes import Changes
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.cuts import LinksCut
 from share_compute_actors.training.membership.membership_planner import MembershipPlanner
 from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
 from share_compute_actors.training.membership.resharder import Resharder
 from share_compute_actors.training.membership.takeover import Start
 from share_compute_actors.training.membership.training_group import TrainingGroup
-from share_compute_actors.training.coordinator.branch_rounds import BranchRounds, SynchronizerLink
 from share_compute_actors.training.step_log import StepFacts, StepLog
 
 
@@ -49,10 +47,7 @@ class TrainingRun(Listener):
         shard_store: the shard store's actor.
         group: the members, each with its shard.
         step_log: the step log of the job, claimed by this attempt.
-        requests: control requests of the control plane.
-        inbox: messages from members.
-        report: receives events.
-        link: connection with the synchronizer; None unless the attempt is for a branch.
+        connections: connections of the attempt.
     """
 
     def __init__(
@@ -62,11 +57,9 @@ class TrainingRun(Listener):
         shard_store: Any,
         group: TrainingGroup,
         step_log: StepLog,
-        requests: ControlRequests,
-        inbox: SimpleQueue[InboxItem],
-        report: Callable[[AttemptEvent], None],
-        link: SynchronizerLink | None = None,
+        connections: Connections,
     ) -> None:
+        report, requests = connections.report, connections.requests
         spec = assignment.spec
         self._assignment = assignment
         self._start = start
@@ -90,25 +83,23 @@ class TrainingRun(Listener):
             report,
         )
         self._conductor = Conductor(
-            group, step_log, self._planner, self, inbox, spec.training, self._changes, report
+            group, step_log, self._planner, self, connections.inbox, spec.training, self._changes, report
         )
         self._evaluation = Evaluation(spec, start.facts, shard_store, group, self._conductor, report)
         self._checkpoints = CheckpointManager(
             shard_store, group, self._conductor, assignment, report, requests
         )
         self._rounds: BranchRounds | None = None
-        if assignment.branch is not None and link is not None:
+        if assignment.branch is not None:
             self._rounds = BranchRounds(
-                assignment.branch,
-                link,
-                spec.training,
+                assignment,
+                connections,
                 group,
                 self._conductor,
                 self._checkpoints,
                 shard_store,
                 step_log,
                 self._changes.protection,
-                requests,
             )
 
     def run(self) -> str:
@@ -192,7 +183,7 @@ class TrainingRun(Listener):
         )
 
     def _between(self, step: int) -> None:
-        """Merge branches, validate, generate sample texts and save a checkpoint after a step, each only if it is due."""
+        """Merge branches, validate, generate sample texts and save a checkpoint after a step, each if it is due."""
         training, progress = self._training, self._progress
         if self._rounds is not None and self._ends_round(step) and self._rounds.merge(progress.state):
             progress.end("all rounds are merged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -100,10 +101,8 @@ class BranchAttempt:
         """End the coordinator; the members may keep running."""
         self.has_ended = True
         if self._actor is not None:
-            try:
+            with suppress(RayError):  # it may be dead
                 ray.kill(self._actor)
-            except RayError:
-                pass  # it is dead
 
     @property
     def branch_plan(self) -> BranchPlan:

@@ -182,7 +182,8 @@ class Synchronizer:
             version = 0
         if version < recorded:
             self._note(
-                f"the weights after round {recorded} are damaged: round {version + 1} is the next one", "warning"
+                f"the weights after round {recorded} are damaged: round {version + 1} is the next one",
+                "warning",
             )
             self._step_log.unmerge(version)
         return version
@@ -219,9 +220,7 @@ class Synchronizer:
                 "checkpoint": own or self._aggregator.version_folder(version),
                 "known_step": assignment.known_step if number == 0 else 0,
                 "checkpoint_every_s": None,  # the weights of each version are on the server
-                "branch": BranchAssignment(
-                    number=number, version=version, data=assignment.folder / "data"
-                ),
+                "branch": BranchAssignment(number=number, version=version, data=assignment.folder / "data"),
             }
         )
 
@@ -465,7 +464,9 @@ class Synchronizer:
         first = self._branches[0].plan
         assert first is not None
         branches = tuple(branch.branch_plan for branch in self._branches)
-        used = {member.contributor_id for each in branches for stage in each.stages for member in stage.members}
+        used = {
+            member.contributor_id for each in branches for stage in each.stages for member in stage.members
+        }
         idle = tuple(machine for machine in first.idle if machine.contributor_id not in used)
         return first.model_copy(update={"branches": branches, "idle": idle})
 

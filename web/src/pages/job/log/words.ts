@@ -79,6 +79,8 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
       return (data as { is_protected: boolean }).is_protected
         ? "Every layer is on two machines: losing any one of them costs no step."
         : "Not protected: a copy of what one machine alone holds was lost.";
+    case "round":
+      return roundMerged(data as unknown as RoundMerged);
     case "offended":
     case "link-cut":
       return sentence((data as { sentence: string }).sentence);
@@ -98,6 +100,24 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
 
 function stateChanged({ state, reason }: { state: string; reason: string }): string {
   return sentence(reason === "" ? state : `${state}: ${reason}`);
+}
+
+interface RoundMerged {
+  round: number;
+  step: number;
+  branches: { number: number; loss: number | null; sent_bytes: number }[];
+  missing: number[];
+  update_bytes: number;
+  weight_bytes: number;
+}
+
+function roundMerged({ round, step, branches, missing, update_bytes, weight_bytes }: RoundMerged): string {
+  const losses = branches.flatMap(({ loss }) => (loss === null ? [] : [loss]));
+  const mean = losses.reduce((sum, loss) => sum + loss, 0) / losses.length;
+  const sent = Math.max(0, ...branches.map(({ sent_bytes }) => sent_bytes));
+  const loss = losses.length === 0 ? "" : `, loss ${mean.toFixed(4)}`;
+  const without = missing.length === 0 ? "" : ` Without branch ${missing.join(", ")}.`;
+  return `Round ${round} merged ${branches.length} branches after step ${step}${loss}: each sent ${bytes(sent)} and received ${bytes(update_bytes)}, of ${bytes(weight_bytes)} of weights.${without}`;
 }
 
 function planned(plan: Plan): string {

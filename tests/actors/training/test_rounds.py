@@ -1,0 +1,199 @@
+"""Branches that train apart and merge in rounds, on real Ray nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from tests.ray_nodes import Attempt, processes_on
+
+from share_compute.lifecycle.attempt_events import AttemptEvent, RoundMerged
+from share_compute.models.storage.weights import WeightFolder
+from share_compute.topology import Link, Topology
+
+pytestmark = pytest.mark.slow
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def licence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("corpus") / "licence.txt"
+    target.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 5)
+    return target
+
+
+def job(
+    corpus: Path, synchronization: dict[str, Any] | None = None, *, stages: int = 1, **training: Any
+) -> dict[str, Any]:
+    rounds = {"kind": "local", "branches": 2, "every": 4, **(synchronization or {})}
+    return {
+        "model": {"config": LLAMA},
+        "data": {"files": [str(corpus)]},
+        "tokenizer": {"vocab_size": 300},
+        "training": {
+            "steps": 10,
+            "batch_size": 4,
+            "microbatches": 2,
+            "sequence_length": 32,
+            "synchronization": rounds,
+            **training,
+        },
+        "parallelism": {"stages": stages, "members_per_stage": 1},
+    }
+
+
+def part(topology: Topology, *names: str) -> Topology:
+    return Topology(tuple(topology[name] for name in names), topology.links)
+
+
+def two_sites(topology: Topology) -> Topology:
+    """Return the four machines with slow links between the first two and the last two."""
+    sites = {name: place // 2 for place, name in enumerate(("c0", "c1", "c2", "c3"))}
+    links = tuple(
+        Link(one, other, *((1e-4, 1e9) if sites[one] == sites[other] else (0.05, 2.5e6)))
+        for one, other in permutations(sites, 2)
+    )
+    return Topology(topology.contributors, links)
+
+
+def require_success(events: list[AttemptEvent]) -> None:
+    assert events[-1].type == "ended"
+    assert events[-1].outcome == "succeeded", events[-1].reason
+
+
+def rounds_of(events: list[AttemptEvent]) -> list[RoundMerged]:
+    return [event for event in events if isinstance(event, RoundMerged)]
+
+
+def model(folder: Path) -> dict[str, torch.Tensor]:
+    weights = WeightFolder(folder / "artifacts" / "model")
+    return {name: weights.read(name) for name in weights.names()}
+
+
+def digest(folder: Path) -> str:
+    return WeightFolder(folder / "artifacts" / "model").digest()
+
+
+@pytest.mark.real_path
+def test_branches_on_one_island_equal_branches_on_two(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    """Two islands of two stages, and one island with both branches: the same bits."""
+    document = job(licence, {"preset": "diloco", "every": 4}, stages=2, compression={"name": "int8"})
+    apart = attempt(document, folder=tmp_path / "apart", machines=two_sites(topology))
+    require_success(apart)
+    together = attempt(document, folder=tmp_path / "together", machines=part(topology, "c0", "c1"))
+    require_success(together)
+    assert digest(tmp_path / "apart") == digest(tmp_path / "together")
+    merged = rounds_of(apart)
+    assert [(event.round, event.step) for event in merged] == [(1, 4), (2, 8), (3, 10)]
+    for event in merged:
+        assert [branch.number for branch in event.branches] == [0, 1]
+        assert not set(event.branches[0].machines) & set(event.branches[1].machines)
+        assert event.branches[0].sent_bytes < 0.6 * event.weight_bytes
+    steps = [event for event in apart if event.type == "step"]
+    assert [event.step for event in steps] == list(range(1, 11))
+    assert steps[0].samples == 8
+    plans = [event.plan for event in apart if event.type == "planned"]
+    assert plans[-1].machines == {"c0", "c1", "c2", "c3"}
+    (final,) = (event for event in apart if event.type == "validated" and event.split == "validation")
+    assert final.step == 10
+
+
+@pytest.mark.real_path
+def test_rounds_of_one_step_equal_all_reduce_over_the_whole_batch(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    plain = {"optimizer": {"name": "sgd", "learning_rate": 0.05}, "max_gradient_norm": None, "steps": 5}
+    document = job(licence, {"every": 1}, **plain)
+    require_success(attempt(document, folder=tmp_path / "rounds", machines=part(topology, "c0", "c1")))
+    whole = job(licence, **plain)
+    whole["training"] |= {"batch_size": 8, "microbatches": 4}
+    del whole["training"]["synchronization"]
+    require_success(attempt(whole, folder=tmp_path / "whole", machines=part(topology, "c0")))
+    expected, found = model(tmp_path / "whole"), model(tmp_path / "rounds")
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+
+
+def kill_member(nodes: list[Any], index: int) -> Callable[[AttemptEvent, Any], None]:
+    """Return a listener that kills the members on a node in the middle of the second round."""
+    killed: list[int] = []
+
+    def listen(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "step" and event.step == 6 and not killed:
+            for process in processes_on(nodes[index], "Member"):
+                killed.append(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
+
+    return listen
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["first-branch", "second-branch"])
+def test_a_branch_whose_island_is_lost_continues_on_another_with_the_same_bits(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, lost: int
+) -> None:
+    document = job(licence, {"inner_state": "reset"}, compression={"name": "topk", "density": 0.1})
+    machines = part(topology, "c0", "c1")
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+    events = attempt(document, folder=tmp_path / "lost", machines=machines, on_event=kill_member(nodes, lost))
+    require_success(events)
+    assert any(
+        event.type == "note" and f"branch {lost} is started again" in event.message for event in events
+    )
+    assert [event.round for event in rounds_of(events)] == [1, 2, 3]
+    assert digest(tmp_path / "undisturbed") == digest(tmp_path / "lost")
+
+
+def test_a_job_whose_coordinators_die_continues_with_its_members(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    document = job(licence, {"preset": "diloco", "every": 4}, compression={"name": "int4"})
+    machines = part(topology, "c0", "c1")
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+
+    def die(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 6:
+            ray.kill(coordinator)
+
+    folder = tmp_path / "killed"
+    first = attempt(document, folder=folder, machines=machines, on_event=die)
+    assert first[-1].type != "ended"
+    second = attempt(document, folder=folder, machines=machines, number=2, known=6)
+    require_success(second)
+    assert [event.round for event in rounds_of(second)] == [2, 3]
+    assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+def test_a_quorum_does_not_wait_for_a_slow_branch(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path
+) -> None:
+    document = job(licence, {"quorum": 1, "grace_s": 0.0, "every": 2}, steps=20)
+    stopped: list[int] = []
+
+    def stop(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "step" and event.step == 3 and not stopped:
+            for process in processes_on(nodes[1], "Member"):
+                stopped.append(process.pid)
+                os.kill(process.pid, signal.SIGSTOP)
+
+    try:
+        events = attempt(document, folder=tmp_path, machines=part(topology, "c0", "c1"), on_event=stop)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    require_success(events)
+    merged = rounds_of(events)
+    assert [event.round for event in merged] == list(range(1, 11))
+    assert any(event.missing == (1,) for event in merged)
