@@ -14,8 +14,8 @@ from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
 from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber
 
-FolderKind = Literal["checkpoint", "artifact"]
-"""A checkpoint, from which training resumes, or an artifact with trained weights."""
+FolderKind = Literal["checkpoint", "artifact", "contribution"]
+"""A checkpoint, from which training resumes, an artifact with trained weights, or the contribution of a branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class MemberSetup:
     """IP address at which the other members reach this member."""
     blueprint: Blueprint
     training: TrainingSpec
+    """Training settings of the job. For a branch, the seed is that of the branch."""
     runs: tuple[int, ...]
     """Number of microbatches in each run of consecutive ids of the job's `SummationTree`."""
     threads: int
@@ -41,6 +42,8 @@ class MemberSetup:
     """Longest wait for another member, in seconds."""
     applied: int
     """Number of the last step whose update the member's initial weights include; -1 if unknown."""
+    version: int | None = None
+    """Number of merges that the member's initial weights include; None if the member belongs to no branch."""
     tied: str | None = None
     """Stored name of the trained parameter that the first and the last stage share; None if there is none."""
     lent_bytes: int = 0

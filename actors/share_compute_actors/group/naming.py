@@ -57,7 +57,10 @@ def workers_of(job_id: str) -> dict[Any, Worker]:
 
 
 def machines_with_members() -> dict[Worker, frozenset[str]]:
-    """Return the ids of the jobs with members on each contributor, by contributor; omit members known to be dead."""
+    """Return the ids of the jobs with members on each contributor, by contributor; omit members known to be dead.
+
+    The ids of branches are ``JOB/n``, and those of replicas ``DEPLOYMENT/n``; see `branch_ids.owner_of`.
+    """
     found: dict[Worker, set[str]] = defaultdict(set)
     for namespace, name in _named():
         if namespace.startswith(_PREFIX):
@@ -65,9 +68,21 @@ def machines_with_members() -> dict[Worker, frozenset[str]]:
     return {worker: frozenset(jobs) for worker, jobs in found.items()}
 
 
+def all_members_of(job_id: str, worker: Worker | None = None) -> list[Any]:
+    """Return the actors of a job's members and of those of its branches that are not known to be dead.
+
+    Args:
+        job_id: the job, or one of its branches.
+        worker: contributor whose members to return; None for all contributors.
+    """
+    namespace = f"{_PREFIX}{job_id}"
+    ids = {each for each, _ in _named() if each == namespace or each.startswith(f"{namespace}/")}
+    return [actor for each in sorted(ids) for actor in members_of(each.removeprefix(_PREFIX), worker)]
+
+
 def end_members(job_id: str) -> int:
-    """Kill all members of a job, and return their number."""
-    members = members_of(job_id)
+    """Kill all members of a job and of its branches, and return their number."""
+    members = all_members_of(job_id)
     for member in members:
         ray.kill(member)
     return len(members)

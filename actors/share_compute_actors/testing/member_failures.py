@@ -9,7 +9,7 @@ from typing import Literal
 
 from share_compute.errors import Conflict
 from share_compute.protocol.membership import Worker
-from share_compute_actors.group.naming import members_of
+from share_compute_actors.group.naming import all_members_of
 
 
 def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], duration_s: float = 0.0) -> None:
@@ -24,7 +24,7 @@ def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], durati
     Raises:
         Conflict: no member of the job runs on this contributor.
     """
-    members = members_of(job_id, worker)
+    members = all_members_of(job_id, worker)
     if not members:
         raise Conflict(
             f"no member of the job runs on {worker} now",

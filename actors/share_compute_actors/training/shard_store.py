@@ -6,9 +6,10 @@ Members may be on machines without access to the server's disk, so this actor re
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -20,12 +21,14 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from share_compute.data import PreparedData, StepOrder, prepare
 from share_compute.data.tokenization import load_tokenizer
-from share_compute.errors import UserError
+from share_compute.errors import UserError, VerificationFailed
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.blueprint import Blueprint, blueprint_of
 from share_compute.models.export import adapter_description
 from share_compute.models.storage.checkpoints import STATE, Chosen, newest_whole
+from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
+from share_compute.specification.synchronization import LocalSpec
 from share_compute.training.loss_scale import LossScale, first_loss_scale
 from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.stalled import close_stalled_connections
@@ -76,6 +79,8 @@ class ShardStoreFacts:
     """Token ids of the prompts for sample texts, ``[prompts][tokens]``; empty without sample texts or tokenizer."""
     text_ends: tuple[int, ...] = ()
     """Token ids that end a sample text."""
+    version: int | None = None
+    """Number of merges that the weights include; None unless the attempt trains a branch."""
 
     @property
     def first_step(self) -> int:
@@ -124,6 +129,8 @@ class ShardStore:
         self._order: StepOrder | None = None
         self._weights: WeightFolder | PretrainedWeights | None = None
         self._optimizer: WeightFolder | None = None
+        self._update: WeightFolder | None = None
+        self._version: int | None = None
         self._microbatches = self._spec.training.microbatches
         self._runs: tuple[int, ...] | None = None
         self._state = TrainingState(0, first_loss_scale(self._spec.training.precision))
@@ -146,13 +153,12 @@ class ShardStore:
             self._progress = (what, share)
 
         sweep_partial(self._assignment.folder)
-        prepared = prepare(self._spec, self._assignment.folder / "data", note)
+        branch = self._assignment.branch
+        folder = self._assignment.folder / "data" if branch is None else branch.data
+        prepared = prepare(self._spec, folder, note)
         self._prepared = prepared
         checkpoint, notes = self._checkpoint()
-        training = self._spec.training
-        self._order = StepOrder(
-            training.seed, prepared.samples.size("train"), training.batch_size, self._spec.data.shuffle
-        )
+        self._order = self._step_order(prepared.samples.size("train"))
         if checkpoint is not None:
             self._continue_from(checkpoint, prepared)
             self._weights = WeightFolder(checkpoint)
@@ -176,14 +182,31 @@ class ShardStore:
             notes=(*notes, *prepared.notes),
             prompts=self._prompts(prepared.tokenizer_folder),
             text_ends=self._text_ends(),
+            version=self._version,
         )
+
+    def _step_order(self, size: int) -> StepOrder:
+        """Return the order of the attempt's samples, of ``size`` training samples."""
+        training, branch = self._spec.training, self._assignment.branch
+        order = StepOrder(training.seed, size, training.batch_size, self._spec.data.shuffle)
+        if branch is None:
+            return order
+        policy = training.synchronization
+        assert isinstance(policy, LocalSpec), "only jobs with local steps have branches"
+        return replace(order, branches=policy.branches, branch=branch.number)
 
     def _checkpoint(self) -> Chosen:
         wanted = self._assignment.checkpoint
-        if wanted is None:
-            return Chosen(None, ())
-        self._progress = ("looking whether the checkpoint is whole", 0.0)
-        return newest_whole(wanted)
+        chosen = Chosen(None, ())
+        if wanted is not None:
+            self._progress = ("looking whether the checkpoint is whole", 0.0)
+            chosen = newest_whole(wanted)
+        if self._assignment.branch is not None and chosen.folder is None:
+            raise UserError(
+                f"there are no weights with which branch {self._assignment.branch.number} can begin",
+                hint="resume the job to begin with its last version or its first step",
+            )
+        return chosen
 
     def _prompts(self, folder: Path | None) -> tuple[tuple[int, ...], ...]:
         wanted = self._spec.training.samples
@@ -211,6 +234,8 @@ class ShardStore:
                 f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
                 hint="put the data files back as they were, or submit a new job",
             )
+        if self._assignment.branch is not None:
+            self._version = int(state.get("version", self._assignment.branch.version))
         # A job keeps its first number of microbatches, because the order of additions depends on this number.
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == self._microbatches:
@@ -310,6 +335,39 @@ class ShardStore:
         """Return the loss scale in the checkpoint, or at the start of the job."""
         return self._state.loss_scale
 
+    @ray.method(concurrency_group="weights")
+    @answers(NOTHING)
+    def use_update(self, folder: str) -> None:
+        """Open the folder of an update, which `update` then serves; it replaces the folder that was open before.
+
+        Args:
+            folder: folder with a payload for each trained parameter, uint8 tensors in ``model*.safetensors``; an
+                absolute path, or relative to the folder of the attempt.
+
+        Raises:
+            UserError: the folder has no update.
+            VerificationFailed: a file of the folder is damaged.
+        """
+        place = self._assignment.folder / folder
+        fault = damage(place)
+        if fault is not None:
+            raise VerificationFailed(
+                f"the update of a merge cannot be used: {fault}", hint="check the disk of the server"
+            )
+        self._update = WeightFolder(place)
+
+    @ray.method(concurrency_group="weights")
+    def update_bytes(self) -> dict[str, int]:
+        """Return the size of each payload of the open update, by the parameter's stored name."""
+        assert self._update is not None
+        return {name: math.prod(shape) for name, shape in self._update.shapes().items()}
+
+    @ray.method(concurrency_group="weights")
+    def update(self, extents: bytes) -> list[Piece]:
+        """Return bytes of the payloads of the open update, one piece per extent (see `pack_extents`)."""
+        assert self._update is not None
+        return [Piece.of_rows(extent.name, self._update.read(*extent)) for extent in read_extents(extents)]
+
     @ray.method(concurrency_group="serve")
     @answers(TEXT)
     def text(self, ids: Sequence[int]) -> str:
@@ -330,7 +388,7 @@ class ShardStore:
 
         Args:
             folder: path of the folder, relative to the job's folder.
-            kind: whether the folder is a checkpoint or an artifact.
+            kind: whether the folder is a checkpoint, an artifact, or a contribution, which has only payloads.
             state: training state at the time of the snapshots, a packed `TrainingState`.
             machines: names of the machines that have a snapshot, in the order of their stages.
             members: members on these machines, in the same order.
@@ -371,6 +429,8 @@ class ShardStore:
             "runs": self._runs,
         }
         writer.write_json(STATE, facts)
+        if kind == "contribution":
+            return
         if self._config is not None:
             self._describe_model(writer, self._config, kind)
             if self._prepared.tokenizer_folder is not None:

@@ -1,4 +1,4 @@
-"""The step log of a job: a SQLite file with its epochs, committed steps, offences and validation losses."""
+"""The step log of a job: a SQLite file with its epochs, committed steps, merges, offences and validation losses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from share_compute.lifecycle.attempt_events import StepCommitted
 from share_compute.planning.plan import Plan
 from share_compute.protocol.doubts import quarantines
 from share_compute.protocol.membership import Membership, Worker
+from share_compute.synchronization.records import MergeRecord
 from share_compute.training.loss_scale import LossScale
 
 FILE = "steps.sqlite3"
-_SHAPE = 5
+_SHAPE = 6
 """Version of the tables. Tables of another version are dropped."""
 _STEPS_KEPT = 10_000
 """Number of the latest committed steps that the log keeps."""
@@ -36,6 +37,8 @@ _TABLES = """
         quarantines INTEGER NOT NULL, accuser TEXT
     );
     CREATE TABLE validations (step INTEGER PRIMARY KEY, loss REAL NOT NULL);
+    CREATE TABLE meetings (step INTEGER PRIMARY KEY, base INTEGER NOT NULL, is_over INTEGER NOT NULL DEFAULT 0);
+    CREATE TABLE merges (version INTEGER PRIMARY KEY, record TEXT NOT NULL);
     INSERT INTO standing VALUES (1, 0, 0, 0, NULL);
 """
 
@@ -80,6 +83,7 @@ class StepFacts:
 
 _groups: TypeAdapter[GroupFacts] = TypeAdapter(GroupFacts)
 _steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
+_merges: TypeAdapter[MergeRecord] = TypeAdapter(MergeRecord)
 
 
 class StepLog:
@@ -210,6 +214,56 @@ class StepLog:
             self._require_claimed()
             self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
 
+    def meet(self, step: int, base: int) -> int:
+        """Write that a branch contributes to a merge after a step; return the version with which its round began.
+
+        After a restart in the middle of the merge, this is the version that was written first.
+
+        Args:
+            step: last step of the round.
+            base: version with which the round began.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
+        with self._transaction():
+            self._require_claimed()
+            self._base.execute("INSERT OR IGNORE INTO meetings (step, base) VALUES (?, ?)", (step, base))
+            ((found,),) = self._rows("SELECT base FROM meetings WHERE step = ?", step)
+            return int(found)
+
+    def part(self, step: int) -> None:
+        """Write that all members of a branch have the weights of the merge after a step.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
+        with self._transaction():
+            self._require_claimed()
+            self._base.execute("UPDATE meetings SET is_over = 1 WHERE step = ?", (step,))
+
+    def merge(self, record: MergeRecord) -> None:
+        """Write the record of a merge of branches. This commits the merge.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
+        with self._transaction():
+            self._require_claimed()
+            self._base.execute(
+                "INSERT INTO merges VALUES (?, ?)", (record.version, _merges.dump_json(record).decode())
+            )
+
+    def unmerge(self, version: int) -> None:
+        """Delete the records of merges after a version, whose weights are lost.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
+        with self._transaction():
+            self._require_claimed()
+            self._base.execute("DELETE FROM merges WHERE version > ?", (version,))
+
     def offend(
         self, worker: Worker, step: int, what: str, *, is_grave: bool, accuser: Worker | None = None
     ) -> bool:
@@ -257,6 +311,7 @@ class StepLog:
                 raise superseded()
             self._base.execute("DELETE FROM steps WHERE step > ?", (step,))
             self._base.execute("DELETE FROM validations WHERE step > ?", (step,))
+            self._base.execute("DELETE FROM meetings WHERE step > ?", (step,))
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -286,6 +341,17 @@ class StepLog:
     def validations(self) -> tuple[tuple[int, float], ...]:
         """Return (step, loss) of each validation, by step in ascending order."""
         return tuple(self._rows("SELECT step, loss FROM validations ORDER BY step"))
+
+    def is_meeting(self, step: int) -> bool:
+        """Return whether a merge after a step has begun, and not all members have its weights."""
+        return bool(self._rows("SELECT 1 FROM meetings WHERE step = ? AND NOT is_over", step))
+
+    def merges(self) -> list[MergeRecord]:
+        """Return the records of all merges, in order."""
+        return [
+            _merges.validate_json(record)
+            for (record,) in self._rows("SELECT record FROM merges ORDER BY version")
+        ]
 
     def close(self) -> None:
         """Close the file."""

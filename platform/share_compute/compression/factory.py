@@ -9,6 +9,7 @@ from share_compute.compression.low_rank import PowerSgdCodec
 from share_compute.compression.quantization import FloatCodec, IntegerCodec, SignCodec, TwoMagnitudesCodec
 from share_compute.compression.rows import RowCodec
 from share_compute.compression.sparse import TopKCodec
+from share_compute.specification import TrainingSpec
 from share_compute.specification.compression import (
     CompressionSpec,
     NoCompressionSpec,
@@ -16,6 +17,7 @@ from share_compute.specification.compression import (
     QuantizationSpec,
     TopKSpec,
 )
+from share_compute.specification.synchronization import LocalSpec
 
 _ROW_CODECS: dict[str, RowCodec] = {
     "float32": FloatCodec(),
@@ -44,3 +46,39 @@ def codec_of(spec: CompressionSpec, seed: int) -> Codec:
         case PowerSgdSpec():
             codec = PowerSgdCodec(spec.rank, seed)
     return codec if spec.error_feedback is None else ErrorFeedback(codec, spec.error_feedback)
+
+
+def codec_of_round(training: TrainingSpec, round_number: int) -> Codec:
+    """Return the codec of the contributions to a round.
+
+    Rounds that end before ``compression.from_step`` send float32 values, which leave the state of the other codec as it
+    is. Payloads can be decoded with any seed: only the first state of an encoder depends on the seed.
+
+    Args:
+        training: training settings of a job with rounds.
+        round_number: the round, from 1.
+    """
+    return codec_of(_spec_of_round(training, round_number), training.seed)
+
+
+def codec_of_update(training: TrainingSpec, version: int) -> Codec:
+    """Return the codec of the update that makes a version, the result of a round with the same number.
+
+    An update of top-k contributions may have other places than each of them, so it keeps as many values as all
+    contributions together, up to all.
+    """
+    spec = _spec_of_round(training, version)
+    policy = training.synchronization
+    if isinstance(spec, TopKSpec) and isinstance(policy, LocalSpec):
+        spec = spec.model_copy(update={"density": min(1.0, spec.density * policy.branches)})
+    return codec_of(spec, training.seed)
+
+
+def _spec_of_round(training: TrainingSpec, number: int) -> CompressionSpec:
+    spec, policy = training.compression, training.synchronization
+    is_early = (
+        not isinstance(spec, NoCompressionSpec)
+        and isinstance(policy, LocalSpec)
+        and number * policy.every < spec.from_step
+    )
+    return NoCompressionSpec() if is_early else spec

@@ -29,8 +29,12 @@ class StepOrder:
     A pass visits every sample exactly once (other libraries call it an epoch). A batch may span several passes, so no
     sample is dropped. The samples of a step depend only on these fields and the number of the step.
 
+    Branches of a job divide the samples: a step of all branches takes ``branches * batch_size`` consecutive samples, in
+    the order of the branches. So the samples are those of one job with the larger batch size.
+
     Raises:
-        ValueError: ``size`` or ``batch_size`` is less than 1, or ``seed`` is negative.
+        ValueError: ``size``, ``batch_size`` or ``branches`` is less than 1, ``seed`` is negative, or there is no such
+            branch.
     """
 
     seed: int
@@ -40,10 +44,16 @@ class StepOrder:
     """Samples in one step, at least 1."""
     shuffle: bool = True
     """Whether each pass has its own permutation, keyed by seed and pass. If not, samples are visited in index order."""
+    branches: int = 1
+    """Number of branches, at least 1."""
+    branch: int = 0
+    """Branch whose samples are selected, from 0."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.batch_size < 1 or self.seed < 0:
             raise ValueError("size and batch_size must be at least 1, seed at least 0")
+        if self.branch not in range(self.branches):
+            raise ValueError(f"there is no branch {self.branch} of {self.branches}")
 
     def indices(self, step: int) -> NDArray[np.int64]:
         """Return the indices of the samples of a step, shape ``[batch_size]``.
@@ -69,7 +79,7 @@ class StepOrder:
         """
         if step < 1:
             raise ValueError(f"steps are counted from 1, not {step}")
-        return divmod((step - 1) * self.batch_size, self.size)
+        return divmod(((step - 1) * self.branches + self.branch) * self.batch_size, self.size)
 
     def _of_pass(self, pass_number: int) -> NDArray[np.int64]:
         if not self.shuffle:

@@ -252,6 +252,46 @@ class Protection(StrictModel):
     """Whether each layer is on at least two machines; complete backups count."""
 
 
+class BranchRound(StrictModel):
+    """One branch in one merge."""
+
+    number: int
+    """Number of the branch, from 0."""
+    round: int
+    """The round of the contribution; less than that of the merge if it was late."""
+    machines: tuple[str, ...]
+    """Ids of the contributors that trained the branch."""
+    loss: float | None = None
+    """Mean loss of the round's steps."""
+    samples: int
+    seconds: float = Field(ge=0)
+    """Time that the steps took."""
+    waited_s: float = Field(ge=0)
+    """Time from the report of the contribution to the merge."""
+    sent_bytes: int = Field(ge=0)
+    """Size of the contribution."""
+
+
+class RoundMerged(StrictModel):
+    """Report that the contributions of branches are merged, and the merge is durable."""
+
+    type: Literal["round"] = "round"
+    round: int
+    """Number of the merge, from 1."""
+    step: int
+    """Number of steps that a branch takes until this merge, if it is never late."""
+    branches: tuple[BranchRound, ...]
+    """Branches whose contributions were merged, in the order of the sum."""
+    missing: tuple[int, ...] = ()
+    """Branches without a contribution to this round."""
+    update_bytes: int = Field(ge=0)
+    """Size of the update that each branch receives."""
+    weight_bytes: int = Field(ge=0)
+    """Size of the trained weights in float32, for comparison."""
+    merge_s: float = Field(ge=0)
+    """Time that the merge took."""
+
+
 class CheckpointSaved(StrictModel):
     """Report that a checkpoint, from which the job can be resumed, is on disk."""
 
@@ -317,6 +357,7 @@ AttemptEvent: TypeAlias = Annotated[
     | Offended
     | LinkCut
     | Protection
+    | RoundMerged
     | CheckpointSaved
     | ArtifactSaved
     | RowsDone

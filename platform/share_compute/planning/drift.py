@@ -246,7 +246,7 @@ def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, in
 
 def _state_bytes(cost: TrainingCost, layer: int) -> int:
     held, trained = (float(table[layer + 1] - table[layer]) for table in (cost.parameters, cost.trained))
-    return math.ceil(FLOAT_BYTES * (held + trained * cost.workload.optimizer_tensors))
+    return math.ceil(FLOAT_BYTES * (held + trained * cost.workload.state_tensors))
 
 
 def layout_of(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:

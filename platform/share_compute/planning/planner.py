@@ -119,6 +119,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         microbatches=microbatches,
         sequence_length=1 if spec.model.layers is not None else training.sequence_length,
         optimizer_tensors=training.optimizer.name.state_tensors,
+        branch_tensors=training.branch_tensors,
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
         backups=spec.parallelism.backups,

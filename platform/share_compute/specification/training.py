@@ -7,7 +7,11 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel
-from share_compute.specification.compression import CompressionSpec, NoCompressionSpec
+from share_compute.specification.compression import (
+    CompressionSpec,
+    LossyCompressionSpec,
+    NoCompressionSpec,
+)
 from share_compute.specification.optimization import GradientFusionSpec, OptimizerSpec, ScheduleSpec
 from share_compute.specification.synchronization import AllReduceSpec, LocalSpec, SynchronizationSpec
 
@@ -168,3 +172,17 @@ class TrainingSpec(SpecModel):
         """Number of samples in one microbatch; the number of microbatches must be known."""
         assert self.microbatches is not None, "the plan says how many"
         return self.batch_size // self.microbatches
+
+    @property
+    def state_tensors(self) -> int:
+        """Number of tensors that a member keeps for each trained parameter, of the same size, beside its gradient."""
+        return self.optimizer.name.state_tensors + self.branch_tensors
+
+    @property
+    def branch_tensors(self) -> int:
+        """Number of tensors that a branch keeps for each trained parameter, of the same size; 0 without branches."""
+        if not isinstance(self.synchronization, LocalSpec):
+            return 0
+        codec = self.compression
+        has_residual = isinstance(codec, LossyCompressionSpec) and codec.error_feedback is not None
+        return 1 + has_residual

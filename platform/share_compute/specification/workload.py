@@ -32,12 +32,19 @@ class TrainingWorkload:
     """Tokens in one sample; 1 if samples are not text."""
     optimizer_tensors: int = 2
     """Number of state tensors that the optimizer keeps for each weight tensor, of the same size."""
+    branch_tensors: int = 0
+    """Number of tensors that a branch keeps for each trained weight tensor, of the same size; 0 without branches."""
     dtype: str = "float32"
     """Data type of the computation; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
     """Whether a layer keeps only its input, and computes its other activations again in the backward pass."""
     backups: bool = False
     """Whether state that only one machine holds is backed up on another machine."""
+
+    @property
+    def state_tensors(self) -> int:
+        """Number of tensors that a member keeps for each trained weight tensor, beside its gradient."""
+        return self.optimizer_tensors + self.branch_tensors
 
     @property
     def microbatch_size(self) -> float:

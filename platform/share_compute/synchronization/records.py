@@ -10,12 +10,10 @@ Branch: TypeAlias = int
 
 
 class BranchRun(NamedTuple):
-    """One execution of one round of a branch."""
+    """One round of one branch."""
 
     round: int
     branch: Branch
-    attempt: int = 1
-    """Number that grows each time that an island is asked to run the branch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from share_compute.errors import UserError
 from share_compute.specification import OptimizerName, OptimizerSpec, TrainingSpec
+from share_compute.synchronization.branch import is_branch_slot
 
 _SEPARATOR = "::"
 _NO_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
@@ -100,15 +101,20 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[str, nn.Parameter]) -
 
 
 def parameter_of(name: str) -> str:
-    """Return the name of the parameter that a tensor of the optimizer's state belongs to."""
+    """Return the name of the parameter that a tensor of the optimizer's state, or of the branch's state, belongs to."""
     return name.partition(_SEPARATOR)[0]
 
 
 def restore_optimizer(
     optimizer: Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restore the state that `optimizer_tensors` returned."""
+    """Restore the state that `optimizer_tensors` returned, and ignore the state of a `BranchState`.
+
+    torch would take unknown slots of a parameter for a state that it has begun.
+    """
     for key, value in tensors.items():
+        if is_branch_slot(key):
+            continue
         name, slot = key.split(_SEPARATOR)
         parameter = names[name]
         # The step counter is on the CPU, except for fused kernels, which read it on the parameter's device.

@@ -136,6 +136,8 @@ class Copies:
         """Indices of the gradient messages (see `gradient_messages`) that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}
         """Number of messages of a gradient, by stage and step; only for gradients whose header has arrived."""
+        self._outdated_since: int | None = None
+        """Last step before a merge changed the primaries' weights; None if all copies began after the last merge."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, ShardOutline]:
         """Ask primaries for outlines of shards whose copies can start from local data; return the outlines by shard.
@@ -196,10 +198,7 @@ class Copies:
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
         legacies = self._legacies(committed, dropped)
         outlines = outlines if outlines and self._has_space(outlines.values()) else {}
-        fresh = {
-            shard: Follower(shard, self._training, self._device, partial(self._fail, shard), self._quota)
-            for shard in wanted.keys() - kept.keys()
-        }
+        fresh = {shard: self._new(shard) for shard in wanted.keys() - kept.keys()}
         copying = [
             fresh[shard].inherit(outlines[shard], legacies) for shard in fresh.keys() & outlines.keys()
         ]
@@ -210,14 +209,42 @@ class Copies:
         for follower in kept.values():
             follower.forget_after(committed)  # primaries send the gradient of the open step again
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
+        self._follow_all()
+
+    def _new(self, shard: ShardRange) -> Follower:
+        return Follower(shard, self._training, self._device, partial(self._fail, shard), self._quota)
+
+    def _follow_all(self) -> None:
+        """Start to fetch missing data, and count the messages of gradients from 0."""
         self._came.clear()
         self._wanted.clear()
-        for one in followed.values():
-            kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._backup))
+        for one in self._followed.values():
+            primary = partial(self._reach, one.actor, self._backup)
+            self._followers[one.shard].follow((one.owner, one.actor), primary)
+
+    def outdate(self, step: int) -> None:
+        """Note that a merge changes the primaries' weights without a gradient.
+
+        The copies stay, because they are needed if a primary dies before all members have merged. The first gradient of
+        a later step calls `restart`, if nothing did before.
+
+        Args:
+            step: last step that the primaries have applied.
+        """
+        self._outdated_since = step
+
+    def restart(self) -> None:
+        """Drop all copies, and copy the same primaries' shards again, with their weights after a merge."""
+        self._outdated_since = self.former = None
+        released = [each for each in (old.close() for old in self._followers.values()) if each is not None]
+        self._followers = {shard: self._new(shard) for shard in self._followers}
+        for follower in self._followers.values():
+            follower.begin_after(released)  # the space of earlier copies is free then
+        self._follow_all()
 
     def _has_space(self, outlines: Iterable[ShardOutline]) -> bool:
         """Return whether there is space for new copies with these outlines."""
-        state_tensors = self._training.optimizer.name.state_tensors
+        state_tensors = self._training.state_tensors
         try:
             self._quota.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
         except Unavailable:
@@ -254,6 +281,8 @@ class Copies:
         Return None until all messages of the gradient have arrived in this epoch. Then return the primary, so that the
         caller can acknowledge the gradient.
         """
+        if self._outdated_since is not None and label.step > self._outdated_since:
+            self.restart()
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]
         try:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from share_compute.errors import ShareComputeError, StaleEpoch
 from share_compute.models.profiles.profile import FLOAT_BYTES
@@ -19,7 +18,7 @@ from share_compute.models.stage import Stage
 from share_compute.protocol.membership import Worker
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
-from share_compute.training.optimizers import optimizer_tensors, parameter_of, undecayed_parameters
+from share_compute.training.optimizers import parameter_of, undecayed_parameters
 from share_compute_actors.transport.pieces import Piece
 
 ShardRange = tuple[int, int]
@@ -44,7 +43,7 @@ class ShardOutline:
         """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
 
         Args:
-            state_tensors: number of optimizer state tensors per parameter; each has the size of the parameter.
+            state_tensors: number of state tensors per trained parameter; each has the size of the parameter.
         """
         trained = sum(math.prod(shape) for group in self.buckets for _, shape in group)
         return sum(self.sizes.values()) + FLOAT_BYTES * (state_tensors + 1) * trained
@@ -76,10 +75,12 @@ class ShardState(Protocol):
     """The attributes of a `Runner` that a copy of its shard needs."""
 
     stage: Stage
-    optimizer: Optimizer | None
     parameters: dict[str, Parameter]
     gradients: GradientBuckets
     loss_scale: LossScale
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the state of the optimizer and of the branch, by name."""
 
 
 class Legacy(NamedTuple):
@@ -103,9 +104,8 @@ class Legacy(NamedTuple):
             step: last step whose update its weights include.
         """
         tensors = runner.stage.persistent()
-        known = {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
         slots: dict[str, dict[str, Tensor]] = {}
-        for slot, tensor in known.items():
+        for slot, tensor in runner.state_tensors().items():
             slots.setdefault(parameter_of(slot), {})[slot] = tensor
         shard = runner.stage.shard
         return cls(
@@ -203,9 +203,8 @@ class Copier:
         found = {name: here[name] for name in names}
         for name in found.keys() - runner.parameters.keys():
             self._versions.setdefault(name, here[name]._version)  # noqa: SLF001 - torch has no public name for it
-        if runner.optimizer is not None:
-            state = optimizer_tensors(runner.optimizer, runner.parameters)
-            found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
+        state = runner.state_tensors() if found else {}
+        found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
         others = [tensors for one, (_, tensors) in list(self._staged.items()) if one != backup]
         staged_bytes = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
         if found and any(others) and staged_bytes > _MOST_STAGED_BYTES:

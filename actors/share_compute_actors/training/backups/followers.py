@@ -273,17 +273,26 @@ class Follower:
         self.is_spoilt = True
         self._stopping.set()
 
-    def close(self, after: Collection[Future[None]] = ()) -> None:
-        """Delete the copy and release its space, once the futures in ``after`` are done: their work reads the copy."""
-        self._release_space(after)
-        self._own.shutdown(wait=False)
+    def close(self, after: Collection[Future[None]] = ()) -> Future[None] | None:
+        """Delete the copy and release its space, once the futures in ``after`` are done: their work reads the copy.
 
-    def _release_space(self, after: Collection[Future[None]] = ()) -> None:
+        Return a future of the deletion; None if the data is deleted already, or its deletion has begun earlier.
+        """
+        released = self._release_space(after)
+        self._own.shutdown(wait=False)
+        return released
+
+    def begin_after(self, futures: Collection[Future[None]]) -> None:
+        """Do no later work of this copy before these futures are done."""
+        self._own.submit(wait, futures)
+
+    def _release_space(self, after: Collection[Future[None]] = ()) -> Future[None] | None:
         """Delete all data, once the futures in ``after`` are done. Call this on the thread that calls `take`."""
-        if not self._is_forgotten:
-            self._is_forgotten = True
-            self._stopping.set()
-            self._own.submit(self._forget, after)
+        if self._is_forgotten:
+            return None
+        self._is_forgotten = True
+        self._stopping.set()
+        return self._own.submit(self._forget, after)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -348,7 +357,7 @@ class Follower:
     def _fetch_missing(self, owner: Primary, stopping: threading.Event) -> None:
         if self._outline is None:
             outline = owner.outline(self.shard)
-            self._quota.require(outline.copy_bytes(self._training.optimizer.name.state_tensors))
+            self._quota.require(outline.copy_bytes(self._training.state_tensors))
             self._trained, self._outline = dict(_places(outline)), outline
         missing = {name: size for name, size in self._outline.sizes.items() if name not in self._have}
         for names in batches(missing, _BATCH_BYTES):

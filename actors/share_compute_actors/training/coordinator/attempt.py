@@ -21,15 +21,16 @@ from share_compute.quantities import listed
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import ask_shard_store
-from share_compute_actors.group.exceptions import Cancelled, MembersLost
-from share_compute_actors.training.coordinator.checkpoint_manager import suspended
+from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.training.coordinator.conductor import InboxItem
 from share_compute_actors.training.coordinator.training_run import TrainingRun
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.epochs import machines_lost
 from share_compute_actors.training.membership.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.training.membership.training_group import TrainingGroup
-from share_compute_actors.training.shard_store import FACTS, PROGRESS, ShardStore, ShardStoreFacts
+from share_compute_actors.training.coordinator.branch_rounds import SynchronizerLink
+from share_compute_actors.training.preparation import prepare
+from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
 from share_compute_actors.training.step_log import StepLog, superseded
 from share_compute_actors.wire import NOTHING
 
@@ -42,6 +43,7 @@ class TrainingAttempt:
         report: receives events.
         requests: control requests of the control plane.
         inbox: messages from members.
+        link: connection with the synchronizer; None unless the attempt is for a branch.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class TrainingAttempt:
         report: Callable[[AttemptEvent], None],
         requests: ControlRequests,
         inbox: SimpleQueue[InboxItem],
+        link: SynchronizerLink | None = None,
     ) -> None:
         self._assignment = assignment
         self._report = report
         self._requests = requests
         self._inbox = inbox
+        self._link = link
 
     def make(self) -> AttemptEnded:
         """Run the attempt, and return the event that reports its success.
@@ -77,7 +81,7 @@ class TrainingAttempt:
         group: TrainingGroup | None = None
         is_over = True
         try:
-            facts = self._prepare(shard_store)
+            facts = prepare(shard_store, self._requests, self._note)
             start = self._start(step_log, facts)
             spec = self._assignment.spec.with_microbatches(start.solution.plan.microbatches)
             ask_shard_store(NOTHING, shard_store.cut.remote(list(start.runs)))
@@ -93,7 +97,15 @@ class TrainingAttempt:
                 self._report(Planned(plan=start.solution.plan))
                 group.load(start.solution.plan)
             run = TrainingRun(
-                assignment, start, shard_store, group, step_log, self._requests, self._inbox, self._report
+                assignment,
+                start,
+                shard_store,
+                group,
+                step_log,
+                self._requests,
+                self._inbox,
+                self._report,
+                self._link,
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except (ShardStoreLost, LinkLost, StaleEpoch):
@@ -151,23 +163,6 @@ class TrainingAttempt:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size
         return holding(kept, self._assignment.topology, size)
-
-    def _prepare(self, shard_store: Any) -> ShardStoreFacts:
-        ref = shard_store.prepare.remote()
-        reported = ""
-        while not ray.wait([ref], timeout=1.0)[0]:
-            if self._requests.cancelled.is_set():
-                raise Cancelled
-            if self._requests.suspended.is_set():
-                raise suspended("while its data was prepared")
-            what, _ = ask_shard_store(PROGRESS, shard_store.progress.remote())
-            if what != reported:
-                reported = what
-                self._note(what)
-        facts = ask_shard_store(FACTS, ref)
-        for note in facts.notes:
-            self._note(note)
-        return facts
 
     def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
         self._report(Note(message=message, level=level))

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 
 from share_compute.errors import (
-    ContributorLost,
     ShareComputeError,
     StaleEpoch,
     Unavailable,
@@ -32,6 +32,7 @@ from share_compute_actors.messages import FolderKind
 from share_compute_actors.training.coordinator.conductor import Conductor
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.preparation import suspended
 from share_compute_actors.training.shard_store import SAVED, STATE_OF_TRAINING, TrainingState
 from share_compute_actors.wire import FLAG
 
@@ -121,11 +122,28 @@ class CheckpointManager:
             ContributorLost: a suspension was requested, and the checkpoint for it is complete.
             ShareComputeError: as `checkpoint` does.
         """
+        self.suspend_if_requested(state)
+        if self._is_due:
+            self.checkpoint(state, waits=False)
+
+    def suspend_if_requested(self, state: TrainingState) -> None:
+        """If a suspension was requested, save a checkpoint and end the attempt; see `checkpoint_if_due`."""
         if self._requests.suspended.is_set():
             self.checkpoint(state, waits=True)
             raise suspended(f"after step {state.step}")
-        if self._is_due:
-            self.checkpoint(state, waits=False)
+
+    def contribute(self, folder: str, state: TrainingState) -> None:
+        """Save what the branch contributes to a merge; raise the same errors as `checkpoint`.
+
+        Args:
+            folder: path of the folder, relative to the job's folder.
+            state: training state after the last committed step.
+        """
+        self._save(folder, "contribution", state, waits=True)
+
+    def path(self, folder: str) -> Path:
+        """Return the path of a folder that is relative to the job's folder."""
+        return self._place / folder
 
     def result(self, state: TrainingState) -> None:
         """Save the trained model, and wait until it is saved; raise the same errors as `checkpoint`."""
@@ -229,17 +247,10 @@ class CheckpointManager:
             return
         self._whole = saving.folder
         path = self._place / saving.folder
-        self._report(
-            CheckpointSaved(step=saving.step, path=path, size_bytes=size_bytes)
-            if saving.kind == "checkpoint"
-            else ArtifactSaved(name=_RESULT, path=path, size_bytes=size_bytes)
-        )
-
-
-def suspended(when: str) -> ContributorLost:
-    """Return the error that ends an attempt whose suspension was requested; another attempt continues the job.
-
-    Args:
-        when: point at which the attempt ends, such as "after step 7".
-    """
-    return ContributorLost(f"suspended {when}", hint="it continues by itself")
+        match saving.kind:
+            case "checkpoint":
+                self._report(CheckpointSaved(step=saving.step, path=path, size_bytes=size_bytes))
+            case "artifact":
+                self._report(ArtifactSaved(name=_RESULT, path=path, size_bytes=size_bytes))
+            case "contribution":
+                pass  # the synchronizer reports the merge

@@ -10,6 +10,7 @@ import queue
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ShareComputeError
 from share_compute.lifecycle.attempt_events import (
@@ -23,6 +24,7 @@ from share_compute_actors.group.event_feed import EventFeed
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
 from share_compute_actors.unpickling import refuse_pickles
 
 _log = logging.getLogger(__name__)
@@ -30,28 +32,29 @@ _log = logging.getLogger(__name__)
 
 @ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4, "mail": 1})
 class Coordinator:
-    """Runs one attempt at one job.
+    """Runs one attempt at one job, or at one branch of a job whose branches merge in rounds.
 
     Args:
         assignment: an `Assignment` as JSON.
+        synchronizer: for a branch, the coordinator of the job, which merges the branches.
     """
 
-    def __init__(self, assignment: str) -> None:
+    def __init__(self, assignment: str, synchronizer: Any = None) -> None:
         refuse_pickles()
         close_stalled_connections()
         self._assignment = Assignment.model_validate_json(assignment)
         self._feed: EventFeed[AttemptEvent] = EventFeed()
         self._requests = ControlRequests()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._synchronizer = synchronizer
+        self._reports: queue.SimpleQueue[BranchReport] = queue.SimpleQueue()
+        self._updates: queue.SimpleQueue[BranchUpdates] = queue.SimpleQueue()
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
         """Run the attempt, and report its progress as events; the last event reports how the attempt ended."""
         try:
-            from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
-
-            attempt = TrainingAttempt(self._assignment, self._report, self._requests, self._inbox)
-            self._report(attempt.make())
+            self._report(self._make())
         except Cancelled:
             self._report(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
         except ShareComputeError as failure:
@@ -66,6 +69,29 @@ class Coordinator:
                 self._assignment.job_id,
             )
             self._report(AttemptEnded(outcome="failed", reason=reason, error=error))
+
+    def _make(self) -> AttemptEnded:
+        # These modules load torch.
+        from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415
+        from share_compute_actors.training.coordinator.branch_rounds import SynchronizerLink  # noqa: PLC0415
+        from share_compute_actors.training.rounds.synchronizer import Synchronizer  # noqa: PLC0415
+
+        assignment = self._assignment
+        if assignment.branch is None and assignment.spec.training.synchronization.kind == "local":
+            return Synchronizer(
+                assignment, self._report, self._requests, self._reports, self._start_branch
+            ).run()
+        link = None
+        if self._synchronizer is not None:
+            link = SynchronizerLink(self._synchronizer, self._updates)
+        return TrainingAttempt(assignment, self._report, self._requests, self._inbox, link).make()
+
+    def _start_branch(self, assignment: Assignment) -> Any:
+        """Start the coordinator of a branch on this node, and return its actor."""
+        context = ray.get_runtime_context()
+        return Coordinator.options(  # type: ignore[attr-defined]
+            scheduling_strategy=NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
+        ).remote(assignment.model_dump_json(), context.current_actor)
 
     @ray.method(concurrency_group="control")
     def events(self, after: int, timeout_s: float) -> str:
@@ -84,6 +110,24 @@ class Coordinator:
     def receive(self, worker: str, key: bytes, message: bytes) -> None:
         """Queue a message from a member. `Conductor` later checks the key before it reads the message."""
         self._inbox.put((worker, key, message))
+
+    @ray.method(concurrency_group="mail")
+    def contributed(self, report: str) -> None:
+        """Queue a branch's report that its contribution is complete.
+
+        Args:
+            report: a `BranchReport` as JSON.
+        """
+        self._reports.put(BranchReport.model_validate_json(report))
+
+    @ray.method(concurrency_group="mail")
+    def take_updates(self, updates: str) -> None:
+        """Queue the updates of merges for this branch.
+
+        Args:
+            updates: a `BranchUpdates` as JSON.
+        """
+        self._updates.put(BranchUpdates.model_validate_json(updates))
 
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:

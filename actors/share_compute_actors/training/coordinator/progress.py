@@ -76,6 +76,7 @@ class TrainingProgress:
         self._stopping = (
             EarlyStopping(stopping).after_all(state.validations) if stopping is not None else None
         )
+        self._end_reason = ""
         self._rate = learning_rates(spec.training)
         self._seconds: deque[float] = deque(maxlen=_SMOOTHED_STEPS)
         self._last_end = time.monotonic()
@@ -86,15 +87,22 @@ class TrainingProgress:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no step is left, or early stopping ended the training."""
+        """Whether no step is left, or early stopping or `end` ended the training."""
         stops = self._stopping is not None and self._stopping.stops
-        return stops or self.state.step == self._training.steps
+        return stops or bool(self._end_reason) or self.state.step == self._training.steps
 
     @property
     def reason(self) -> str:
         """Reason why training ended, for the user."""
         done = f"{self.state.step} steps done"
-        return f"{done}: {self._stopping.reason}" if self._stopping and self._stopping.stops else done
+        if self._stopping and self._stopping.stops:
+            return f"{done}: {self._stopping.reason}"
+        return f"{done}: {self._end_reason}" if self._end_reason else done
+
+    def end(self, reason: str) -> None:
+        """End the training before its last step; this has no effect after the last step."""
+        if not self.has_ended:
+            self._end_reason = reason
 
     def begin_steps(self) -> None:
         """Restart the clock of the next step, so that the time of a validation or a checkpoint is not counted."""

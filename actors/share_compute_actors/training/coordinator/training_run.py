@@ -36,6 +36,7 @@ from share_compute_actors.training.membership.performance_monitor import Perform
 from share_compute_actors.training.membership.resharder import Resharder
 from share_compute_actors.training.membership.takeover import Start
 from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.coordinator.branch_rounds import BranchRounds, SynchronizerLink
 from share_compute_actors.training.step_log import StepFacts, StepLog
 
 
@@ -51,6 +52,7 @@ class TrainingRun(Listener):
         requests: control requests of the control plane.
         inbox: messages from members.
         report: receives events.
+        link: connection with the synchronizer; None unless the attempt is for a branch.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TrainingRun(Listener):
         requests: ControlRequests,
         inbox: SimpleQueue[InboxItem],
         report: Callable[[AttemptEvent], None],
+        link: SynchronizerLink | None = None,
     ) -> None:
         spec = assignment.spec
         self._assignment = assignment
@@ -93,6 +96,20 @@ class TrainingRun(Listener):
         self._checkpoints = CheckpointManager(
             shard_store, group, self._conductor, assignment, report, requests
         )
+        self._rounds: BranchRounds | None = None
+        if assignment.branch is not None and link is not None:
+            self._rounds = BranchRounds(
+                assignment.branch,
+                link,
+                spec.training,
+                group,
+                self._conductor,
+                self._checkpoints,
+                shard_store,
+                step_log,
+                self._changes.protection,
+                requests,
+            )
 
     def run(self) -> str:
         """Train and save the result; return the reason why training ended.
@@ -107,7 +124,8 @@ class TrainingRun(Listener):
             self._begin()
             with self._checkpoints.salvaging(), self._saving_when_cut():
                 self._train()
-            self._checkpoints.result(self._progress.state)
+            if self._is_first_branch:
+                self._checkpoints.result(self._progress.state)
         self._report_busy_fractions()
         return self._progress.reason
 
@@ -140,7 +158,8 @@ class TrainingRun(Listener):
         progress = self._progress
         # An earlier coordinator may have died between the last step and the work that follows it.
         has_trained = self._start.state.step >= self._start.facts.first_step
-        if has_trained and self._pauses_after(progress.state.step):
+        is_merging = self._step_log.is_meeting(progress.state.step)
+        if is_merging or (has_trained and self._pauses_after(progress.state.step)):
             self._between(progress.state.step)
         while not progress.has_ended:
             following = range(progress.state.step + 1, self._training.steps + 1)
@@ -150,7 +169,7 @@ class TrainingRun(Listener):
             self._between(step)
             if not progress.has_ended:
                 self._change()  # if each step is followed by a pause, `_steps` made no changes
-        if self._start.facts.sizes["test"]:
+        if self._start.facts.sizes["test"] and self._is_first_branch:
             self._evaluation.mean_loss("test", progress.state.step)
 
     def _steps(self, until: int) -> None:
@@ -163,7 +182,7 @@ class TrainingRun(Listener):
 
     def _pauses_after(self, step: int) -> bool:
         training = self._training
-        return step == training.steps or any(
+        return self._ends_round(step) or any(
             every is not None and step % every == 0
             for every in (
                 training.validate_every,
@@ -173,8 +192,13 @@ class TrainingRun(Listener):
         )
 
     def _between(self, step: int) -> None:
-        """Validate, generate sample texts and save a checkpoint after a step, each only if it is due."""
+        """Merge branches, validate, generate sample texts and save a checkpoint after a step, each only if it is due."""
         training, progress = self._training, self._progress
+        if self._rounds is not None and self._ends_round(step) and self._rounds.merge(progress.state):
+            progress.end("all rounds are merged")
+        if not self._is_first_branch:
+            self._save_after(step)
+            return
         if self._start.facts.sizes["validation"] and (
             progress.has_ended or (training.validate_every and step % training.validate_every == 0)
         ):
@@ -183,7 +207,24 @@ class TrainingRun(Listener):
             progress.validated(step, loss)
         if training.samples is not None and step % training.samples.every == 0:
             self._evaluation.sample(training.samples, step)
-        if progress.has_ended or (training.checkpoint_every and step % training.checkpoint_every == 0):
+        self._save_after(step)
+
+    def _ends_round(self, step: int) -> bool:
+        """Return whether a round of branches, or the whole training, ends after a step."""
+        training = self._training
+        policy = training.synchronization
+        return step == training.steps or (policy.kind == "local" and policy.ends_round(step, training.steps))
+
+    @property
+    def _is_first_branch(self) -> bool:
+        """Whether this attempt saves the result and evaluates the model, which other branches have as well."""
+        branch = self._assignment.branch
+        return branch is None or branch.number == 0
+
+    def _save_after(self, step: int) -> None:
+        training, progress = self._training, self._progress
+        is_last = progress.has_ended and self._is_first_branch
+        if is_last or (training.checkpoint_every and step % training.checkpoint_every == 0):
             self._checkpoints.checkpoint(progress.state, waits=progress.has_ended)
 
     def _change(self) -> None:

@@ -7,11 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from share_compute.errors import UserError
 from share_compute.models.boundary import Boundaries
 from share_compute.models.factory import build_stage
 from share_compute.models.stage import Stage
 from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard
+from share_compute.synchronization.branch import is_branch_slot
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import SourceClient, fill, fits, wrong
@@ -60,17 +62,25 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
         PlanInfeasible: the shard does not fit into this machine's memory.
         ShardStoreLost: the shard store died while data was loaded from it.
         StaleEpoch: a member died while data was loaded from it.
-        UserError: the shard store's weights do not fit the model's configuration.
+        UserError: the shard store's weights do not fit the model's configuration, or lack tensors of a branch.
         WrongTensor: a source returned data that does not fit the shard.
     """
     stage = runner.stage
     with fits(stage.shard, setup.name), passing_through():
         if client is None:
+            assert setup.version is None, "a branch begins with common weights"
             stage.initialize(setup.training.seed)
             return
         stored = _stored(stage, client, setup.training.seed)
+        if setup.version is not None and stored.keys() != stage.persistent().keys():
+            raise UserError(
+                "the weights with which the branch begins lack the tensors that the job adds to the model",
+                hint="report this together with the job's log",
+            )
         fill(stored, client, "weights", numbers=runner.parameters.keys())
         runner.loss_scale = client.ask(client.sources.all[0], "loss_scale")
+        if setup.version is not None:
+            runner.begin_branch(setup.version)
         if runner.optimizer is not None:
             _restore(runner, client)
 
@@ -101,17 +111,28 @@ def _inventory(client: SourceClient, source: Source) -> tuple[str, ...]:
 
 
 def _restore(runner: Runner, client: SourceClient) -> None:
-    """Load the optimizer's state from its sources."""
+    """Load the optimizer's state and the branch's state from their sources."""
     assert runner.optimizer is not None
     shapes: dict[str, tuple[int, ...]] = {}
+    slots = {name: tuple(each.shape) for name, each in _branch_tensors(runner).items()}
     for place, source in enumerate(client.sources.all):
         for name, shape in client.ask(source, "optimizer_shapes").items():
             parameter = parameter_of(name)
             if parameter not in runner.parameters or client.sources.place(parameter) != place:
                 continue
-            if math.prod(shape) > runner.parameters[parameter].numel():
-                raise wrong(source, f"the optimizer's {name} has shape {list(shape)}")
+            if is_branch_slot(name):
+                is_possible = slots.get(name) == tuple(shape)
+            else:
+                is_possible = math.prod(shape) <= runner.parameters[parameter].numel()
+            if not is_possible:
+                raise wrong(source, f"the state tensor {name} has shape {list(shape)}")
             shapes[name] = shape
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
     fill(state, client, "optimizer_state", numbers=state.keys())
     restore_optimizer(runner.optimizer, runner.parameters, state)
+    if runner.branch is not None:
+        runner.branch.restore({name: tensor for name, tensor in state.items() if is_branch_slot(name)})
+
+
+def _branch_tensors(runner: Runner) -> dict[str, Tensor]:
+    return {} if runner.branch is None else runner.branch.tensors()

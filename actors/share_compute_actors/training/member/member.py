@@ -11,6 +11,7 @@ import psutil
 import ray
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from share_compute.errors import ShardStoreLost, ShareComputeError, StaleEpoch
 from share_compute.protocol.member import MemberMachine
@@ -42,6 +43,7 @@ from share_compute_actors.training.member.backup_calls import BackupCalls
 from share_compute_actors.training.member.engine import Forming, NotifyCoordinator, TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 from share_compute_actors.training.member.loading import build_runner, fill_runner
+from share_compute_actors.training.member.merging import MergesBranches
 from share_compute_actors.training.member.passing import Passing
 from share_compute_actors.training.member.reading import GivesState
 from share_compute_actors.training.member.runner import Runner
@@ -56,7 +58,7 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
-class Member(GivesState, BackupCalls, LinkedMember):
+class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
     """Runs one machine's part of one job, in all its epochs.
 
     Methods of the concurrency group ``orders`` do their work on the compute thread, one after the other.
@@ -300,19 +302,25 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
         Args:
             place: index of the stage.
-            kind: whether the folder is a checkpoint or an artifact.
+            kind: whether the folder is a checkpoint, an artifact or a contribution.
             copies: whether training is to continue during the fetch.
 
         Returns:
             True if the pieces come from a copy of the shard, so that training may continue. False if `copies`
             is false, or if there is too little memory for a copy.
+
+        Raises:
+            ShareComputeError: as `folder_tensors` does.
         """
         return self._engine.order(partial(self._snapshot, place, kind, copies=copies))
 
     def _snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
         parts = folder_tensors(self._here(), self._setup.training.lora, kind)
-        with passing_through():
-            copy = copied(parts, self._setup.lent_bytes) if copies else None
+        copy: dict[str, dict[str, Tensor]] | None = None
+        if copies:
+            with passing_through():
+                # The payloads of a contribution are no part of the shard.
+                copy = parts if kind == "contribution" else copied(parts, self._setup.lent_bytes)
         self._pieces = Pieces(parts if copy is None else copy, place)
         return copy is not None
 

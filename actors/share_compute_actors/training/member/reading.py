@@ -9,7 +9,6 @@ from torch import Tensor
 
 from share_compute.models.storage.weights import rows_of
 from share_compute.training.loss_scale import LossScale
-from share_compute.training.optimizers import optimizer_tensors
 from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Extent, read_extents
 from share_compute_actors.training.backups.copying import ShardRange
@@ -61,21 +60,17 @@ class GivesState:
 
     @ray.method(concurrency_group="pieces")
     def optimizer_shapes(self, shard: ShardRange | None = None) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the optimizer's tensors, by name."""
+        """Return the shapes of the tensors of the optimizer's state and of the branch's state, by name."""
         if shard is not None:
             return self._copy(shard).optimizer_shapes()
-        return {name: tuple(tensor.shape) for name, tensor in self._optimizer_tensors().items()}
+        return {name: tuple(tensor.shape) for name, tensor in self._here().state_tensors().items()}
 
     @ray.method(concurrency_group="pieces")
     def optimizer_state(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
-        """Return rows of the optimizer's tensors, as float32; one piece for each extent."""
+        """Return rows of the tensors in `optimizer_shapes`, as float32; one piece for each extent."""
         if shard is not None:
             return self._copied(read_extents(extents), shard)
-        return _as_they_are(self._optimizer_tensors(), read_extents(extents))
-
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        runner = self._here()
-        return {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
+        return _as_they_are(self._here().state_tensors(), read_extents(extents))
 
     def _copied(self, extents: Sequence[Extent], shard: ShardRange) -> list[Piece]:
         copy = self._copy(shard)

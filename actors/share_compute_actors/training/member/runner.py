@@ -23,10 +23,17 @@ from share_compute.models.stage import Stage, loss_sum
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import TrainingSpec
+from share_compute.specification.synchronization import LocalSpec
+from share_compute.synchronization.branch import BranchState
 from share_compute.training.finiteness import NonFiniteValue, find_nonfinite
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import SKIPPED, LossScale, first_loss_scale
-from share_compute.training.optimizers import build_optimizer, learning_rates, undecayed_parameters
+from share_compute.training.optimizers import (
+    build_optimizer,
+    learning_rates,
+    optimizer_tensors,
+    undecayed_parameters,
+)
 from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.backend import EpochGroup
@@ -76,6 +83,8 @@ class Runner:
             if trained
             else None
         )
+        self.branch: BranchState | None = None
+        """State between merges; None if the member belongs to no branch, or before `begin_branch`."""
         self.loss_scale: LossScale = first_loss_scale(training.precision)
         """Loss scale of the first step that is not applied yet; loaded together with the weights."""
         self._last_applied: tuple[int, float] | None = None
@@ -106,6 +115,36 @@ class Runner:
         """
         self._group, self._rank = group, rank
         self._reductions.clear()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the state of the optimizer and of the branch as ``{"<parameter>::<slot>": tensor}``; not copies."""
+        found = {} if self.optimizer is None else optimizer_tensors(self.optimizer, self.parameters)
+        return found if self.branch is None else found | self.branch.tensors()
+
+    # -- merges ------------------------------------------------------------------------------------------------------
+
+    def begin_branch(self, version: int) -> None:
+        """Begin a round of a branch with the present weights; do nothing if the shard trains no parameter.
+
+        Args:
+            version: number of merges that the weights include.
+        """
+        trained = {name: each for name, each in self.parameters.items() if each.requires_grad}
+        self.branch = BranchState(self._training, trained, version) if trained else None
+
+    def merge(self, version: int, payloads: Mapping[str, Tensor], *, closes_round: bool) -> None:
+        """Apply an update; see `BranchState.merge`.
+
+        If a round ends and the job resets the inner optimizer, also reset the optimizer's state of changed parameters.
+        """
+        if self.branch is None:
+            return
+        changed = self.branch.merge(version, payloads, closes_round=closes_round)
+        policy = self._training.synchronization
+        if closes_round and isinstance(policy, LocalSpec) and policy.inner_state == "reset":
+            assert self.optimizer is not None
+            for name in changed:
+                self.optimizer.state.pop(self.parameters[name], None)
 
     # -- cells -------------------------------------------------------------------------------------------------------
 
@@ -374,6 +413,8 @@ class Runner:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._learning_rate(step)
             self.optimizer.step()
+            if self.branch is not None:
+                self.branch.forget_contribution()
         self.loss_scale = self.loss_scale.after(scale, step)
         self._last_applied = step, scale
         self.discard()

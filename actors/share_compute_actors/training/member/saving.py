@@ -1,4 +1,4 @@
-"""Selects the tensors of a shard that a checkpoint or an artifact stores, and copies them."""
+"""Selects the tensors of a shard that a folder stores, and copies them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 from torch import Tensor
 
 from share_compute.specification import LoraSpec
-from share_compute.training.optimizers import optimizer_tensors
+from share_compute.training.optimizers import parameter_of
 from share_compute_actors.group.allocator import is_out_of_memory
 from share_compute_actors.messages import FolderKind
 from share_compute_actors.training.member.runner import Runner
@@ -23,13 +23,20 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
         runner: runner with the shard and the optimizer.
         lora: the job's LoRA settings; None without LoRA. With LoRA, an artifact contains the model with
             merged adapters if ``lora.merge`` is set, otherwise only the adapters.
-        kind: whether the folder is a checkpoint or an artifact.
+        kind: whether the folder is a checkpoint, an artifact or a contribution.
+
+    Raises:
+        UserError: the contribution has a value that is not finite or too large.
+        VerificationFailed: the shard has no contribution now; see `BranchState.contribution`.
     """
     stage = runner.stage
     borrowed = set(stage.tied.values()) if not stage.shard.is_first else set()
 
     def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value for name, value in tensors.items() if name not in borrowed}
+        return {name: value for name, value in tensors.items() if parameter_of(name) not in borrowed}
+
+    if kind == "contribution":
+        return {"model": own(runner.branch.contribution() if runner.branch is not None else {})}
 
     if kind == "artifact":
         if lora is None:
@@ -44,8 +51,7 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
         )
     parts = {"model": own(stage.persistent())}
     if runner.optimizer is not None:
-        trained = {name: value for name, value in runner.parameters.items() if name not in borrowed}
-        parts["optimizer"] = optimizer_tensors(runner.optimizer, trained)
+        parts["optimizer"] = own(runner.state_tensors())
     return parts
 
 

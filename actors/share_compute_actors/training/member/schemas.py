@@ -18,6 +18,7 @@ from share_compute_actors.training.backups.copying import ShardRange
 from share_compute_actors.wire import (
     Content,
     Messages,
+    Natural,
     Raised,
     Schema,
     WithContent,
@@ -27,6 +28,7 @@ from share_compute_actors.wire import (
 STATUS: Schema[MemberStatus] = Schema(MemberStatus)
 HOLDING: Schema[ShardRange | None] = Schema(ShardRange | None)
 EVALUATION: Schema[EvaluationResult | None] = Schema(EvaluationResult | None)
+VERSION: Schema[int | None] = Schema(Natural | None)
 FINDING: Schema[NonFiniteValue | None] = Schema(NonFiniteValue | None)
 
 _LOGIT = np.dtype("<f4")

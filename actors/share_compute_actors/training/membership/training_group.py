@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment
+from share_compute.models.cells import derive_seed
 from share_compute.planning.plan import Plan
 from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
@@ -113,19 +114,24 @@ class TrainingGroup(WorkerGroup):
             applied: last step whose update is in the first weights that the member will load; -1 if unknown.
         """
         machine = self.topology[worker]
+        training, branch = self._assignment.spec.training, self._assignment.branch
+        if branch is not None:  # branches draw different dropout
+            seed = derive_seed("branch", training.seed, branch.number)
+            training = training.model_copy(update={"seed": seed})
         setup = MemberSetup(
             job=self._assignment.job_id,
             worker=worker,
             name=machine.name,
             address=machine.address,
             blueprint=self._facts.blueprint,
-            training=self._assignment.spec.training,
+            training=training,
             runs=self._runs,
             threads=machine.cpu_threads,
             device=machine.device.kind,
             gpu=machine.device.uuid,
             deadline_s=DEADLINE_S,
             applied=applied,
+            version=self._facts.version,
             tied=self._tied_name,
             lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
             failures=self._assignment.failures,

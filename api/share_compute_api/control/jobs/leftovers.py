@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from share_compute.errors import ShareComputeError
+from share_compute.lifecycle.branch_ids import owner_of
 from share_compute.store import Store
 
 _POLL_S = 5.0
@@ -18,8 +19,8 @@ class Leftovers:
 
     Args:
         store: the store of jobs.
-        members: returns, for each contributor, the jobs and replicas that have members there.
-        end: ends the members of one job or replica, and returns how many it ended.
+        members: returns, for each contributor, the jobs, branches and replicas that have members there.
+        end: ends the members of one job, branch or replica, and returns how many it ended.
         serves: returns whether the replica with a given id may have members.
     """
 
@@ -51,8 +52,8 @@ class Leftovers:
         if not present:
             return
         living = await asyncio.to_thread(self._living)
-        for job_id in sorted(present - living):
-            if self._serves(job_id):
+        for job_id in sorted(present):
+            if owner_of(job_id) in living or self._serves(job_id):
                 continue
             ended = await self._end(job_id)
             _log.info("ended %d members of %s, which is over", ended, job_id)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from share_compute.backoff import backoff_s
+from share_compute.lifecycle.branch_ids import owner_of
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord
 from share_compute_api.control import AWAY
@@ -96,7 +97,7 @@ class Waiting:
         Args:
             present: the contributors in `states`.
             queued: the jobs that wait.
-            members: for each contributor, the jobs that have members there.
+            members: for each contributor, the jobs, branches and replicas that have members there.
             anything_runs: whether a running job may release machines later.
         """
         names = {job.id for job in queued}
@@ -109,8 +110,9 @@ class Waiting:
             if machine.state is ContributorState.lost and machine.reason == AWAY and self._are_returning()
         ]
         coming = len(away) + sum(machine.state in _ARRIVING for machine in present)
-        held = {machine.id: jobs for machine in free if (jobs := members.get(machine.id))}
-        living = Counter(job_id for jobs in members.values() for job_id in jobs)
+        owners = {machine: {owner_of(each) for each in ids} for machine, ids in members.items()}
+        held = {machine.id: jobs for machine in free if (jobs := owners.get(machine.id))}
+        living = Counter(job_id for jobs in owners.values() for job_id in jobs)
         return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
 
     def is_patient(self, job: JobRecord) -> bool:

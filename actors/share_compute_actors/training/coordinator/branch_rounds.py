@@ -1,0 +1,167 @@
+"""The merges of one branch with the other branches, which happen while training is paused."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from share_compute.lifecycle.attempt_events import BranchAssignment
+from share_compute.protocol.membership import Worker
+from share_compute.specification import TrainingSpec
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
+from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
+from share_compute_actors.training.coordinator.conductor import Conductor
+from share_compute_actors.training.member.schemas import VERSION
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.membership.protection import ProtectionWatch
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
+from share_compute_actors.training.shard_store import TrainingState
+from share_compute_actors.training.step_log import StepLog
+from share_compute_actors.wire import NOTHING, Schema
+
+_POLL_S = 0.2
+"""Interval at which a branch that waits for a merge checks its members, in seconds."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SynchronizerLink:
+    """The connection of a branch's coordinator with the synchronizer."""
+
+    synchronizer: Any
+    """Actor of the synchronizer."""
+    updates: queue.SimpleQueue[BranchUpdates] = field(default_factory=queue.SimpleQueue)
+    """Answers of the synchronizer."""
+
+
+class BranchRounds:
+    """Merges a branch with the other branches at the end of each round.
+
+    All steps of a merge can be repeated: a contribution follows from the weights, and a member that has an update
+    ignores it. So a coordinator or a member may be lost at any point.
+
+    Args:
+        branch: the branch.
+        link: connection with the synchronizer.
+        training: training settings of the branch.
+        group: the members.
+        conductor: runs the calls of members while training is paused.
+        checkpoints: saves contributions.
+        shard_store: the shard store's actor, which serves updates.
+        step_log: the step log of the branch.
+        protection: watches the members' backup copies.
+        requests: control requests.
+    """
+
+    def __init__(
+        self,
+        branch: BranchAssignment,
+        link: SynchronizerLink,
+        training: TrainingSpec,
+        group: TrainingGroup,
+        conductor: Conductor,
+        checkpoints: CheckpointManager,
+        shard_store: Any,
+        step_log: StepLog,
+        protection: ProtectionWatch,
+        requests: ControlRequests,
+    ) -> None:
+        self._branch = branch
+        self._link = link
+        self._training = training
+        self._group = group
+        self._conductor = conductor
+        self._checkpoints = checkpoints
+        self._shard_store = shard_store
+        self._step_log = step_log
+        self._protection = protection
+        self._requests = requests
+
+    def merge(self, state: TrainingState) -> bool:
+        """Contribute to a merge, wait for it, and apply its update; return whether all rounds are merged.
+
+        Call this only while training is paused.
+
+        Args:
+            state: training state after the last step of the round.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ContributorLost: a suspension was requested.
+            ShareComputeError: the branch cannot continue.
+        """
+        base = self._step_log.meet(state.step, min(self._versions()))
+        folder = f"contributions/{base + 1:08}"
+        if max(self._versions()) == base:  # if not, the merge was interrupted, and the contribution is there
+            self._checkpoints.contribute(folder, state)
+        self._report(base + 1, self._checkpoints.path(folder), state)
+        updates = self._conductor.at_pause(partial(self._wait, base, state))
+        for version, folder in enumerate(updates.folders, base + 1):
+            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(folder)))
+            self._ask_all(NOTHING, "merge", version, closes_round=version == base + 1)
+        # Backup copies lack the change of the merge, and following steps would be added to the old weights.
+        self._ask_all(NOTHING, "restart_copies")
+        self._protection.lose_copy(state.step)
+        self._protection.reform(self._conductor.membership)
+        self._step_log.part(state.step)
+        return updates.is_over
+
+    def _versions(self) -> list[int]:
+        """Return the number of merges that each member's weights include."""
+        found = self._ask_all(VERSION, "version")
+        return [version for version in found if version is not None]
+
+    def _ask_all(self, schema: Schema[T], method: str, *arguments: Any, **options: Any) -> Collection[T]:
+        """Call a method of all members, and return their answers; repeat the calls if members are lost."""
+
+        def ask() -> Collection[T]:
+            handles = {worker: self._group.handle(worker) for worker in self._members()}
+            calls = {
+                worker: getattr(handle, method).remote(*arguments, **options)
+                for worker, handle in handles.items()
+            }
+            return self._group.gather(schema, calls).values()
+
+        return self._conductor.at_pause(ask)
+
+    def _members(self) -> Collection[Worker]:
+        return self._conductor.membership.everybody
+
+    def _report(self, number: int, folder: Path, state: TrainingState) -> None:
+        assert self._training.synchronization.kind == "local"
+        every = self._training.synchronization.every
+        first = (state.step - 1) // every * every
+        steps = [facts.event for facts in self._step_log.steps(after=first)]
+        report = BranchReport(
+            branch=self._branch.number,
+            round=number,
+            folder=folder,
+            samples=(state.step - first) * self._training.batch_size,
+            loss=sum(step.loss for step in steps) / len(steps) if steps else None,
+            seconds=sum(step.seconds for step in steps),
+        )
+        self._link.synchronizer.contributed.remote(report.model_dump_json())
+
+    def _wait(self, base: int, state: TrainingState) -> BranchUpdates:
+        """Wait until the synchronizer has updates after the base, while all members are alive."""
+        while True:
+            try:
+                updates = self._link.updates.get(timeout=_POLL_S)
+            except queue.Empty:
+                lost = self._group.check_members()
+                if lost:
+                    raise MembersLost(lost) from None
+                if self._requests.cancelled.is_set():
+                    raise Cancelled from None
+                self._checkpoints.suspend_if_requested(state)
+            else:
+                if updates.base == base:
+                    return updates
+

@@ -1,0 +1,87 @@
+"""Remote methods of a member for merges of branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+
+from share_compute.errors import VerificationFailed
+from share_compute.protocol.member import MemberMachine
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.fetching import SourceClient, fill
+from share_compute_actors.messages import Sources, server_source
+from share_compute_actors.training.member.engine import TrainingEngine
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.schemas import VERSION
+from share_compute_actors.wire import NOTHING
+
+
+class MergesBranches:
+    """Mixin with a member's methods for merges. Call them only while training is paused after a round."""
+
+    _machine: MemberMachine
+    _engine: TrainingEngine
+    _runner: Runner | None
+    _shard_store: Any
+
+    @ray.method(concurrency_group="orders")
+    @answers(VERSION)
+    def version(self) -> int | None:
+        """Return the number of merges that all parameters of the shard include; None if it trains no parameter."""
+        branch = self._runner.branch if self._runner is not None else None
+        return None if branch is None else branch.version
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def merge(self, version: int, *, closes_round: bool) -> None:
+        """Load the update that the shard store has open, and apply it; see `BranchState.merge`.
+
+        The member's backup copies become outdated. Call `restart_copies` after all members have merged.
+
+        Args:
+            version: version that the update makes.
+            closes_round: whether the update ends the open round of this branch.
+
+        Raises:
+            ContributorLost: data arrived damaged in every attempt.
+            ShardStoreLost: the shard store died.
+            UserError: the change of a parameter in this round is not finite or too large.
+            VerificationFailed: the update does not fit the shard, or an update before this one is missing.
+        """
+        self._engine.order(partial(self._merge, version, closes_round=closes_round))
+
+    def _merge(self, version: int, *, closes_round: bool) -> None:
+        self._engine.copies.outdate(self._machine.applied)
+        runner = self._runner
+        if runner is None or runner.branch is None:
+            return
+        sizes = runner.branch.update_bytes(version)
+        if not sizes:
+            return
+        client = SourceClient(Sources((server_source(self._shard_store),)))
+        _require_fit(version, sizes, client.ask(client.sources.all[0], "update_bytes"))
+        payloads = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
+        fill(payloads, client, "update", dtype=torch.uint8)
+        runner.merge(version, payloads, closes_round=closes_round)
+
+    @ray.method(concurrency_group="copies")
+    @answers(NOTHING)
+    def restart_copies(self) -> None:
+        """Drop the backup copies that this member keeps, and copy the same primaries' shards again.
+
+        Call this on all members after each merge, because a merge changes weights without a gradient.
+        """
+        self._engine.order(self._engine.copies.restart)
+
+
+def _require_fit(version: int, sizes: Mapping[str, int], found: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        if found.get(name) != size:
+            raise VerificationFailed(
+                f"the update to version {version} has {found.get(name, 0)} bytes for {name}, not {size}",
+                hint="report this together with the job's log",
+            )

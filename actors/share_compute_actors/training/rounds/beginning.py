@@ -1,0 +1,91 @@
+"""The state with which the branches of a job begin: initial weights, the order of additions, and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from share_compute.models.factory import build_stage, dissect
+from share_compute.models.storage.checksums import damage
+from share_compute.models.storage.weights import WeightFolder, finished_folders
+from share_compute.shard import Shard
+from share_compute.specification import TrainJob
+from share_compute.synchronization.aggregator import InitialShard
+from share_compute.synchronization.branch import version_of
+from share_compute_actors.training.shard_store import ShardStoreFacts
+
+if TYPE_CHECKING:
+    from share_compute.models.huggingface.conversion import PretrainedWeights
+
+
+def initial_shards(spec: TrainJob, facts: ShardStoreFacts) -> Iterator[InitialShard]:
+    """Yield the weights with which training begins, layer by layer if the model can be cut.
+
+    Pretrained weights come from the model's folder; other weights follow from the seed.
+    """
+    profile = dissect(facts.blueprint)
+    layers = len(profile.layers)
+    cuts = [(0, layers)] if profile.no_cut_reason else [(layer, layer + 1) for layer in range(layers)]
+    source = _pretrained(spec.model.path, facts)
+    for start, stop in cuts:
+        stage = build_stage(facts.blueprint, Shard(spec.name, start, stop, layers), torch.device("cpu"))
+        tensors = stage.persistent()
+        if source is None:
+            stage.initialize(spec.training.seed)
+        else:
+            stage.initialize_added(spec.training.seed)
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    if name not in stage.added:
+                        tensor.copy_(source.read(name))
+        trained = {name for name, value in stage.parameters().items() if value.requires_grad}
+        yield InitialShard(
+            {name: value.detach() for name, value in tensors.items() if name in trained},
+            {name: value.detach() for name, value in tensors.items() if name not in trained},
+        )
+
+
+def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, runs: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a checkpoint says about training besides weights, before the first step.
+
+    Args:
+        spec: the job.
+        facts: the facts that the shard store returned.
+        runs: number of consecutive microbatch ids in each run; all branches add gradients in this order.
+    """
+    return {
+        **asdict(facts.state),
+        "step": 0,
+        "seed": spec.training.seed,
+        "batch_size": spec.training.batch_size,
+        "train_samples": facts.sizes["train"],
+        "microbatches": sum(runs),
+        "runs": runs,
+    }
+
+
+def own_checkpoint(folder: Path, version: int) -> Path | None:
+    """Return the newest undamaged checkpoint of a branch, if its weights are of the given version.
+
+    Args:
+        folder: folder of the branch.
+        version: number of merges that the weights must include.
+    """
+    for checkpoint in reversed(finished_folders(folder / "checkpoints")):
+        if damage(checkpoint) is None:
+            optimizer = any(checkpoint.glob("optimizer*.safetensors"))
+            is_current = optimizer and version_of(WeightFolder(checkpoint, "optimizer")) == version
+            return checkpoint if is_current else None
+    return None
+
+
+def _pretrained(folder: Path | None, facts: ShardStoreFacts) -> PretrainedWeights | None:
+    if folder is None:
+        return None
+    from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+
+    return PretrainedWeights(WeightFolder(folder), facts.blueprint.config or {})

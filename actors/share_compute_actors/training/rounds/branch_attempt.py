@@ -1,0 +1,117 @@
+"""One branch of a job, as the synchronizer sees it: its machines, its coordinator, and its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Offer, attempt_events
+from share_compute.planning.branches import BranchPlace, island_topology
+from share_compute.planning.plan import BranchPlan, Plan
+from share_compute.topology import Topology
+from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
+
+_EVENTS_S = 1.0
+"""Longest wait of a coordinator's answer for its next event, in seconds."""
+
+
+class BranchAttempt:
+    """A branch and the coordinator that trains it.
+
+    Args:
+        number: number of the branch.
+        place: machines that train the branch.
+        start: starts the coordinator of a branch on this node, and returns its actor.
+    """
+
+    def __init__(self, number: int, place: BranchPlace, start: Callable[[Assignment], Any]) -> None:
+        self.number = number
+        self.place = place
+        self._start = start
+        self._actor: Any = None
+        self._received = 0
+        self._call: Any = None
+        self.plan: Plan | None = None
+        """Plan that the branch carries out; None before its coordinator has planned."""
+        self.base = 0
+        """Version of the weights with which the branch computes its round, as far as the synchronizer knows."""
+        self.waiting: BranchReport | None = None
+        """Report for which the branch waits for updates; None if it waits for none."""
+        self.restarts = 0
+        """Number of restarts since the last contribution."""
+        self.has_ended = True
+        """Whether no coordinator trains the branch."""
+
+    def begin(self, assignment: Assignment) -> None:
+        """Start a coordinator for the branch."""
+        assert assignment.branch is not None
+        self.base, self.waiting = assignment.branch.version, None
+        self._actor, self._received, self.has_ended = self._start(assignment), 0, False
+        self._actor.run.remote()
+        self._ask()
+
+    def _ask(self) -> None:
+        self._call = self._actor.events.remote(self._received, _EVENTS_S)
+
+    @property
+    def call(self) -> Any:
+        """Pending call for the next events."""
+        return self._call
+
+    def take_events(self) -> Sequence[AttemptEvent]:
+        """Return the events that the pending call brought, and call for the next ones.
+
+        Raises:
+            RayError: the coordinator died.
+        """
+        events = attempt_events.validate_json(ray.get(self._call))
+        self._received += len(events)
+        self._ask()
+        return events
+
+    def update(self, updates: BranchUpdates) -> None:
+        """Send updates to the branch."""
+        self.waiting = None
+        self._actor.take_updates.remote(updates.model_dump_json())
+
+    def offer(self, topology: Topology, answers: int | None = None) -> None:
+        """Tell the coordinator which of the branch's machines are there.
+
+        Args:
+            topology: the machines of the job.
+            answers: step of the proposed plan that this offer answers; None if there is none.
+        """
+        known = {machine.id for machine in topology.contributors}
+        machines = tuple(machine for machine in self.place.machines if machine in known)
+        if machines and not self.has_ended:
+            place = BranchPlace(machines, self.place.branches, self.place.step_s)
+            offer = Offer(topology=island_topology(topology, place), answers=answers)
+            self._actor.offer.remote(offer.model_dump_json())
+
+    def request(self, method: str, *arguments: Any) -> None:
+        """Call a method for control requests of the coordinator, such as ``cancel``; do not wait for its answer."""
+        if not self.has_ended:
+            getattr(self._actor, method).remote(*arguments)
+
+    def kill(self) -> None:
+        """End the coordinator; the members may keep running."""
+        self.has_ended = True
+        if self._actor is not None:
+            try:
+                ray.kill(self._actor)
+            except RayError:
+                pass  # it is dead
+
+    @property
+    def branch_plan(self) -> BranchPlan:
+        """The branch's part of the job's plan. The branch must have a plan."""
+        assert self.plan is not None
+        prediction = self.plan.prediction
+        return BranchPlan(
+            number=self.number,
+            stages=self.plan.stages,
+            step_s=None if prediction is None else prediction.step_s,
+        )

@@ -1,0 +1,42 @@
+"""Messages between the synchronizer and the coordinators of branches. All of them run on the head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from share_compute.files.strict import StrictModel
+from share_compute.synchronization.records import BranchRun
+
+
+class BranchReport(StrictModel):
+    """Report of a branch that has finished a round. Its contribution is in a folder on the head."""
+
+    branch: int
+    round: int
+    """The round, from 1: the number of merges that the weights included when it began, plus 1."""
+    folder: Path
+    """Folder of the contribution."""
+    samples: int
+    """Number of samples on which the branch trained in the round."""
+    loss: float | None
+    """Mean loss of the round's steps; None if the log of steps lacks them."""
+    seconds: float = Field(ge=0)
+    """Time that the steps took."""
+
+    @property
+    def run(self) -> BranchRun:
+        """The branch and its round."""
+        return BranchRun(self.round, self.branch)
+
+
+class BranchUpdates(StrictModel):
+    """Answer of the synchronizer to a `BranchReport`."""
+
+    base: int
+    """Version of the weights with which the branch began its round."""
+    folders: tuple[Path, ...]
+    """Folders of the updates from this version to the newest one, in order; at least one."""
+    is_over: bool
+    """Whether all rounds are merged."""

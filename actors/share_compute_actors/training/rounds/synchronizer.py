@@ -1,0 +1,527 @@
+"""The coordinator of a job whose branches train apart and merge in rounds.
+
+The synchronizer starts one coordinator for each branch, merges their contributions, and passes their events on. A
+branch whose machines are lost continues on other machines of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import (
+    ContributorLost,
+    LinkLost,
+    PlanInfeasible,
+    ShardStoreLost,
+    VerificationFailed,
+)
+from share_compute.lifecycle.attempt_events import (
+    Assignment,
+    AttemptEnded,
+    AttemptEvent,
+    BranchAssignment,
+    BranchRound,
+    CheckpointSaved,
+    LayersTimed,
+    LinkCut,
+    Note,
+    Offended,
+    Planned,
+    Reformed,
+    ReplanAbandoned,
+    ReplanProposed,
+    RoundMerged,
+    StepCommitted,
+    Validated,
+)
+from share_compute.lifecycle.branch_ids import branch_id
+from share_compute.models.factory import dissect
+from share_compute.models.storage.checkpoints import STATE
+from share_compute.planning.branches import BranchPlace, island_topology, place_branches
+from share_compute.planning.cost.timings import Timings
+from share_compute.planning.plan import Plan
+from share_compute.planning.planner import solve
+from share_compute.quantities import listed
+from share_compute.specification import TrainJob
+from share_compute.specification.synchronization import LocalSpec
+from share_compute.synchronization.aggregator import Aggregator, payload_bytes
+from share_compute.synchronization.records import BranchRun, Contribution, MergeRecord
+from share_compute.synchronization.rounds import (
+    Contributed,
+    MergeRecorded,
+    RecordMerge,
+    RoundEffect,
+    RoundsMachine,
+    TimeRead,
+)
+from share_compute_actors.group.exceptions import Cancelled
+from share_compute_actors.group.naming import members_of
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.preparation import prepare, suspended
+from share_compute_actors.training.rounds.beginning import beginning_facts, initial_shards, own_checkpoint
+from share_compute_actors.training.rounds.branch_attempt import BranchAttempt
+from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
+from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
+from share_compute_actors.training.step_log import StepLog, superseded
+
+_POLL_S = 0.1
+_END_S = 30.0
+"""Time in which the coordinators of branches end after a request, in seconds; then they are killed."""
+_MOST_RESTARTS = 5
+"""Number of restarts of one branch without a contribution, after which the job fails."""
+_MOST_UPDATES = 16
+"""Number of the newest updates that are kept for branches that are late; later ones begin with the newest weights."""
+_RESTARTED = {ContributorLost.code, LinkLost.code, ShardStoreLost.code, PlanInfeasible.code}
+"""Errors after which a branch is started again."""
+_OF_ANY_BRANCH = (Note, LayersTimed, Offended, LinkCut)
+
+
+class Synchronizer:
+    """Trains the branches of one job, and merges them.
+
+    Args:
+        assignment: the job, and the machines that it may use.
+        report: receives events.
+        requests: control requests of the control plane.
+        reports: reports of branches whose contributions are complete.
+        start_branch: starts the coordinator of a branch on this node, and returns its actor.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        report: Callable[[AttemptEvent], None],
+        requests: ControlRequests,
+        reports: queue.SimpleQueue[BranchReport],
+        start_branch: Callable[[Assignment], Any],
+    ) -> None:
+        policy = assignment.spec.training.synchronization
+        assert isinstance(policy, LocalSpec)
+        self._assignment = assignment
+        self._report = report
+        self._requests = requests
+        self._reports = reports
+        self._start_branch = start_branch
+        self._policy = policy
+        self._topology = assignment.topology
+        self._aggregator = Aggregator(assignment.folder / "rounds", assignment.spec.training)
+        self._branches: list[BranchAttempt] = []
+        self._contributions: dict[BranchRun, tuple[BranchReport, float]] = {}
+        """Reports of contributions that are not merged yet, each with the time of its arrival in seconds."""
+        self._validations: list[tuple[int, float]] = []
+        self._has_planned = False
+        self._forwarded: tuple[Any, frozenset[str]] = (None, frozenset())
+        """Latest offer and machines to leave that the branches know."""
+
+    def run(self) -> AttemptEnded:
+        """Train all rounds, and return the event that reports success.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ShareComputeError: the attempt failed.
+        """
+        with closing(StepLog(self._assignment.folder, self._assignment.attempt)) as step_log:
+            step_log.claim()
+            self._step_log = step_log
+            try:
+                self._begin()
+                return self._train()
+            finally:
+                self._end_branches(is_over=step_log.is_claimed)
+
+    # -- beginning ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        facts = self._prepare()
+        version = self._recover(facts)
+        training = self._assignment.spec.training
+        merged = [run for record in self._step_log.merges() for run in record.runs]
+        self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), version, merged)
+        state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
+        self._state: dict[str, Any] = state
+        self._validations = [(step, loss) for step, loss in state["validations"]]
+        for place in self._places(facts):
+            for number in place.branches:
+                self._branches.append(BranchAttempt(number, place, self._start_branch))
+        self._branches.sort(key=lambda branch: branch.number)
+        for branch in self._branches:
+            branch.begin(self._assignment_of(branch))
+
+    def _prepare(self) -> ShardStoreFacts:
+        """Prepare the data that all branches share."""
+        assignment = self._assignment.model_copy(update={"checkpoint": None})
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        shard_store = ShardStore.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
+            assignment.model_dump_json()
+        )
+        try:
+            return prepare(shard_store, self._requests, self._note)
+        finally:
+            ray.kill(shard_store)
+
+    def _recover(self, facts: ShardStoreFacts) -> int:
+        """Return the version from which the job continues; write version 0 if the job has no version yet."""
+        recorded = max((record.version for record in self._step_log.merges()), default=0)
+        version = self._aggregator.newest_whole(recorded)
+        if version is None:
+            self._note("the initial weights are written")
+            self._aggregator.begin(
+                initial_shards(self._assignment.spec, facts),
+                beginning_facts(self._assignment.spec, facts, self._runs(facts)),
+            )
+            version = 0
+        if version < recorded:
+            self._note(
+                f"the weights after round {recorded} are damaged: round {version + 1} is the next one", "warning"
+            )
+            self._step_log.unmerge(version)
+        return version
+
+    def _runs(self, facts: ShardStoreFacts) -> tuple[int, ...]:
+        """Return the order of additions of all branches, from the plan of the first branch."""
+        spec, place = self._assignment.spec, self._places(facts)[0]
+        profile = dissect(facts.blueprint)
+        plan = solve(spec, island_topology(self._topology, place), profile, 0, self._timings).plan
+        return max(plan.shares, key=len)
+
+    def _places(self, facts: ShardStoreFacts) -> tuple[BranchPlace, ...]:
+        profile = dissect(facts.blueprint)
+        return place_branches(self._assignment.spec, self._topology, profile, self._timings)
+
+    @property
+    def _timings(self) -> Timings:
+        return {}
+
+    def _assignment_of(self, branch: BranchAttempt) -> Assignment:
+        """Return the assignment with which a branch begins or continues."""
+        assignment, number, version = self._assignment, branch.number, self._machine.version
+        folder = assignment.folder
+        if number > 0:
+            folder = folder / "branches" / f"{number:04}"
+        folder.mkdir(parents=True, exist_ok=True)
+        own = own_checkpoint(folder, version) if version or number == 0 else None
+        return assignment.model_copy(
+            update={
+                "job_id": self._id_of(branch),
+                "spec": _spec_of(assignment.spec, number),
+                "topology": island_topology(self._topology, branch.place),
+                "folder": folder,
+                "checkpoint": own or self._aggregator.version_folder(version),
+                "known_step": assignment.known_step if number == 0 else 0,
+                "checkpoint_every_s": None,  # the weights of each version are on the server
+                "branch": BranchAssignment(
+                    number=number, version=version, data=assignment.folder / "data"
+                ),
+            }
+        )
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def _train(self) -> AttemptEnded:
+        """Merge contributions until the first branch, which saves the result, has ended."""
+        while True:
+            self._pass_requests_on()
+            calls = {branch.call: branch for branch in self._branches if not branch.has_ended}
+            for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0]:
+                ended = self._take_events(calls[ref])
+                if ended is not None:
+                    return ended
+            while not self._reports.empty():
+                self._on_report(self._reports.get())
+            self._carry_out(self._machine.handle(TimeRead(time.monotonic())))
+
+    def _pass_requests_on(self) -> None:
+        """Pass changes of machines on to the branches; end the attempt if this was requested."""
+        if self._requests.cancelled.is_set():
+            raise Cancelled
+        if self._requests.suspended.is_set():
+            self._ask_all("suspend")
+            self._await_ends()
+            raise suspended(f"in round {self._machine.open_round}")
+        offer, leaving = self._requests.offered, self._requests.leaving
+        known_offer, known_leaving = self._forwarded
+        if offer is not None and offer is not known_offer:
+            self._topology = offer.topology
+            for branch in self._branches:
+                branch.offer(offer.topology)
+        for machine in sorted(leaving - known_leaving):
+            for branch in self._branches:
+                if machine in branch.place.machines:
+                    branch.request("drain", machine)
+        self._forwarded = offer, leaving
+
+    def _take_events(self, branch: BranchAttempt) -> AttemptEnded | None:
+        """Handle new events of a branch; return the success of the first branch."""
+        try:
+            events = branch.take_events()
+        except RayError:
+            branch.kill()
+            self._restart(branch, f"the coordinator of branch {branch.number} died", moves=False)
+            return None
+        for event in events:
+            if isinstance(event, AttemptEnded):
+                branch.has_ended = True
+                return self._on_ended(branch, event)
+            self._pass_on(branch, event)
+        return None
+
+    def _on_ended(self, branch: BranchAttempt, event: AttemptEnded) -> AttemptEnded | None:
+        if event.outcome == "succeeded":
+            return event if branch.number == 0 else None
+        if not self._step_log.is_claimed:
+            raise superseded()
+        error = event.error or {}
+        if error.get("code") not in _RESTARTED or branch.restarts >= _MOST_RESTARTS:
+            return event
+        is_attached = error.get("code") in (LinkLost.code, ShardStoreLost.code)
+        self._restart(branch, event.reason, moves=not is_attached)
+        return None
+
+    def _restart(self, branch: BranchAttempt, why: str, *, moves: bool) -> None:
+        """Start a branch again, on other machines if its own may be lost."""
+        branch.restarts += 1
+        if moves:
+            branch.place = self._other_place(branch, why)
+        names = listed(sorted(self._name(machine) for machine in branch.place.machines))
+        self._note(f"branch {branch.number} is started again on {names}: {why}", "warning")
+        branch.begin(self._assignment_of(branch))
+
+    def _other_place(self, branch: BranchAttempt, why: str) -> BranchPlace:
+        """Return machines for a branch that lost some of its own: those of the branch with the fewest neighbours.
+
+        Raises:
+            ContributorLost: no machine is left.
+        """
+        left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
+        loads: dict[tuple[str, ...], list[BranchAttempt]] = {}
+        for other in self._branches:
+            if not other.has_ended and other is not branch and left.issuperset(other.place.machines):
+                loads.setdefault(other.place.machines, []).append(other)
+        if loads:
+            machines = min(loads, key=lambda key: (len(loads[key]), key))
+            numbers = sorted([branch.number, *(other.number for other in loads[machines])])
+            return BranchPlace(machines, tuple(numbers), loads[machines][0].place.step_s)
+        own = tuple(machine for machine in branch.place.machines if machine in left)
+        if not own:
+            raise ContributorLost(why, hint="let a machine join; the job continues by itself")
+        return BranchPlace(own, (branch.number,), branch.place.step_s)
+
+    # -- merges ------------------------------------------------------------------------------------------------------
+
+    def _on_report(self, report: BranchReport) -> None:
+        branch = self._branches[report.branch]
+        branch.base, branch.waiting = report.round - 1, report
+        if not self._machine.has(report.run):
+            try:
+                digest = self._aggregator.check(report.run, report.folder)
+            except VerificationFailed as failure:
+                self._run_again(branch, report, failure)
+                return
+            branch.restarts = 0
+            self._contributions[report.run] = report, time.monotonic()
+            contribution = Contribution(report.run, float(report.samples), digest)
+            self._carry_out(self._machine.handle(Contributed(contribution)))
+        self._answer(branch)
+
+    def _run_again(self, branch: BranchAttempt, report: BranchReport, failure: VerificationFailed) -> None:
+        """Let new members of a branch, if possible on other machines, begin its round again."""
+        if branch.restarts >= _MOST_RESTARTS:
+            raise failure
+        shutil.rmtree(report.folder, ignore_errors=True)
+        branch.kill()
+        for member in members_of(self._id_of(branch)):
+            ray.kill(member)
+        self._restart(branch, failure.message, moves=True)
+
+    def _carry_out(self, effects: Iterable[RoundEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, RecordMerge):
+                self._merge(effect.record)
+            else:
+                self._contributions.pop(effect.run, None)
+                self._note(
+                    f"the contribution of branch {effect.run.branch} to round {effect.run.round} is not used: "
+                    f"{effect.reason}",
+                    "warning",
+                )
+
+    def _merge(self, record: MergeRecord) -> None:
+        """Compute a merge and store its record; then all branches that wait get the update."""
+        began_s = time.monotonic()
+        found = {run: self._contributions[run] for run in record.runs}
+        missing = self._machine.missing(record.runs)
+        version, step = record.version, self._aggregator.step_of(record.version)
+        self._state |= {"step": step, "validations": self._validations}
+        folders = {run: report.folder for run, (report, _) in found.items()}
+        update_bytes = self._aggregator.merge(record, folders, self._state)
+        self._step_log.merge(record)
+        self._report(
+            RoundMerged(
+                round=version,
+                step=step,
+                branches=tuple(
+                    self._figures(report, began_s - arrived_s) for report, arrived_s in found.values()
+                ),
+                missing=missing,
+                update_bytes=update_bytes,
+                weight_bytes=self._aggregator.weight_bytes,
+                merge_s=time.monotonic() - began_s,
+            )
+        )
+        folder = self._aggregator.version_folder(version)
+        size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        self._report(CheckpointSaved(step=step, path=folder, size_bytes=size_bytes))
+        for run, (report, _) in found.items():
+            del self._contributions[run]
+            shutil.rmtree(report.folder, ignore_errors=True)
+        self._carry_out(self._machine.handle(MergeRecorded(record)))
+        for branch in self._branches:
+            self._answer(branch)
+        oldest = min(branch.base for branch in self._branches)
+        self._aggregator.prune(self._machine.version, max(oldest, self._machine.version - _MOST_UPDATES))
+
+    def _figures(self, report: BranchReport, waited_s: float) -> BranchRound:
+        return BranchRound(
+            number=report.branch,
+            round=report.round,
+            machines=self._branches[report.branch].place.machines,
+            loss=report.loss,
+            samples=report.samples,
+            seconds=report.seconds,
+            waited_s=waited_s,
+            sent_bytes=payload_bytes(report.folder),
+        )
+
+    def _answer(self, branch: BranchAttempt) -> None:
+        """Send a branch that waits all updates since its round began, if its round or a later one is merged."""
+        report, version = branch.waiting, self._machine.version
+        if report is None or version < report.round:
+            return
+        folders = tuple(map(self._aggregator.update_folder, range(report.round, version + 1)))
+        if all(folder.is_dir() for folder in folders):
+            branch.update(
+                BranchUpdates(base=report.round - 1, folders=folders, is_over=self._machine.is_over)
+            )
+        else:
+            branch.kill()
+            for member in members_of(self._id_of(branch)):
+                ray.kill(member)
+            self._restart(branch, "it is too late for the updates of the rounds that it missed", moves=False)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _pass_on(self, branch: BranchAttempt, event: AttemptEvent) -> None:
+        """Report an event of a branch as an event of the job."""
+        if isinstance(event, Planned):
+            branch.plan = event.plan
+            self._report_plan()
+        elif isinstance(event, Reformed):
+            branch.plan = event.plan
+            sentence = f"branch {branch.number}: {event.sentence}"
+            if self._has_planned:
+                self._report(event.model_copy(update={"plan": self._plan, "sentence": sentence}))
+        elif isinstance(event, ReplanProposed):
+            branch.offer(self._topology, event.step)
+        elif isinstance(event, Note) and branch.number:
+            self._report(event.model_copy(update={"message": f"branch {branch.number}: {event.message}"}))
+        elif isinstance(event, _OF_ANY_BRANCH):
+            self._report(event)
+        elif branch.number == 0 and not isinstance(event, ReplanAbandoned):
+            self._report(self._of_all(event))
+
+    def _of_all(self, event: AttemptEvent) -> AttemptEvent:
+        """Return an event of the first branch with the figures of all branches."""
+        if isinstance(event, Validated) and event.split == "validation":
+            self._validations.append((event.step, event.loss))
+        if isinstance(event, StepCommitted):
+            factor = self._policy.branches
+            return event.model_copy(
+                update={
+                    "samples": event.samples * factor,
+                    "tokens": event.tokens * factor,
+                    "tokens_per_s": event.tokens_per_s * factor,
+                }
+            )
+        return event
+
+    def _report_plan(self) -> None:
+        if all(branch.plan is not None for branch in self._branches):
+            self._has_planned = True
+            self._report(Planned(plan=self._plan))
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan of the job: that of the first branch, with the stages of all branches."""
+        first = self._branches[0].plan
+        assert first is not None
+        branches = tuple(branch.branch_plan for branch in self._branches)
+        used = {member.contributor_id for each in branches for stage in each.stages for member in stage.members}
+        idle = tuple(machine for machine in first.idle if machine.contributor_id not in used)
+        return first.model_copy(update={"branches": branches, "idle": idle})
+
+    def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
+        self._report(Note(message=message, level=level))
+
+    def _name(self, machine: str) -> str:
+        known = {each.id: each.name for each in self._topology.contributors}
+        return known.get(machine, machine)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _id_of(self, branch: BranchAttempt) -> str:
+        job_id = self._assignment.job_id
+        return branch_id(job_id, branch.number) if branch.number else job_id
+
+    def _ask_all(self, method: str) -> None:
+        for branch in self._branches:
+            branch.request(method)
+
+    def _await_ends(self) -> None:
+        """Wait until the coordinators of all branches have ended; kill those that do not end in time."""
+        deadline_s = time.monotonic() + _END_S
+        while time.monotonic() < deadline_s:
+            calls = {branch.call: branch for branch in self._branches if not branch.has_ended}
+            if not calls:
+                return
+            for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0]:
+                branch = calls[ref]
+                try:
+                    events = branch.take_events()
+                except RayError:
+                    branch.kill()
+                else:
+                    branch.has_ended = any(isinstance(event, AttemptEnded) for event in events)
+        for branch in self._branches:
+            branch.kill()
+
+    def _end_branches(self, *, is_over: bool) -> None:
+        """End the coordinators of all branches.
+
+        Args:
+            is_over: whether to end the members as well. If not, another attempt continues with them.
+        """
+        if is_over:
+            self._ask_all("cancel")
+            self._await_ends()
+        for branch in self._branches:
+            branch.kill()
+
+
+def _spec_of(spec: TrainJob, number: int) -> TrainJob:
+    """Return the job of a branch: only the first branch evaluates the model, which is the same in all branches."""
+    if number == 0:
+        return spec
+    training = spec.training.model_copy(
+        update={"validate_every": None, "early_stopping": None, "samples": None}
+    )
+    return spec.model_copy(update={"training": training})

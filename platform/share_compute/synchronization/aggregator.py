@@ -1,0 +1,317 @@
+"""Computes merges from files: contributions of branches in, the next version of the weights and its update out.
+
+The aggregator's folder contains:
+
+- ``versions/STEP``: the weights after a merge, in the format of a checkpoint without optimizer state. ``STEP`` is the
+  number of steps that each branch takes until then.
+- ``outer/VERSION``: state of the outer optimizer, and of the codec of updates.
+- ``updates/VERSION``: the encoded change of the weights from one version to the next.
+
+The next version is the last one plus the decoded update, so the aggregator and all members have the same bits. Updates
+have error feedback at the aggregator, as contributions have at the branches (DoubleSqueeze, Tang et al. 2019, arXiv
+1905.05957). Weights are read and written shard by shard, so the aggregator never holds the whole model in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from share_compute.compression.codec import Codec
+from share_compute.compression.factory import codec_of_round, codec_of_update
+from share_compute.errors import UserError, VerificationFailed
+from share_compute.models.numbers import is_finite
+from share_compute.models.storage.checkpoints import STATE
+from share_compute.models.storage.checksums import damage
+from share_compute.models.storage.weights import FolderWriter, WeightFolder, finished_folders, stream_file
+from share_compute.specification import TrainingSpec
+from share_compute.specification.synchronization import LocalSpec
+from share_compute.synchronization.merging import combine, outer_state, outer_step
+from share_compute.synchronization.records import BranchRun, MergeRecord
+
+_GROUPS = "groups.json"
+"""File with the names of the trained parameters of each shard, in the folder of the outer optimizer's state."""
+_SEPARATOR = "::"
+_CODEC = "codec."
+"""Prefix of the codec's state among the slots of a parameter."""
+_VERSIONS_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class InitialShard:
+    """Tensors of some layers with which training begins, by stored name."""
+
+    trained: Mapping[str, Tensor]
+    frozen: Mapping[str, Tensor]
+    """Parameters that are not trained, and buffers."""
+
+
+class Aggregator:
+    """The weights of a job whose branches merge in rounds.
+
+    Args:
+        folder: folder of the aggregator.
+        training: training settings of the job.
+    """
+
+    def __init__(self, folder: Path, training: TrainingSpec) -> None:
+        assert isinstance(training.synchronization, LocalSpec)
+        self._folder = folder
+        self._training = training
+        self._policy = training.synchronization
+
+    def version_folder(self, version: int) -> Path:
+        """Return the path of the weights after a merge; version 0 is the initial weights."""
+        return self._folder / "versions" / f"step-{self.step_of(version):08}"
+
+    def update_folder(self, version: int) -> Path:
+        """Return the path of the encoded change from the version before to this version."""
+        return self._folder / "updates" / f"{version:08}"
+
+    def _outer_folder(self, version: int) -> Path:
+        return self._folder / "outer" / f"{version:08}"
+
+    def step_of(self, version: int) -> int:
+        """Return the number of steps that a branch takes until a version, if it is never late."""
+        return min(version * self._policy.every, self._training.steps)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the trained weights in float32."""
+        shapes = WeightFolder(self.version_folder(0)).shapes()
+        return 4 * sum(math.prod(shapes[name]) for group in self._groups() for name in group)
+
+    def newest_whole(self, version: int) -> int | None:
+        """Return the newest version up to this one whose files are whole; None if there is none."""
+        for each in range(version, -1, -1):
+            folders = (self.version_folder(each), self._outer_folder(each))
+            if all(folder.is_dir() and damage(folder) is None for folder in folders):
+                return each
+        return None
+
+    def begin(self, shards: Iterable[InitialShard], facts: Mapping[str, Any]) -> None:
+        """Write version 0.
+
+        Args:
+            shards: the initial weights, shard after shard.
+            facts: content of the file with the training state.
+
+        Raises:
+            Unavailable: the disk is full or cannot be written.
+        """
+        with ExitStack() as stack:
+            weights, outer = (
+                _writer(stack, folder) for folder in (self.version_folder(0), self._outer_folder(0))
+            )
+            known: set[str] = set()
+            groups: list[list[str]] = []
+            for number, shard in enumerate(shards):
+                # The last shard repeats a tied parameter of the first one.
+                trained = {name: value for name, value in shard.trained.items() if name not in known}
+                frozen = {name: value for name, value in shard.frozen.items() if name not in known}
+                known |= trained.keys() | frozen.keys()
+                groups.append(sorted(trained))
+                _write(weights, _part(number), trained)
+                _write(weights, f"model-frozen-{number:04}.safetensors", frozen)
+                _write(outer, _part(number), outer_state(self._policy.outer, trained))
+            weights.write_json(STATE, facts)
+            outer.write_json(_GROUPS, groups)
+            outer.finish()
+            weights.finish()
+
+    def check(self, run: BranchRun, folder: Path) -> str:
+        """Check a contribution, and return its digest.
+
+        Args:
+            run: the branch and its round.
+            folder: folder of the contribution.
+
+        Raises:
+            VerificationFailed: the contribution has other parameters than the model, wrong sizes, or numbers that are
+                not finite.
+        """
+        before = WeightFolder(self.version_folder(0))
+        found = _opened(folder, run)
+        trained = {name for group in self._groups() for name in group}
+        if odd := sorted(trained.symmetric_difference(found.names())):
+            raise _damaged(run, f"only one of it and the model has {odd[0]}")
+        codec = codec_of_round(self._training, run.round)
+        shapes = before.shapes()
+        for name in sorted(trained):
+            if not is_finite(_decoded(codec, found, name, shapes[name], run)):
+                raise _damaged(run, f"{name} is not finite")
+        return found.digest()
+
+    def merge(
+        self, record: MergeRecord, contributions: Mapping[BranchRun, Path], facts: Mapping[str, Any]
+    ) -> int:
+        """Compute and write the version that a record makes; return the size of its update in bytes.
+
+        Repeating a merge writes the same bits again.
+
+        Args:
+            record: record of the merge.
+            contributions: folder of each contribution in the record.
+            facts: content of the file with the training state.
+
+        Raises:
+            Unavailable: the disk is full or cannot be written.
+            UserError: the weights are not finite after the merge, or cannot be encoded.
+            VerificationFailed: a contribution is damaged.
+        """
+        before = WeightFolder(self.version_folder(record.version - 1))
+        slots = _optional(self._outer_folder(record.version - 1))
+        opened = [(run, _opened(contributions[run], run)) for run in record.runs]
+        groups = self._groups()
+        size_bytes = 0
+        with ExitStack() as stack:
+            weights, outer, update = (
+                _writer(stack, folder)
+                for folder in (
+                    self.version_folder(record.version),
+                    self._outer_folder(record.version),
+                    self.update_folder(record.version),
+                )
+            )
+            for number, names in enumerate(groups):
+                old = {name: before.read(name) for name in names}
+                change = combine(
+                    [self._changes(found, old, run) for run, found in opened],
+                    [term.coefficient for term in record.terms],
+                )
+                state = {
+                    slot: slots.read(slot)
+                    for slot in (slots.names() if slots is not None else ())
+                    if slots is not None and slot.partition(_SEPARATOR)[0] in old
+                }
+                new, payloads, following = self._merged(record.version, old, change, state)
+                size_bytes += sum(payload.nbytes for payload in payloads.values())
+                _write(weights, _part(number), new)
+                _write(outer, _part(number), following)
+                _write(update, _part(number), payloads)
+            weights.link(sorted(before.folder.glob("model-frozen-*.safetensors")))
+            weights.write_json(STATE, facts)
+            outer.write_json(_GROUPS, groups)
+            update.finish()
+            outer.finish()
+            weights.finish()
+        return size_bytes
+
+    def _changes(
+        self, folder: WeightFolder, weights: Mapping[str, Tensor], run: BranchRun
+    ) -> dict[str, Tensor]:
+        codec = codec_of_round(self._training, run.round)
+        return {name: _decoded(codec, folder, name, value.shape, run) for name, value in weights.items()}
+
+    def _merged(
+        self,
+        version: int,
+        old: Mapping[str, Tensor],
+        change: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """Return the new weights, the payloads of the update, and the next state of outer optimizer and codec."""
+        wanted, following = outer_step(self._policy.outer, old, change, state)
+        codec = codec_of_update(self._training, version)
+        new: dict[str, Tensor] = {}
+        payloads: dict[str, Tensor] = {}
+        for name, value in old.items():
+            prefix = f"{name}{_SEPARATOR}{_CODEC}"
+            known = {
+                slot.removeprefix(prefix): tensor for slot, tensor in state.items() if slot.startswith(prefix)
+            }
+            payloads[name], after = codec.encode(
+                wanted[name] - value, known or codec.begin(name, value.shape)
+            )
+            following |= {f"{prefix}{slot}": tensor for slot, tensor in after.items()}
+            new[name] = value + codec.decode(payloads[name], value.shape)
+            if not is_finite(new[name]):
+                raise UserError(
+                    f"{name} is not finite after round {version}",
+                    hint="lower training.synchronization.outer.learning_rate, or optimizer.learning_rate",
+                )
+        return new, payloads, following
+
+    def prune(self, version: int, oldest_base: int) -> None:
+        """Remove files that are no longer needed.
+
+        Args:
+            version: the newest version; it and the one before are kept.
+            oldest_base: the oldest version with which a branch computes; later updates are kept.
+        """
+        for each in range(version - _VERSIONS_KEPT, -1, -1):
+            folders = [self._outer_folder(each)]
+            if each > 0:  # version 0 says which shapes the parameters have
+                folders.append(self.version_folder(each))
+            if not any(folder.is_dir() for folder in folders):
+                break
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in finished_folders(self._folder / "updates"):
+            if int(folder.name) <= oldest_base:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _groups(self) -> list[list[str]]:
+        (newest,) = finished_folders(self._folder / "outer")[-1:]
+        groups: list[list[str]] = json.loads((newest / _GROUPS).read_text())
+        return groups
+
+
+def payload_bytes(folder: Path) -> int:
+    """Return the size of the payloads of a contribution or an update, without headers."""
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+
+
+def _part(number: int) -> str:
+    return f"model-0000-{number:04}.part"
+
+
+def _writer(stack: ExitStack, folder: Path) -> FolderWriter:
+    """Return a writer whose incomplete folder is removed at the end of the stack."""
+    writer = FolderWriter(folder)
+    stack.callback(writer.discard)
+    return writer
+
+
+def _write(writer: FolderWriter, file: str, tensors: Mapping[str, Tensor]) -> None:
+    if tensors:
+        for content in stream_file({name: tensors[name] for name in sorted(tensors)}):
+            writer.write(file, content)
+
+
+def _optional(folder: Path) -> WeightFolder | None:
+    """Return the tensors of a folder; None if it has none."""
+    return WeightFolder(folder) if any(folder.glob("model*.safetensors")) else None
+
+
+def _opened(folder: Path, run: BranchRun) -> WeightFolder:
+    try:
+        return WeightFolder(folder)
+    except UserError as failure:
+        raise _damaged(run, failure.message) from failure
+
+
+def _decoded(codec: Codec, folder: WeightFolder, name: str, shape: Sequence[int], run: BranchRun) -> Tensor:
+    try:
+        payload = folder.read(name)
+        if payload.dtype is not torch.uint8 or payload.numel() != codec.num_bytes(shape):
+            raise _damaged(run, f"{name} is {payload.dtype} {list(payload.shape)}")
+        return codec.decode(payload, shape)
+    except (UserError, VerificationFailed) as failure:
+        raise _damaged(run, failure.message) from failure
+
+
+def _damaged(run: BranchRun, what: str) -> VerificationFailed:
+    return VerificationFailed(
+        f"the contribution of branch {run.branch} to round {run.round} is damaged: {what}",
+        hint="no action needed: the branch is run again",
+    )

@@ -1,0 +1,217 @@
+"""The state that a branch keeps of its trained parameters between merges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from share_compute.compression.checks import require_length
+from share_compute.compression.codec import State
+from share_compute.compression.factory import codec_of, codec_of_round, codec_of_update
+from share_compute.errors import VerificationFailed
+from share_compute.models.storage.weights import WeightFolder
+from share_compute.specification import TrainingSpec
+
+_MARK: Final = "::branch."
+"""Between a parameter's name and the name of a slot; other slots belong to the optimizer (`training.optimizers`)."""
+_BASE: Final = "base"
+_VERSION: Final = "version"
+
+
+def is_branch_slot(name: str) -> bool:
+    """Return whether a tensor of a checkpoint's optimizer state belongs to a `BranchState`, from the tensor's name."""
+    return _MARK in name
+
+
+def version_of(folder: WeightFolder) -> int | None:
+    """Return the lowest version of the parameters in the optimizer's part of a checkpoint; None if it has none."""
+    slots = [name for name in folder.names() if name.endswith(f"{_MARK}{_VERSION}")]
+    return min((int(folder.read(name)) for name in slots), default=None)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """State of one parameter."""
+
+    base: Tensor
+    """Weights of version `version`, with which the round began; contiguous float32 on the CPU."""
+    version: int
+    """Number of merges that `base` includes."""
+    state: State
+    """State of the codec before the open round."""
+
+
+class BranchState:
+    """The base weights, the version and the codec's state of each trained parameter of a shard.
+
+    A round turns ``base`` into the weights by training. The contribution of the branch is ``weights - base``, encoded.
+    The update of the merge is the decoded change of the common weights. All branches add the same update to the same
+    base, so they begin the next round with the same bits.
+
+    Each parameter has its own version, because a shard may be loaded from several members, some of which have merged.
+
+    Args:
+        training: training settings of the branch. The seed may differ from the job's seed; see `codec_of_round`.
+        parameters: trained parameters, by stored name, on any device; `merge` changes them in place.
+        version: number of merges that the parameters include.
+    """
+
+    def __init__(self, training: TrainingSpec, parameters: Mapping[str, Tensor], version: int) -> None:
+        self._training = training
+        self._parameters = dict(parameters)
+        codec = codec_of(training.compression, training.seed)
+        self._kept = {
+            name: _Kept(
+                _on_cpu(weight).clone(memory_format=torch.contiguous_format),
+                version,
+                codec.begin(name, weight.shape),
+            )
+            for name, weight in self._parameters.items()
+        }
+        self._following: dict[str, State] = {}
+        """State of the codec after the contribution of the open round, if it is known, by parameter."""
+
+    @property
+    def version(self) -> int | None:
+        """The lowest version of all parameters; None without parameters."""
+        return min((kept.version for kept in self._kept.values()), default=None)
+
+    def contribution(self) -> dict[str, Tensor]:
+        """Return the encoded change of each parameter since the round began: uint8 payloads by stored name.
+
+        The next state of the codec takes effect in `merge`. Until then, repeated calls return the same payloads, and so
+        does any member that loads this state.
+
+        Raises:
+            UserError: a value is not finite or too large.
+            VerificationFailed: some parameters include a merge that others lack.
+        """
+        versions = {kept.version for kept in self._kept.values()}
+        if len(versions) > 1:
+            raise VerificationFailed(
+                f"the weights of a branch are of different versions, {min(versions)} to {max(versions)}",
+                hint="no action needed if the job continues: the last merge is repeated first",
+            )
+        payloads: dict[str, Tensor] = {}
+        for name in self._parameters:
+            payloads[name], self._following[name] = self._encoded(name)
+        return payloads
+
+    def forget_contribution(self) -> None:
+        """Drop the codec's next state; call this whenever training changes the weights."""
+        self._following.clear()
+
+    def update_bytes(self, version: int) -> dict[str, int]:
+        """Return the size of the payload of each parameter that lacks the update to a version.
+
+        Raises:
+            VerificationFailed: an update before this one is missing.
+        """
+        codec = codec_of_update(self._training, version)
+        return {name: codec.num_bytes(self._parameters[name].shape) for name in self._before(version)}
+
+    def merge(self, version: int, payloads: Mapping[str, Tensor], *, closes_round: bool) -> tuple[str, ...]:
+        """Add an update to the base, and replace the weights with the result.
+
+        Parameters that include the update already stay as they are, so a repeated merge changes nothing.
+
+        Args:
+            version: version that the update makes.
+            payloads: encoded update of each parameter, by stored name; others are ignored.
+            closes_round: whether the update ends the open round of this branch. If so, the codec's next state takes
+                effect. A branch that is late then applies later updates, which do not end a round.
+
+        Returns:
+            Names of the parameters that were changed.
+
+        Raises:
+            UserError: the change of a parameter in this round is not finite or too large.
+            VerificationFailed: an update before this one is missing, or a payload is missing or damaged. Parameters
+                before the damaged one include the update then.
+        """
+        sizes = self.update_bytes(version)
+        for name, size in sizes.items():
+            if name not in payloads:
+                raise VerificationFailed(
+                    f"the update to version {version} has no values for {name}",
+                    hint="report this together with the job's log",
+                )
+            require_length(payloads[name], size)
+        codec = codec_of_update(self._training, version)
+        for name in sizes:
+            weight, kept = self._parameters[name], self._kept[name]
+            change = codec.decode(payloads[name], weight.shape)
+            following = self._following.pop(name, None)
+            if closes_round:
+                # The state follows from the weights that the merge is about to replace.
+                kept.state = self._encoded(name)[1] if following is None else following
+            kept.base.add_(change)
+            with torch.no_grad():
+                weight.copy_(kept.base)
+            kept.version = version
+        return tuple(sizes)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the whole state as float32 tensors ``{"<parameter>::branch.<slot>": tensor}``; not copies."""
+        found: dict[str, Tensor] = {}
+        for name, kept in self._kept.items():
+            slots = {_BASE: kept.base, _VERSION: torch.tensor(float(kept.version)), **kept.state}
+            found |= {f"{name}{_MARK}{slot}": tensor for slot, tensor in slots.items()}
+        return found
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy a state that `tensors` returned, or a part of it; parameters without tensors stay as they are.
+
+        Raises:
+            VerificationFailed: a tensor is missing or unknown, or does not fit its parameter.
+        """
+        own = self.tensors()
+        names = {name.partition(_MARK)[0] for name in tensors}
+        expected = {name: tensor.shape for name, tensor in own.items() if name.partition(_MARK)[0] in names}
+        odd = sorted(tensors.keys() ^ expected.keys())
+        odd = odd or [name for name, shape in expected.items() if tensors[name].shape != shape]
+        if odd:
+            raise _unfit(odd[0])
+        self._following.clear()
+        for name in names:
+            version = float(tensors[f"{name}{_MARK}{_VERSION}"])
+            if not version.is_integer() or version < 0:
+                raise _unfit(f"{name}{_MARK}{_VERSION}")
+            self._kept[name].version = int(version)
+        for name in expected:
+            if not name.endswith(f"{_MARK}{_VERSION}"):
+                own[name].copy_(tensors[name])
+
+    def _before(self, version: int) -> tuple[str, ...]:
+        """Return the names of the parameters that lack exactly the last update of a version."""
+        behind = tuple(name for name, kept in self._kept.items() if kept.version < version)
+        for name in behind:
+            if self._kept[name].version != version - 1:
+                raise VerificationFailed(
+                    f"{name} is of version {self._kept[name].version}, so the update to version {version} cannot be "
+                    f"applied: updates between them are missing",
+                    hint="no action needed if the job continues: the branch begins again with common weights",
+                )
+        return behind
+
+    def _encoded(self, name: str) -> tuple[Tensor, State]:
+        """Return the payload of a parameter's change in the open round, and the codec's next state."""
+        kept = self._kept[name]
+        change = _on_cpu(self._parameters[name]) - kept.base
+        codec = codec_of_round(self._training, kept.version + 1)
+        return codec.encode(change, kept.state)
+
+
+def _on_cpu(weight: Tensor) -> Tensor:
+    return weight.detach().float().cpu()
+
+
+def _unfit(name: str) -> VerificationFailed:
+    return VerificationFailed(
+        f"the state of a branch does not fit the job: {name}",
+        hint="resume with the model and the compression with which the checkpoint was written",
+    )
