@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
 from share_compute.compression.codec import Codec
-from share_compute.compression.factory import codec_of
+from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.errors import PlanInfeasible
 from share_compute.models.profiles.profile import LayerProfile, ModelProfile
 from share_compute.planning.cost.tables import MEMORY_SHARE
@@ -80,7 +80,7 @@ def place_branches(
         UserError: the model has no parameters, or there is no such strategy.
         ValueError: the job has no branches.
     """
-    branches = _rounds(job).branches
+    branches = _rounds(job.training).branches
     islands = _Islands(job, topology, profile, timings or {})
     best: tuple[tuple[float, int, int], list[_Share]] | None = None
     most = 0
@@ -123,14 +123,17 @@ def island_topology(topology: Topology, place: BranchPlace) -> Topology:
 
 
 def contribution_bytes(training: TrainingSpec, profile: ModelProfile) -> int:
-    """Return the approximate bytes of one branch's contribution, and of one update, as the job's codec writes them.
+    """Return the approximate bytes of one branch's contribution, as the codec of the last round writes it.
 
     The profile has the number of trained parameters of each layer, but not the shapes of its tensors. Each layer is
-    therefore counted as nearly square matrices of the size of its largest tensor. Steps before
-    ``compression.from_step`` send float32 values instead; see `uncompressed_bytes`.
+    therefore counted as nearly square matrices of the size of its largest tensor.
     """
-    codec = codec_of(training.compression, training.seed)
-    return sum(_layer_bytes(codec, layer) for layer in (profile.embedding, *profile.layers, profile.head))
+    return _bytes(codec_of_round(training, _last_round(training)), profile)
+
+
+def update_bytes(training: TrainingSpec, profile: ModelProfile) -> int:
+    """Return the approximate bytes of the update after the last round, counted as in `contribution_bytes`."""
+    return _bytes(codec_of_update(training, _last_round(training)), profile)
 
 
 def uncompressed_bytes(profile: ModelProfile) -> int:
@@ -168,11 +171,19 @@ def _slowest_s(links: Sequence[Link], size_bytes: float) -> float:
     return transfer_s(2 * latency_s, min(link.bytes_per_s for link in links), size_bytes)
 
 
-def _rounds(job: TrainJob) -> LocalSpec:
-    policy = job.training.synchronization
+def _rounds(training: TrainingSpec) -> LocalSpec:
+    policy = training.synchronization
     if policy.kind != "local":
         raise ValueError(f"a job with synchronization {policy.kind} has no branches")
     return policy
+
+
+def _last_round(training: TrainingSpec) -> int:
+    return _rounds(training).rounds(training.steps)
+
+
+def _bytes(codec: Codec, profile: ModelProfile) -> int:
+    return sum(_layer_bytes(codec, layer) for layer in (profile.embedding, *profile.layers, profile.head))
 
 
 def _layer_bytes(codec: Codec, layer: LayerProfile) -> int:
@@ -216,8 +227,8 @@ class _Island:
     def __init__(self, job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings) -> None:
         self.machines = tuple(machine.id for machine in topology.contributors)
         self._job, self._topology, self._profile, self._timings = job, topology, profile, timings
-        self._every = _rounds(job).every
-        self._size = 2 * contribution_bytes(job.training, profile)
+        self._every = _rounds(job.training).every
+        self._size = contribution_bytes(job.training, profile) + update_bytes(job.training, profile)
         self._step_s: list[float] = []
         """Step times for 1, 2, ... branches."""
         self._until = 0
@@ -346,7 +357,7 @@ def _infeasible(
     job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings, most: int
 ) -> PlanInfeasible:
     """Return the error for machines that can hold ``most`` branches at the same time, which are not enough."""
-    branches = _rounds(job).branches
+    branches = _rounds(job.training).branches
     if most == 0:
         strategy = load_strategy(job.parallelism.strategy)
         return infeasible(strategy, search_problems(job, topology, profile, timings)[-1], None)
