@@ -35,7 +35,7 @@ WORTH = 1.1
 
 It is above 1 because averaging less often lowers the progress per sample by an unknown amount.
 """
-_MOST_ALONE = 64
+MOST_ALONE = 64
 """Maximum number of machines for which the partition into single machines is tried."""
 
 Machines = tuple[int, ...]
@@ -95,23 +95,38 @@ def interval(step_s: float, synchronisation_s: float) -> int:
 
 def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Machines]]:
     """Yield partitions of the machines into at least two islands, from coarse to fine."""
-    groups: dict[int, list[int]] = {}
-    for machine in range(machines):
-        groups.setdefault(int(network.region[machine]), []).append(machine)
+    yield from (cut for cut in levels(network) if 2 <= len(cut) <= most)
+    if 2 <= machines <= MOST_ALONE:
+        yield [(machine,) for members in _members(network).values() for machine in members]
+
+
+def levels(network: Network) -> list[list[Machines]]:
+    """Return partitions of the machines into groups of regions, from one group to one group for each region.
+
+    They are the levels of a single-linkage clustering: the groups with the best link between them are joined first.
+    """
+    groups = _members(network)
     # Each group of regions becomes one island. The ring follows the order of this list.
-    level: list[tuple[int, ...]] = [(region,) for region in sorted(groups)]
-    levels = [level]
-    for one, other in _best_first(network, sorted(groups)):
+    level: list[tuple[int, ...]] = [(region,) for region in groups]
+    found = [level]
+    for one, other in _best_first(network, groups):
         places = [place for place, group in enumerate(level) if one in group or other in group]
         if len(places) == 2:
             left, right = places
             level = [*level[:left], level[left] + level[right], *level[left + 1 : right], *level[right + 1 :]]
-            levels.append(level)
-    for cut in reversed(levels):
-        if 2 <= len(cut) <= most:
-            yield [tuple(sorted(machine for region in group for machine in groups[region])) for group in cut]
-    if 2 <= machines <= _MOST_ALONE:
-        yield [(machine,) for members in groups.values() for machine in members]
+            found.append(level)
+    return [
+        [tuple(sorted(machine for region in group for machine in groups[region])) for group in cut]
+        for cut in reversed(found)
+    ]
+
+
+def _members(network: Network) -> dict[int, list[int]]:
+    """Return the machines of each region, in the order of the regions."""
+    groups: dict[int, list[int]] = {}
+    for machine, region in enumerate(network.region.tolist()):
+        groups.setdefault(region, []).append(machine)
+    return dict(sorted(groups.items()))
 
 
 def _best_first(network: Network, regions: Iterable[int]) -> list[tuple[int, int]]:

@@ -69,23 +69,11 @@ def solve(
         PlanInfeasible: no plan with the requested numbers of stages and members fits on these machines.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
-    if profile.parameters == 0:
-        raise UserError("the model has no parameters to train", hint="add a layer that has some, e.g. linear")
-    measured = any(map(is_measured, topology.contributors))
-    usable = with_nominal_speeds(topology)
+    problems = search_problems(spec, topology, profile, timings)
     strategy = load_strategy(spec.parallelism.strategy)
-    network = complete(usable)
-    problems = [
-        SearchProblem(
-            TrainingCost(profile, usable, network, workload(spec, microbatches), timings),
-            stages=_stages(spec, usable, profile, measured=measured),
-            members_per_stage=spec.parallelism.members_per_stage or (None if measured else 1),
-        )
-        for microbatches in microbatch_choices(spec)
-    ]
     additions = Additions()
     timeline = None
-    if not measured:
+    if not any(map(is_measured, topology.contributors)):
         proposals = _proposals(strategy, problems)
         chosen = proposals[0]
     else:
@@ -95,6 +83,32 @@ def solve(
         if math.isinf(timeline.step_s):
             raise infeasible(strategy, problems[-1], chosen.candidate.layout)
     return _finish(spec, topology, epoch, problems, proposals, chosen, timeline, additions)
+
+
+def search_problems(
+    spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings
+) -> list[SearchProblem]:
+    """Return the search problems of a job: one for each number of microbatches that may be chosen.
+
+    The arguments are those of `solve`.
+
+    Raises:
+        PlanInfeasible: the job requests several stages, and its model cannot be cut.
+        UserError: the model has no parameters.
+    """
+    if profile.parameters == 0:
+        raise UserError("the model has no parameters to train", hint="add a layer that has some, e.g. linear")
+    measured = any(map(is_measured, topology.contributors))
+    usable = with_nominal_speeds(topology)
+    network = complete(usable)
+    return [
+        SearchProblem(
+            TrainingCost(profile, usable, network, workload(spec, microbatches), timings),
+            stages=_stages(spec, usable, profile, measured=measured),
+            members_per_stage=spec.parallelism.members_per_stage or (None if measured else 1),
+        )
+        for microbatches in microbatch_choices(spec)
+    ]
 
 
 def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:

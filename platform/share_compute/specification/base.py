@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from share_compute.files.strict import StrictModel, nearest
 
@@ -28,15 +29,29 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
     return value
 
 
-def known_tag(field: str, names: Sequence[str], what: str) -> BeforeValidator:
-    """Return a validator of a tagged union's input that checks the tag in ``field``; see `known`."""
+def known_tag(field: str, names: Sequence[str], what: str) -> WrapValidator:
+    """Return a validator of a tagged union that checks the tag in ``field``; see `known`.
 
-    def check(value: Any) -> Any:
+    Errors inside the union then have the path of the field in the document, without the tag that pydantic puts into it.
+    """
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         if isinstance(value, dict):
             known(value.get(field), names, what)
-        return value
+        try:
+            return handler(value)
+        except ValidationError as failure:
+            errors = [_without_tag(error, names) for error in failure.errors(include_url=False)]
+            raise ValidationError.from_exception_data(failure.title, errors) from None
 
-    return BeforeValidator(check)
+    return WrapValidator(check)
+
+
+def _without_tag(error: Any, tags: Sequence[str]) -> InitErrorDetails:
+    place = error["loc"][1:] if error["loc"] and error["loc"][0] in tags else error["loc"]
+    return InitErrorDetails(
+        type=PydanticCustomError(error["type"], error["msg"]), loc=place, input=error["input"]
+    )
 
 
 def plain_json(value: Any) -> Any:

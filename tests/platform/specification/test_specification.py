@@ -310,6 +310,50 @@ class TestRefused:
         with pytest.raises(UserError, match=r"members_per_stage 5 is more than training\.microbatches 4"):
             parse_job({**changed("parallelism", {"members_per_stage": 5}), "training": {"microbatches": 4}})
 
+    @pytest.mark.parametrize(
+        ("training", "message"),
+        [
+            ({"synchronization": {"kind": "gossip", "branches": 4}}, "unknown synchronization 'gossip'"),
+            (
+                {"synchronization": {"kind": "local", "branches": 1025}},
+                "training.synchronization.branches: Input should be less than or equal to 1024",
+            ),
+            (
+                {"synchronization": {"kind": "local", "branches": 2, "quorum": 3}},
+                "quorum 3 is more than the 2 branches",
+            ),
+            (
+                {"steps": 20, "synchronization": {"kind": "local", "branches": 2}},
+                "synchronization.every 30 is more than the 20 steps of the job",
+            ),
+            (
+                {"synchronization": {"kind": "local", "branches": 2, "every": 7}, "validate_every": 10},
+                "validate_every 10 is not a multiple of synchronization.every 7",
+            ),
+            (
+                {"synchronization": {"kind": "local", "branches": 2, "every": 7}, "checkpoint_every": 13},
+                "checkpoint_every 13 is not a multiple of synchronization.every 7",
+            ),
+            (
+                {
+                    "synchronization": {"kind": "local", "branches": 2, "every": 7},
+                    "samples": {"every": 8, "prompts": ["Once"]},
+                },
+                "samples.every 8 is not a multiple of synchronization.every 7",
+            ),
+            ({"compression": {"name": "int8"}}, "compression needs synchronization: {kind: local}"),
+            (
+                {
+                    "synchronization": {"kind": "local", "branches": 2},
+                    "compression": {"name": "topk", "density": 0.0001},
+                },
+                "density 0.0001 keeps no value of a chunk of 4096; the least density is 0.000244141",
+            ),
+        ],
+    )
+    def test_rounds_that_cannot_be_are_refused(self, training: dict[str, Any], message: str) -> None:
+        assert message in refusal(changed("training", training)).message
+
     def test_the_number_of_microbatches_may_be_left_to_the_planner(self) -> None:
         job = parse_job(changed("training", {"batch_size": 12}))
         assert job.training.microbatches is None
@@ -357,6 +401,37 @@ def schema_fields(
             yield from schema_fields(schema, schema["$defs"][target], f"{prefix}{name}.")
 
 
+def defaults(schema: dict[str, Any]) -> dict[str, str]:
+    """Return the default of every field as the guide writes it.
+
+    A field of several alternatives with different defaults has each default with the name of its alternative. The
+    default of the field that chooses among alternatives is that of the whole part.
+    """
+    found: dict[str, dict[str, str]] = {}
+
+    def walk(node: dict[str, Any], prefix: str, tag: str) -> None:
+        for name, field in node.get("properties", {}).items():
+            path, choice = prefix + name, field.get("discriminator", {})
+            if "default" in field and "const" not in field:
+                found.setdefault(path, {})[tag] = f"`{json.dumps(field['default'])}`"
+            for value, target in choice.get("mapping", {}).items():
+                walk(schema["$defs"][target.rpartition("/")[2]], f"{path}.", value)
+            if choice:
+                chosen = json.dumps(field["default"][choice["propertyName"]])
+                found[f"{path}.{choice['propertyName']}"] = {"": f"`{chosen}`"}
+            else:
+                for target in re.findall(r"#/\$defs/(\w+)", json.dumps(field)):
+                    walk(schema["$defs"][target], f"{path}.", tag)
+
+    walk(schema, "", "")
+    return {
+        name: next(iter(by_tag.values()))
+        if len(set(by_tag.values())) == 1
+        else ", ".join(f"{value} ({tag})" for tag, value in by_tag.items())
+        for name, by_tag in found.items()
+    }
+
+
 class TestSchema:
     def fields(self) -> dict[str, dict[str, Any]]:
         schema = job_schema()
@@ -385,9 +460,10 @@ class TestSchema:
         fields = self.fields()
         parts = {name.rpartition(".")[0] for name in fields} - {"", "model.layers"}
         assert set(rows) == set(fields) - parts
-        for name, shown in rows.items():
-            if "default" in fields[name]:
-                assert shown == f"`{json.dumps(fields[name]['default'])}`", name
+        shown = defaults(job_schema())
+        assert {name: rows[name] for name in shown if name not in parts} == {
+            name: shown[name] for name in shown if name not in parts
+        }
 
 
 def test_numbers_without_a_dot_are_numbers() -> None:

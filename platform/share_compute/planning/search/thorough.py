@@ -48,18 +48,28 @@ def thorough(problems: Sequence[SearchProblem], additions: Additions) -> Choice:
     Raises:
         PlanInfeasible: the requested numbers of stages and members are impossible.
     """
-    auto, choice = AutoPartitioning(), Choice()
     quickly = worth_searching(problems)
-    every = problems if problems[0].cost.num_machines <= MANY else quickly
-    for problem in problems:
-        choice.offer(proposed(problem, auto.simpler(problem, in_order=problem in every)))
+    choice = simple(problems, in_order=problems if problems[0].cost.num_machines <= MANY else quickly)
     for problem in _promising(problems, quickly, choice):
-        choice.offer(proposed(problem, auto.search(problem)))
+        choice.offer(proposed(problem, AutoPartitioning().search(problem)))
     if choice:
         seen: set[Layout] = set()
         _polish(problems, choice, additions, seen)
         _all_that_is_left(problems, choice)
         _polish(problems, choice, additions, seen)
+    return choice
+
+
+def simple(problems: Sequence[SearchProblem], *, in_order: Sequence[SearchProblem]) -> Choice:
+    """Return the choice among the layouts of the other built-in strategies; empty if none was found.
+
+    Args:
+        problems: the job, once for each number of microbatches that may be chosen.
+        in_order: problems for which dynamic programming is tried, too.
+    """
+    auto, choice = AutoPartitioning(), Choice()
+    for problem in problems:
+        choice.offer(proposed(problem, auto.simpler(problem, in_order=problem in in_order)))
     return choice
 
 
