@@ -9,9 +9,10 @@ The predicted time of a round with H steps is ::
 The branches of an island share its machines. Each branch may use an equal part of each machine's memory.
 
 Candidates for the islands are the levels of a clustering of the machines by their links (`planning.islands.levels`),
-and all single machines. For each candidate, branches are placed one after the other, each on the island that completes
-its round first with it. That minimises the time of the round, because this time grows with the number of branches.
-Islands without a branch are left out. Ties go to fewer islands, then to fewer machines.
+equal parts of the machines in the order of that clustering, and all single machines. For each candidate, branches are
+placed one after the other, each on the island that completes its round first with it. That minimises the time of the
+round, because this time grows with the number of branches. Islands without a branch are left out. Ties go to fewer
+islands, then to fewer machines.
 """
 
 from __future__ import annotations
@@ -311,14 +312,21 @@ class _Islands:
         self._known: dict[Machines, _Island] = {}
 
     def cuts(self, most: int) -> Iterator[list[_Island]]:
-        """Yield partitions of the machines: levels with at most ``most`` islands, and all single machines."""
-        network = complete(self.topology)
-        single: list[Machines] = [(machine,) for machine in range(len(self.topology.contributors))]
-        cuts = [cut for cut in levels(network) if len(cut) <= most]
-        if len(single) <= MOST_ALONE and single not in cuts:
-            cuts.append(single)
-        for cut in cuts:
-            yield [self._island(machines) for machines in cut]
+        """Yield partitions of the machines into at most ``most`` islands, and all single machines."""
+        clusters = levels(complete(self.topology))
+        cuts = [cut for cut in clusters if len(cut) <= most]
+        order = [machine for machines in clusters[-1] for machine in machines]
+        if len(order) <= MOST_ALONE:
+            counts = {most, *(2**power for power in range(1, MOST_ALONE.bit_length()))}
+            cuts += [
+                _equal_parts(order, count) for count in sorted(counts) if 1 < count <= min(most, len(order))
+            ]
+            cuts.append([(machine,) for machine in sorted(order)])
+        seen: list[list[Machines]] = []
+        for cut in map(sorted, cuts):
+            if cut not in seen:
+                seen.append(cut)
+                yield [self._island(machines) for machines in cut]
 
     def _island(self, machines: Machines) -> _Island:
         if machines not in self._known:
@@ -326,6 +334,14 @@ class _Islands:
             part = _part(self.topology, names, 1)
             self._known[machines] = _Island(self._job, part, self._profile, self._timings)
         return self._known[machines]
+
+
+def _equal_parts(machines: Sequence[int], count: int) -> list[Machines]:
+    """Return ``count`` parts of a list whose sizes differ by 1 at most, each in ascending order."""
+    return [
+        tuple(sorted(machines[part * len(machines) // count : (part + 1) * len(machines) // count]))
+        for part in range(count)
+    ]
 
 
 def _shared(islands: Sequence[_Island], branches: int) -> list[_Share]:

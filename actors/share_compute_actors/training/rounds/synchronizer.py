@@ -291,9 +291,24 @@ class Synchronizer:
         branch.restarts += 1
         if moves:
             branch.place = self._other_place(branch, why)
+        assignment = self._assignment_of(branch)
         names = listed(sorted(self._name(machine) for machine in branch.place.machines))
-        self._note(f"branch {branch.number} is started again on {names}: {why}", "warning")
-        branch.begin(self._assignment_of(branch))
+        loss = f"; {self._lost_state(assignment)}" if moves else ""
+        self._note(f"branch {branch.number} is started again on {names}{loss}: {why}", "warning")
+        branch.begin(assignment)
+
+    def _lost_state(self, assignment: Assignment) -> str:
+        """Return what a branch lacks that begins a round with new members, for the user."""
+        training, version = self._assignment.spec.training, self._machine.version
+        lost = []
+        if self._policy.inner_state == "keep":
+            lost.append("the state of its optimizer")
+        if training.compression.name != "none" and training.compression.error_feedback is not None:
+            lost.append("the error of its codec")
+        is_whole = assignment.checkpoint != self._aggregator.version_folder(version)
+        if is_whole or version == 0 or not lost:
+            return f"it begins round {version + 1} as before"
+        return f"it begins round {version + 1} with the merged weights, but without {listed(lost)}"
 
     def _other_place(self, branch: BranchAttempt, why: str) -> BranchPlace:
         """Return machines for a branch that lost some of its own: those of the branch with the fewest neighbours.
