@@ -19,7 +19,7 @@ from share_compute.shard import Shard
 from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
-from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
+from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.training.backups import copying, followers
 from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.backups.copying import Copied, Copier, ShardOutline, ShardRange
@@ -42,7 +42,14 @@ LAYERS = (
 class Trainer:
     """A member that is alone with its model: it trains, and gives its gradients to who keeps its copy."""
 
-    def __init__(self, *, freeze: tuple[str, ...] = (), shard: ShardRange = WHOLE, **training: Any) -> None:
+    def __init__(
+        self,
+        *,
+        freeze: tuple[str, ...] = (),
+        shard: ShardRange = WHOLE,
+        version: int | None = None,
+        **training: Any,
+    ) -> None:
         self.shard = shard
         self.training = TrainingSpec.model_validate(
             {"steps": 40, "batch_size": 4, "microbatches": 1, **training}
@@ -51,6 +58,8 @@ class Trainer:
         stage = build_stage(blueprint, Shard("m", *shard, WHOLE[1]), CPU)
         stage.initialize(3)
         self.runner = Runner(stage, self.training, SummationTree((1,)))
+        if version is not None:
+            self.runner.begin_branch(version)
         self.step = 0
         self.scales: dict[int, float] = {}
         self.let_copy(Copier)
@@ -83,10 +92,7 @@ class Trainer:
         self.runner.apply(self.step, scale)
 
     def state(self) -> dict[str, Tensor]:
-        found = dict(self.runner.stage.persistent())
-        if self.runner.optimizer is not None:
-            found |= optimizer_tensors(self.runner.optimizer, self.runner.parameters)
-        return found
+        return self.runner.stage.persistent() | self.runner.state_tensors()
 
 
 @pytest.fixture

@@ -10,12 +10,14 @@ import pytest
 import torch
 from ray.exceptions import ObjectLostError
 
-from share_compute.errors import ContributorLost, StaleEpoch, WrongTensor
+from share_compute.errors import ContributorLost, StaleEpoch, UserError, WrongTensor
 from share_compute.models.storage.weights import rows_of
+from share_compute.shard import Shard
 from share_compute_actors.group import fetching
 from share_compute_actors.messages import Extent, Source, Sources, read_extents, server_source
 from share_compute_actors.training.member import loading
 from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.wire import NAMES, pack_answer
 
 HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
 
@@ -98,3 +100,20 @@ def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: An
     with pytest.raises(WrongTensor, match="ada sent a message that does not match its schema") as found:
         loading._stored(stage, client, 0)
     assert found.value.worker == "c-ada"
+
+
+def test_a_branch_does_not_initialize_what_the_job_adds_to_the_model() -> None:
+    """Each branch would draw other adapters, because each has its own seed."""
+    names = pack_answer(NAMES, ("large", "scalar"))
+    actor = SimpleNamespace(inventory=SimpleNamespace(remote=lambda: names))
+    stage: Any = SimpleNamespace(
+        persistent=lambda: dict(HELD),
+        added=frozenset({"small"}),
+        initialize_added=lambda _seed: None,
+        shard=Shard("m", 0, 1, 1),
+    )
+    runner: Any = SimpleNamespace(stage=stage)
+    setup: Any = SimpleNamespace(version=0, name="ada", training=SimpleNamespace(seed=0))
+    client = fetching.SourceClient(Sources((server_source(actor),)))
+    with pytest.raises(UserError, match="lack the tensors that the job adds"):
+        loading.fill_runner(runner, setup, client)

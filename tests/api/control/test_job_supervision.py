@@ -339,6 +339,21 @@ class TestWaiting:
         cluster.members[ada] = {"job-that-is-over"}
         assert spare() == [grace]
 
+    def test_members_of_branches_are_members_of_their_job(self, cluster: Cluster) -> None:
+        waiting = Waiting(Patience())
+        ada, grace, job_id = (
+            cluster.contributor("ada"),
+            cluster.contributor("grace"),
+            cluster.submit(stages=2),
+        )
+        cluster.members |= {ada: {f"{job_id}/0", f"{job_id}/1"}, grace: {f"{job_id}/1"}}
+        assert self.why_not(cluster, waiting, job_id) is None
+        cluster.members[grace] = {"job-that-waits/0"}
+        reason = self.why_not(cluster, waiting, job_id)
+        assert reason is not None
+        assert "1 more holds members of another job" in reason
+        assert "continues from its members' state on 1 machine" in reason
+
     def test_words_say_what_holds_members_and_what_a_job_goes_on_with(self, cluster: Cluster) -> None:
         waiting = Waiting(Patience())
         ada, grace, job_id = (

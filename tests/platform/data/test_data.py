@@ -85,6 +85,21 @@ class TestStepOrder:
     def test_unshuffled_goes_from_first_to_last(self) -> None:
         assert StepOrder(0, 5, 3, shuffle=False).indices(2).tolist() == [3, 4, 0]
 
+    @given(st.integers(1, 50), st.integers(1, 5), st.integers(1, 5), st.integers(1, 100), st.booleans())
+    def test_branches_divide_the_samples_of_one_large_step(
+        self, size: int, batch_size: int, branches: int, step: int, shuffle: bool
+    ) -> None:
+        parts = [
+            StepOrder(3, size, batch_size, shuffle, branches, branch).indices(step)
+            for branch in range(branches)
+        ]
+        whole = StepOrder(3, size, branches * batch_size, shuffle).indices(step)
+        assert np.array_equal(np.concatenate(parts), whole)
+
+    def test_there_is_no_branch_beyond_the_last(self) -> None:
+        with pytest.raises(ValueError, match="no branch 2 of 2"):
+            StepOrder(0, 5, 3, branches=2, branch=2)
+
     def test_steps_count_from_one(self) -> None:
         with pytest.raises(ValueError, match="counted from 1"):
             StepOrder(0, 5, 3).indices(0)

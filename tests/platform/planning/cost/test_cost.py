@@ -165,6 +165,21 @@ def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
     assert cost.tail_s(layout.stages[0]) < plain.tail_s(layout.stages[0])
 
 
+def test_branches_keep_more_beside_their_weights() -> None:
+    plain = instance(1, machines=2, layers=4, microbatches=4)
+    cost = replace(plain, workload=replace(plain.workload, branch_tensors=2))
+    layout = Layout((StageLayout(0, 2, (0,), (4,)), StageLayout(2, 4, (1,), (4,))))
+    for place, stage in enumerate(layout.stages):
+        more = 2 * 4 * plain.trained_parameters(stage.start, stage.stop)
+        assert cost.member_bytes(layout, place, 0) == pytest.approx(
+            plain.member_bytes(layout, place, 0) + more
+        )
+        assert cost.carried_bytes(stage.start, stage.stop) == pytest.approx(
+            plain.carried_bytes(stage.start, stage.stop) + more
+        )
+        assert cost.tail_s(stage) == plain.tail_s(stage)
+
+
 def test_two_byte_precision_keeps_less_and_a_copy_of_the_weights() -> None:
     plain = instance(1, machines=2, layers=4, microbatches=4)
     cost = replace(plain, workload=replace(plain.workload, dtype="bfloat16"))
