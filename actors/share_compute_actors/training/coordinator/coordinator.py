@@ -54,7 +54,7 @@ class Coordinator:
     def run(self) -> None:
         """Run the attempt, and report its progress as events; the last event reports how the attempt ended."""
         try:
-            self._report(self._make())
+            self._report(self._attempt())
         except Cancelled:
             self._report(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
         except ShareComputeError as failure:
@@ -70,7 +70,8 @@ class Coordinator:
             )
             self._report(AttemptEnded(outcome="failed", reason=reason, error=error))
 
-    def _make(self) -> AttemptEnded:
+    def _attempt(self) -> AttemptEnded:
+        """Make the attempt, or merge the branches of a job that trains in rounds."""
         # These modules load torch.
         from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415
         from share_compute_actors.training.coordinator.connections import Connections  # noqa: PLC0415
