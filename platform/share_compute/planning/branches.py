@@ -44,6 +44,8 @@ from share_compute.topology import HEAD, Link, Topology, absurdities
 
 _SMALL = 8
 """Maximum number of machines of an island for which dynamic programming is tried; it is slow for more machines."""
+_MOST_LEVELS = 32
+"""Maximum number of levels of the clustering that are tried; of more levels, some at even intervals are tried."""
 NO_BRANCH = "rounds would not be shorter if it trained a branch"
 
 
@@ -84,7 +86,7 @@ def place_branches(
     islands = _Islands(job, topology, profile, timings or {})
     best: tuple[tuple[float, int, int], list[_Share]] | None = None
     most = 0
-    for cut in islands.cuts(branches):
+    for cut in islands.cuts():
         shares = _shared(cut, branches)
         placed = sum(share.branches for share in shares)
         most = max(most, placed)
@@ -310,11 +312,13 @@ class _Islands:
         self._job, self._profile, self._timings = job, profile, timings
         self._known: dict[Machines, _Island] = {}
 
-    def cuts(self, most: int) -> Iterator[list[_Island]]:
-        """Yield partitions of the machines: levels with at most ``most`` islands, and all single machines."""
-        network = complete(self.topology)
+    def cuts(self) -> Iterator[list[_Island]]:
+        """Yield partitions of the machines: at most `_MOST_LEVELS` levels, and all single machines."""
         single: list[Machines] = [(machine,) for machine in range(len(self.topology.contributors))]
-        cuts = [cut for cut in levels(network) if len(cut) <= most]
+        cuts = levels(complete(self.topology))
+        if len(cuts) > _MOST_LEVELS:
+            spread = (len(cuts) - 1) / (_MOST_LEVELS - 1)
+            cuts = [cuts[round(place * spread)] for place in range(_MOST_LEVELS)]
         if len(single) <= MOST_ALONE and single not in cuts:
             cuts.append(single)
         for cut in cuts:
