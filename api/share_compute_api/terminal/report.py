@@ -8,7 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from share_compute.planning.plan import IdleMachine, Plan
-from share_compute.planning.report import Alternative, IslandProposal, PlanReport, ServingPrediction
+from share_compute.planning.report import (
+    Alternative,
+    IslandProposal,
+    PlanReport,
+    RoundsPrediction,
+    ServingPrediction,
+)
 from share_compute.quantities import bytes_text, seconds_text
 from share_compute_api.terminal.describe import bound_text, idle_lines
 from share_compute_api.terminal.output import console, number, rate
@@ -33,6 +39,8 @@ def print_report(report: PlanReport) -> None:
     serving = report.serving
     plan = report.plan if serving is None else serving.plan
     console.print(_size(plan), _training(plan) if serving is None else _serving(serving), sep="\n")
+    if serving is None and report.rounds is not None:
+        _section("Rounds", _rounds(report.rounds))
     _section("Layers", layers_over_machines(plan, console))
     _section("Machines", _machines(plan))
     if plan.idle:
@@ -57,10 +65,11 @@ def _capital(text: str) -> str:
 
 
 def _size(plan: Plan) -> Text:
-    machines, stages = _count(sum(plan.stage_sizes), "machine"), _count(len(plan.stages), "stage")
+    machines, stages = _count(len(plan.machines), "machine"), _count(len(plan.stages), "stage")
+    parts = f"with {_count(len(plan.branches), 'branch', 'branches')}" if plan.branches else f"in {stages}"
     return Text.assemble(
         (plan.model_id, "bold"),
-        f": {_count(plan.num_layers, 'layer')}, {plan.parameters:,} parameters; on {machines} in {stages}, ",
+        f": {_count(plan.num_layers, 'layer')}, {plan.parameters:,} parameters; on {machines} {parts}, ",
         f"by strategy {plan.strategy}",
     )
 
@@ -73,6 +82,7 @@ def _training(plan: Plan) -> Text:
     tokens = f"   {_per_s(prediction.tokens_per_s)} tokens/s" if is_text else ""
     text = Text.assemble(
         (f"{seconds_text(prediction.step_s)} a step", "bold green"),
+        " of branch 0," if plan.branches else "",
         f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
         f"   {_per_s(prediction.samples_per_s)} samples/s{tokens}\n",
         f"{_capital(bound_text(prediction))}.\n{prediction.bottleneck.sentence}",
@@ -181,6 +191,36 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
     return Group(table, *problems)
 
 
+def _rounds(rounds: RoundsPrediction) -> Text:
+    text = Text()
+    if rounds.round_s is not None:
+        exchange = "" if rounds.exchange_s is None else f" ({seconds_text(rounds.exchange_s)} to exchange)"
+        text.append(f"{seconds_text(rounds.round_s)} a round", style="bold green")
+        text.append(
+            f" of {_count(rounds.every, 'step')}{exchange}   {_per_s(rounds.samples_per_s)} samples/s\n"
+        )
+    ratio = f" ({rounds.ratio:.3g} times less than float32)" if rounds.ratio >= 1.05 else ""
+    text.append(
+        f"Each branch sends {bytes_text(rounds.contribution_bytes)} a round, "
+        f"and receives {bytes_text(rounds.update_bytes)}{ratio}.\n"
+    )
+    text.append("".join(f"{sentence}\n" for sentence in rounds.sentences()))
+    for island in rounds.islands[:_MOST_MACHINES]:
+        label = "branch" if len(island.branches) == 1 else "branches"
+        span = f"{island.branches[0]}" + (f"-{island.branches[-1]}" if len(island.branches) > 1 else "")
+        text.append(_names(island.machines), style="bold").append(f": {label} {span}")
+        text.append("\n" if island.step_s is None else f", {seconds_text(island.step_s)} a step\n")
+    if len(rounds.islands) > _MOST_MACHINES:
+        text.append(f"and {len(rounds.islands) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def _names(machines: tuple[str, ...]) -> str:
+    more = f" and {len(machines) - _MOST_NAMES} more" if len(machines) > _MOST_NAMES else ""
+    return ", ".join(machines[:_MOST_NAMES]) + more
+
+
 def _islands(proposal: IslandProposal) -> Text:
     text = Text(
         f"{_count(len(proposal.islands), 'island')} that synchronise every {proposal.interval_steps} steps "
@@ -188,9 +228,7 @@ def _islands(proposal: IslandProposal) -> Text:
         f"{_per_s(proposal.samples_per_s)} samples/s:\n"
     )
     for island in proposal.islands[:_MOST_MACHINES]:
-        more = f" and {len(island.machines) - _MOST_NAMES} more" if len(island.machines) > _MOST_NAMES else ""
-        names = ", ".join(island.machines[:_MOST_NAMES]) + more
-        text.append(names, style="bold")
+        text.append(_names(island.machines), style="bold")
         text.append(f": {seconds_text(island.step_s)} a step, {_per_s(island.samples_per_s)} samples/s\n")
     text.rstrip()
     return text

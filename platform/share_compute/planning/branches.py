@@ -45,6 +45,8 @@ from share_compute.topology import HEAD, Link, Topology, absurdities
 
 _SMALL = 8
 """Maximum number of machines of an island for which dynamic programming is tried; it is slow for more machines."""
+_MOST_LEVELS = 32
+"""Maximum number of levels of the clustering that are tried; of more levels, some at even intervals are tried."""
 NO_BRANCH = "rounds would not be shorter if it trained a branch"
 
 
@@ -311,17 +313,18 @@ class _Islands:
         self._job, self._profile, self._timings = job, profile, timings
         self._known: dict[Machines, _Island] = {}
 
-    def cuts(self, most: int) -> Iterator[list[_Island]]:
-        """Yield partitions of the machines into at most ``most`` islands, and all single machines."""
-        clusters = levels(complete(self.topology))
-        cuts = [cut for cut in clusters if len(cut) <= most]
-        order = [machine for machines in clusters[-1] for machine in machines]
+    def cuts(self, branches: int) -> Iterator[list[_Island]]:
+        """Yield partitions of the machines: at most `_MOST_LEVELS` levels, equal parts, and all single machines."""
+        cuts = levels(complete(self.topology))
+        order = [machine for machines in cuts[-1] for machine in machines]
+        if len(cuts) > _MOST_LEVELS:
+            spread = (len(cuts) - 1) / (_MOST_LEVELS - 1)
+            cuts = [cuts[round(place * spread)] for place in range(_MOST_LEVELS)]
         if len(order) <= MOST_ALONE:
-            counts = {most, *(2**power for power in range(1, MOST_ALONE.bit_length()))}
-            cuts += [
-                _equal_parts(order, count) for count in sorted(counts) if 1 < count <= min(most, len(order))
-            ]
-            cuts.append([(machine,) for machine in sorted(order)])
+            counts = {branches, *(2**power for power in range(1, MOST_ALONE.bit_length()))}
+            most = min(branches, len(order))
+            cuts += [_equal_parts(order, count) for count in sorted(counts) if 1 < count <= most]
+            cuts.append([(machine,) for machine in order])
         seen: list[list[Machines]] = []
         for cut in map(sorted, cuts):
             if cut not in seen:

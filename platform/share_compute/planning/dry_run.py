@@ -25,10 +25,12 @@ from share_compute.planning.report import (
     TimelineUpdate,
     unpredictable,
 )
+from share_compute.planning.rounds import plan_rounds
 from share_compute.planning.search.partitioning import strategy_names
 from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.planning.serving.plan import plan_serving
 from share_compute.specification import TrainJob
+from share_compute.specification.synchronization import LocalSpec
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
 
@@ -61,8 +63,13 @@ def dry_run(
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
+    spec = _with_strategy(spec, strategy)
+    rounds = None
     try:
-        solution = solve(_with_strategy(spec, strategy), topology, profile, 0, {})
+        if isinstance(spec.training.synchronization, LocalSpec):
+            solution, rounds, topology = plan_rounds(spec, topology, profile)
+        else:
+            solution = solve(spec, topology, profile, 0, {})
     except PlanInfeasible:
         if served is None:
             raise
@@ -71,7 +78,8 @@ def dry_run(
         plan=solution.plan,
         timeline=_timeline(solution),
         alternatives=_alternatives(spec, topology, profile, solution) if compare else (),
-        islands=_islands(solution),
+        islands=None if rounds is not None else _islands(solution),
+        rounds=rounds,
         serving=served,
     )
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from share_compute.files.strict import StrictModel
 from share_compute.planning.plan import Bounded, Plan
-from share_compute.quantities import listed
+from share_compute.quantities import bytes_text, listed
 from share_compute.topology import Topology
 
 
@@ -85,7 +85,7 @@ class IslandPlan(StrictModel):
 
 
 class IslandProposal(StrictModel):
-    """Prediction for training in several islands instead of in lockstep. Jobs cannot run this way yet."""
+    """Prediction for training in several islands instead of in lockstep, as ``synchronization: {kind: local}`` does."""
 
     islands: tuple[IslandPlan, ...]
     interval_steps: int
@@ -94,6 +94,74 @@ class IslandProposal(StrictModel):
     """Time of one synchronisation."""
     samples_per_s: float
     """Samples per second of all islands together, synchronisation included."""
+
+
+class BranchIsland(StrictModel):
+    """An island, and the branches that its machines train."""
+
+    machines: tuple[str, ...]
+    """Names of the machines."""
+    branches: tuple[int, ...]
+    step_s: float | None = None
+    """Predicted time of one step of one branch that is alone on the island; None if no speed was measured."""
+    round_s: float | None = None
+    """Predicted time of a round of all its branches, with the exchange with the server."""
+
+
+class RoundsPrediction(StrictModel):
+    """Predicted figures of a job whose branches merge in rounds."""
+
+    islands: tuple[BranchIsland, ...]
+    every: int
+    """Steps that each branch takes in a round."""
+    contribution_bytes: int
+    """Approximate bytes that each branch sends to the server in a round."""
+    update_bytes: int
+    """Approximate bytes that each branch receives from the server in a round."""
+    uncompressed_bytes: int
+    """Bytes of a contribution, and of an update, in float32."""
+    exchange_s: float | None = None
+    """Predicted time of the exchange with the server on the slowest island; None if no link was measured."""
+    round_s: float | None = None
+    """Predicted time of a round, which is that of the slowest island; None if no machine's speed was measured."""
+    samples_per_s: float | None = None
+    """Samples per second of all branches together."""
+    lockstep_bytes: int
+    """Bytes that each branch would send in each step, and receive, if all branches summed float32 gradients in a ring.
+    """
+    lockstep_samples_per_s: float | None = None
+    """Samples per second of one plan for all machines with the batches of all branches; None if there is no plan."""
+
+    @property
+    def ratio(self) -> float:
+        """Compression ratio: bytes of a contribution and an update in float32, divided by their compressed bytes."""
+        return 2 * self.uncompressed_bytes / max(1, self.contribution_bytes + self.update_bytes)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return one sentence that compares the bytes with lockstep training, and one that compares the speed."""
+        a_step = self.contribution_bytes / self.every
+        of_bytes = (
+            f"Lockstep AllReduce would send {bytes_text(self.lockstep_bytes)} per branch in each step; rounds send "
+            f"{bytes_text(round(a_step))} per step on average{_times(self.lockstep_bytes, a_step, 'less')}."
+        )
+        found = [of_bytes]
+        if self.lockstep_samples_per_s is None:
+            found.append("These machines cannot train the job in lockstep with the batches of all branches.")
+        elif self.samples_per_s is not None:
+            is_faster = self.samples_per_s >= self.lockstep_samples_per_s
+            pair = (self.samples_per_s, self.lockstep_samples_per_s)
+            large, small = pair if is_faster else pair[::-1]
+            found.append(
+                f"Lockstep AllReduce on these machines would compute {self.lockstep_samples_per_s:.3g} samples/s; "
+                f"rounds compute {self.samples_per_s:.3g}{_times(large, small, 'more' if is_faster else 'less')}."
+            )
+        return tuple(found)
+
+
+def _times(large: float, small: float, word: str) -> str:
+    """Return the ratio as the end of a sentence; empty if it is below 1.05."""
+    factor = large / small if small > 0 else 1.0
+    return f", {factor:.3g} times {word}" if factor >= 1.05 else ""
 
 
 class ServingPrediction(Bounded):
@@ -133,6 +201,9 @@ class PlanReport(StrictModel):
     alternatives: tuple[Alternative, ...] = ()
     """Figures of all installed strategies; empty unless a comparison was requested."""
     islands: IslandProposal | None = None
+    """Proposal of islands for a job that trains in lockstep; None if islands would not be much faster."""
+    rounds: RoundsPrediction | None = None
+    """Figures of the rounds of a job with branches; None without branches. ``timeline`` is of the first branch then."""
     serving: ServingPrediction | None = None
 
 

@@ -1,4 +1,4 @@
-"""Numerics of policies by which branches that train apart exchange what they learned. No job uses them yet.
+"""Numerics of policies by which branches that train apart exchange what they learned.
 
 - Branch: a virtual worker of a job. The number of branches is fixed, and a branch is independent of machines.
 - Round: some training steps of a branch, and the merge after them. Rounds count from 1.

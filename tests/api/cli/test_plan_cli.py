@@ -55,6 +55,34 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
     assert "\x1b" not in done.stdout, "no colours in a pipe"
 
 
+def test_a_job_with_rounds_shows_islands_and_what_a_round_exchanges(run: Run, tmp_path: Path) -> None:
+    job = tmp_path / "rounds.yaml"
+    job.write_text(
+        "model: {config: {model_type: llama, vocab_size: 2048, hidden_size: 128, intermediate_size: 352,"
+        " num_hidden_layers: 4}}\n"
+        "data: {files: [corpus.txt]}\n"
+        "training:\n"
+        "  synchronization: {kind: local, branches: 2, every: 20}\n"
+        "  compression: {name: int8}\n"
+    )
+    done = run("plan", str(job), "--topology", str(LAN), **NOWHERE)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    for expected in (
+        "with 2 branches",
+        "a step of branch 0,",
+        "a round of 20 steps",
+        "Each branch sends",
+        "times less than float32",
+        "Lockstep AllReduce would send",
+        "Lockstep AllReduce on these machines would compute",
+    ):
+        assert expected in text
+    found = json.loads(run("plan", str(job), "--topology", str(LAN), "--json", **NOWHERE).stdout)
+    assert [branch["number"] for branch in found["plan"]["branches"]] == [0, 1]
+    assert sorted(number for island in found["rounds"]["islands"] for number in island["branches"]) == [0, 1]
+
+
 def test_the_report_for_scripts(run: Run) -> None:
     done = run(
         "plan",

@@ -87,6 +87,56 @@ def test_regions_that_are_far_apart_may_train_as_islands() -> None:
     assert report.islands.samples_per_s > report.plan.prediction.samples_per_s
 
 
+def test_rounds_have_a_plan_for_each_branch_and_their_figures() -> None:
+    names = "abcdef"
+    links = [
+        Link(one, other, *((5e-4, 1e8) if (one < "d") == (other < "d") else (0.05, 1e6)))
+        for place, one in enumerate(names)
+        for other in names[place + 1 :]
+    ]
+    links += [Link("head", name, 0.05, 1e6) for name in names]
+    topology = Topology((*(machine(name, 50) for name in names), machine("slow", 1)), tuple(links))
+    training = {
+        "synchronization": {"kind": "local", "branches": 2, "every": 20},
+        "compression": {"name": "bf16"},
+    }
+    report = dry_run(job(training=training), topology, PROFILE, compare=True)
+    assert report.islands is None
+    assert report.rounds is not None
+    rounds, plan = report.rounds, report.plan
+    assert [island.machines for island in rounds.islands] == [tuple("abc"), tuple("def")]
+    assert [branch.number for branch in plan.branches] == [0, 1]
+    assert plan.stages == plan.branches[0].stages
+    assert plan.machines == set(names)
+    assert [machine.name for machine in plan.idle] == ["slow"]
+    # 160 million parameters with two bytes each, both ways, at 1 MB/s.
+    assert rounds.contribution_bytes == rounds.update_bytes == 2 * PROFILE.parameters
+    assert rounds.ratio == 2
+    assert rounds.exchange_s == pytest.approx(4 * PROFILE.parameters / 1e6 + 0.1)
+    step_s = plan.branches[0].step_s
+    assert step_s is not None
+    assert rounds.exchange_s is not None
+    assert rounds.round_s is not None
+    assert rounds.round_s == pytest.approx(20 * step_s + rounds.exchange_s)
+    assert rounds.samples_per_s == pytest.approx(2 * 16 * 20 / rounds.round_s)
+    assert rounds.lockstep_bytes == 4 * PROFILE.parameters
+    assert rounds.lockstep_samples_per_s is not None
+    of_bytes, of_speed = rounds.sentences()
+    assert of_bytes.endswith("per step on average, 40 times less.")
+    assert "samples/s; rounds compute" in of_speed
+    assert PlanReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_rounds_are_not_predicted_for_unknown_speeds() -> None:
+    training = {"synchronization": {"kind": "local", "branches": 2}}
+    rounds = dry_run(job(training=training), lan(machine("a", 0), machine("b", 0)), PROFILE).rounds
+    assert rounds is not None
+    assert (rounds.round_s, rounds.samples_per_s, rounds.lockstep_samples_per_s) == (None, None, None)
+    small = lan(machine("a", memory_bytes=5 * GIB), machine("b", memory_bytes=5 * GIB))
+    with pytest.raises(PlanInfeasible, match="2 of the 9 branches"):
+        dry_run(job(training={"synchronization": {"kind": "local", "branches": 9}}), small, PROFILE)
+
+
 def test_serving_is_reported_too_and_alone_where_training_does_not_fit() -> None:
     serving = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
     both = dry_run(job(), TOPOLOGY, PROFILE, serving=serving)
