@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from share_compute.lifecycle.attempt_events import Measured, RoundMerged
-from share_compute.planning.plan import Bounded, IdleMachine, Plan, layer_span
+from share_compute.planning.plan import Bounded, IdleMachine, Plan, StagePlan, layer_span
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
 from share_compute.store.records import EventRecord, JobRecord
@@ -184,16 +184,29 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def placement(plan: Plan) -> str:
     """Return the layers and machines of each stage, and the idle machines, in one line; long lists are cut."""
+    if plan.branches:
+        parts = [
+            f"branch {branch.number} on {_stages(branch.stages)}" for branch in plan.branches[:_MOST_STAGES]
+        ]
+        if len(plan.branches) > _MOST_STAGES:
+            parts.append(f"... and {len(plan.branches) - _MOST_STAGES} more branches")
+        placed = "; ".join(parts)
+    else:
+        placed = _stages(plan.stages)
+    idle = f"; idle: {listed([machine.name for machine in plan.idle], _MOST_NAMES)}" if plan.idle else ""
+    return placed + idle
+
+
+def _stages(all_stages: Sequence[StagePlan]) -> str:
     stages = []
-    for stage in plan.stages[:_MOST_STAGES]:
+    for stage in all_stages[:_MOST_STAGES]:
         names = [member.name for member in stage.members[:_MOST_NAMES]]
         if len(stage.members) > _MOST_NAMES:
             names.append(f"{len(stage.members) - _MOST_NAMES} more")
         stages.append(f"{layer_span(stage.start, stage.stop)}: {' + '.join(names)}")
-    if len(plan.stages) > _MOST_STAGES:
-        stages.append(f"... and {len(plan.stages) - _MOST_STAGES} more stages")
-    idle = f"; idle: {listed([machine.name for machine in plan.idle], _MOST_NAMES)}" if plan.idle else ""
-    return "; ".join(stages) + idle
+    if len(all_stages) > _MOST_STAGES:
+        stages.append(f"... and {len(all_stages) - _MOST_STAGES} more stages")
+    return "; ".join(stages)
 
 
 def step_times(measured: Measured) -> str:

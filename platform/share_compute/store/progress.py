@@ -294,6 +294,9 @@ def _timings(row: JobRow) -> dict[str, MachineTimings]:
 
 
 def _placement(plan: Plan) -> str:
+    if plan.branches:
+        machines, branches = _count(len(plan.machines), "machine"), len(plan.branches)
+        return f"running on {machines} in {branches} {'branch' if branches == 1 else 'branches'}"
     return f"running on {_count(sum(plan.stage_sizes), 'machine')} in {_count(len(plan.stages), 'stage')}"
 
 

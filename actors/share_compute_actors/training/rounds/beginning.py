@@ -60,6 +60,7 @@ def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, runs: tuple[int, ...
     return {
         **asdict(facts.state),
         "step": 0,
+        "version": 0,
         "seed": spec.training.seed,
         "batch_size": spec.training.batch_size,
         "train_samples": facts.sizes["train"],

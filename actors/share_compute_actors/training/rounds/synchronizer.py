@@ -375,7 +375,7 @@ class Synchronizer:
         found = {run: self._contributions[run] for run in record.runs}
         missing = self._machine.missing(record.runs)
         version, step = record.version, self._aggregator.step_of(record.version)
-        self._state |= {"step": step, "validations": self._validations}
+        self._state |= {"step": step, "version": version, "validations": self._validations}
         folders = {run: report.folder for run, (report, _) in found.items()}
         update_bytes = self._aggregator.merge(record, folders, self._state)
         self._step_log.merge(record)
