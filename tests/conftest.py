@@ -39,6 +39,8 @@ __all__ = [
 
 DEADLINE_S = 240.0
 GRACE_S = 100.0
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.25
+"""Each poll takes processor time in the process that answers it, which the awaited event needs as well."""
 WITH_MACHINES = ("tests/chaos/", "tests/containers/", "tests/hosts/")
 WITH_BROWSERS = "tests/e2e/"
 PURE = ("tests/platform/", "tests/web/")
@@ -86,13 +88,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def wait_for(check: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
-    """Return the first result of ``check`` that is not empty; fail if that takes too long."""
-    deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline:
+    """Return the first result of ``check`` that is not empty; fail if that takes too long.
+
+    The interval between polls grows with the time waited, from `SHORTEST_POLL_S` to `LONGEST_POLL_S`.
+    """
+    began = time.monotonic()
+    while (waited_s := time.monotonic() - began) < deadline_s:
         found = check()
         if found:
             return found
-        time.sleep(0.05)
+        time.sleep(min(max(SHORTEST_POLL_S, waited_s / 10), LONGEST_POLL_S))
     pytest.fail(f"{what}: not within {deadline_s:.0f} s")
 
 

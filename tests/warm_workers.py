@@ -21,14 +21,34 @@ from pathlib import Path
 
 _SOCKET = "SHARE_COMPUTE_TEST_WORKERS"
 _MODULES = (
-    "share_compute.models.huggingface.decoder",
-    "share_compute.planning.planner",
+    "jsonschema",
+    "msgpack",
+    "platformdirs",
+    "requests",
+    "scipy.stats",
+    "share_compute.inference.runtime.engine_stage",
     "share_compute.inference.runtime.stage",
+    "share_compute.inference.scheduler.scheduler",
+    "share_compute.lifecycle.attempt_events",
+    "share_compute.lifecycle.deployment_status",
+    "share_compute.models.boundary",
+    "share_compute.models.export",
+    "share_compute.models.factory",
+    "share_compute.models.huggingface.decoder",
+    "share_compute.models.numbers",
+    "share_compute.models.profiles.cache",
+    "share_compute.models.storage.checkpoints",
+    "share_compute.planning.planner",
+    "share_compute.protocol.member",
+    "share_compute.training.finiteness",
+    "share_compute.training.gradients",
+    "share_compute.training.loss_scale",
     "share_compute.training.optimizers",
     "torch._dynamo",
     "transformers.models.llama.modeling_llama",
     "transformers.optimization",
     "transformers.trainer_pt_utils",
+    "zmq",
 )
 """Without Ray: on import it reads the node's environment variables, such as the id of the job."""
 _MOST_BYTES = 2**20

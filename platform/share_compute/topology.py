@@ -23,6 +23,8 @@ MOST_BYTES = 2**60
 """Maximum plausible memory of one device, in bytes."""
 MOST_OVERHEAD_S = 0.1
 """Maximum plausible time of one small operation, in seconds."""
+MOST_DEVICES = 16
+"""Maximum number of contributors (one for each lent device) that one host can add with one use of an invite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,15 +60,15 @@ def child(process: psutil.Process, name: str) -> psutil.Process:
 
 
 @pytest.mark.parametrize(
-    "victim",
+    "victims",
     [
-        pytest.param("ray::Coordinator", marks=pytest.mark.thorough),
-        "raylet",
-        "the server",
+        pytest.param(["ray::Coordinator"], marks=pytest.mark.thorough),
+        ["raylet", "the server"],
     ],
+    ids=" and then ".join,
 )
 def test_a_job_outlives(
-    victim: str, tmp_path: Path, run_server: Any, run_command: Any, wait_for: Callable[..., Any]
+    victims: list[str], tmp_path: Path, run_server: Any, run_command: Any, wait_for: Callable[..., Any]
 ) -> None:
     port = free_port()
     with ExitStack() as servers, ExitStack() as machines:
@@ -82,18 +82,20 @@ def test_a_job_outlives(
             wait_for(lambda: ready(client) == ["ada", "bob"], "two machines")
             job_id = client.submit(JOB).id
             wait_for(lambda: client.job(job_id).step > 20, "steps")
-            step = client.job(job_id).step
-            process = psutil.Process(server.command.process.pid)
-            if victim == "the server":
-                process.kill()
-                server.command.process.wait()
-                server = servers.enter_context(run_server(tmp_path, port=port))
-            else:
-                child(process, victim).kill()
-            wait_for(lambda: client.job(job_id).attempt > 1, "the next attempt")
-            wait_for(lambda: len(starts(client, job_id)) > 1, "its start")
-            assert starts(client, job_id)[1] > step
-            wait_for(lambda: client.job(job_id).step > step + 20, "more steps")
+            for attempt, victim in enumerate(victims, 1):
+                job = client.job(job_id)
+                assert job.attempt == attempt
+                process = psutil.Process(server.command.process.pid)
+                if victim == "the server":
+                    process.kill()
+                    server.command.process.wait()
+                    server = servers.enter_context(run_server(tmp_path, port=port))
+                else:
+                    child(process, victim).kill()
+                wait_for(lambda last=attempt: client.job(job_id).attempt > last, "the next attempt")
+                wait_for(lambda last=attempt: len(starts(client, job_id)) > last, "its start")
+                assert starts(client, job_id)[attempt] > job.step
+                wait_for(lambda before=job.step: client.job(job_id).step > before + 20, "more steps")
             client.cancel(job_id)
             wait_for(lambda: client.job(job_id).state is JobState.cancelled, "cancelled")
             steps = [metric.step for metric in client.metrics(job_id) if metric.split == "train"]

@@ -10,18 +10,13 @@ import pytest
 from tests.conftest import wait_for
 from tests.hosts.cluster import Cluster
 from tests.hosts.network import Direction
-from tests.hosts.training import Result, train, train_undisturbed
+from tests.hosts.training import Result, train
 from tests.thoroughly import thoroughly
 
 from share_compute.store import JobRecord
 from share_compute_api.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster) -> Result:
-    return train_undisturbed(cluster)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import run_contributor, wait_for
-from tests.hosts.cluster import Cluster, run_cluster
+from tests.hosts.cluster import Cluster
 from tests.hosts.network import Direction
 
 from share_compute.errors import PlanInfeasible
@@ -20,7 +20,7 @@ from share_compute.topology import HEAD
 from share_compute_api.terminal.children import own_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
-WIDTHS = (64, 128, 64, 10)
+WIDTHS = (64, 128, 64, 32, 10)
 LAYERS = [
     {"type": "linear", "options": {"in_features": wide, "out_features": narrow}}
     for wide, narrow in pairwise(WIDTHS)
@@ -55,17 +55,16 @@ def run_job(cluster: Cluster, **changes: Any) -> JobRecord:
 @pytest.fixture(
     scope="module", params=["both", pytest.param("in", marks=pytest.mark.thorough)], name="cut_cluster"
 )
-def cut_cluster_fixture(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Three machines, of which machine-1 and machine-new do not reach each other since before the latter joined."""
+def cut_cluster_fixture(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Cluster]:
+    """Four machines, of which machine-1 and machine-new do not reach each other since before the latter joined."""
     direction: Direction = request.param
-    with run_cluster(2) as cluster:
-        host = cluster.network.add()
-        joining = ("--address", host.address, "--insecure")
-        with (
-            host.cut_from([cluster.machines["machine-1"]], direction),
-            run_contributor(cluster.server, NEW, *joining, inside=host.inside),
-        ):
-            yield cluster
+    host = cluster.network.add()
+    joining = ("--address", host.address, "--insecure")
+    with (
+        host.cut_from([cluster.machines["machine-1"]], direction),
+        run_contributor(cluster.server, NEW, *joining, inside=host.inside),
+    ):
+        yield cluster
 
 
 def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_cluster: Cluster) -> None:
@@ -74,7 +73,7 @@ def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_cluster: C
     names = {HEAD: HEAD, **{machine.key: machine.name for machine in topology.contributors}}
     links = {(names[link.source], names[link.target]): link.bytes_per_s for link in topology.links}
     measured = {target: rate > 0 for (source, target), rate in links.items() if source == NEW}
-    assert measured == {HEAD: True, "machine-0": True, "machine-1": False}
+    assert measured == {HEAD: True, "machine-0": True, "machine-1": False, "machine-2": True}
     done = subprocess.run(
         own_command("contributors", "--links"),
         env={
@@ -91,14 +90,16 @@ def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_cluster: C
 
 
 def test_jobs_are_planned_around_a_dead_link(cut_cluster: Cluster) -> None:
-    job = run_job(cut_cluster, parallelism={"stages": 3})
+    job = run_job(cut_cluster, parallelism={"stages": 4})
     assert job.state.value == "succeeded", job.reason
     assert job.plan is not None
-    assert {pair for pair in neighbours(job.plan) if NEW in pair} == {frozenset({NEW, "machine-0"})}
+    partners = set().union(*(pair for pair in neighbours(job.plan) if NEW in pair)) - {NEW}
+    assert partners
+    assert partners <= {"machine-0", "machine-2"}
 
 
 def test_a_job_that_cannot_be_planned_around_it_is_refused_with_the_pair(cut_cluster: Cluster) -> None:
-    together = {"stages": 1, "members_per_stage": 3}
+    together = {"stages": 1, "members_per_stage": 4}
     with cut_cluster.server.client() as client, pytest.raises(PlanInfeasible, match=f"machine-1 - {NEW}"):
         client.plan({**JOB, "parallelism": together})
     job = run_job(cut_cluster, parallelism=together)

@@ -6,12 +6,11 @@ import pytest
 from tests.conftest import wait_for
 from tests.hosts.cluster import Cluster
 from tests.hosts.network import has_title
-from tests.hosts.training import train, train_undisturbed
+from tests.hosts.training import Result, train
 
 from share_compute.lifecycle.states import JobState
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
-STEPS = 1000
 
 
 def settled_step(cluster: Cluster, after: int = 0) -> int | None:
@@ -21,9 +20,9 @@ def settled_step(cluster: Cluster, after: int = 0) -> int | None:
     return next((job.step for job in running if job.is_protected and job.step > after + 20), None)
 
 
-def test_a_stage_that_is_lost_right_after_the_gcs_loses_nothing(cluster: Cluster) -> None:
-    undisturbed = train_undisturbed(cluster, steps=STEPS)
-
+def test_a_stage_that_is_lost_right_after_the_gcs_loses_nothing(
+    cluster: Cluster, undisturbed: Result
+) -> None:
     def kill_gcs_and_member() -> None:
         step = wait_for(lambda: settled_step(cluster), "two copies of each layer")
         cluster.host.kill(has_title("gcs_server"))
@@ -33,4 +32,4 @@ def test_a_stage_that_is_lost_right_after_the_gcs_loses_nothing(cluster: Cluster
             assert job.attempt == 1, "the coordinator continues"
         cluster.machines["machine-1"].kill(has_title("ray::Member"))
 
-    assert train(cluster, "gcs and member", kill_gcs_and_member, steps=STEPS) == undisturbed
+    assert train(cluster, "gcs and member", kill_gcs_and_member) == undisturbed

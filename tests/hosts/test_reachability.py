@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from tests.conftest import run_command, run_contributor, wait_for
-from tests.hosts.cluster import Cluster, run_cluster
+from tests.hosts.cluster import Cluster
 from tests.hosts.network import Host
 
 from share_compute_actors.machine.ports import DEFAULT_RANGE
 
 pytestmark = [pytest.mark.slow]
 RANGE = (DEFAULT_RANGE.first, DEFAULT_RANGE.last)
-
-
-@pytest.fixture(scope="module", name="small_cluster")
-def small_cluster_fixture() -> Iterator[Cluster]:
-    """A server and one machine."""
-    with run_cluster(1) as cluster:
-        yield cluster
 
 
 def last_words(cluster: Cluster, host: Host, name: str) -> str:
@@ -40,49 +33,49 @@ def last_words(cluster: Cluster, host: Host, name: str) -> str:
         return command.text()
 
 
-def test_a_machine_behind_a_firewall_names_its_closed_ports_and_ends(small_cluster: Cluster) -> None:
-    host = small_cluster.network.add()
+def test_a_machine_behind_a_firewall_names_its_closed_ports_and_ends(cluster: Cluster) -> None:
+    host = cluster.network.add()
     with host.firewall(open_ports=(22, 22)):
-        text = last_words(small_cluster, host, "walled")
+        text = last_words(cluster, host, "walled")
     assert f"TCP ports of this machine ({host.address}) cannot be reached: {RANGE[0] + 1}-" in text
-    assert "from the server and" in text
-    assert "from machine-0" in text
+    for source in ("the server", *cluster.machines):
+        assert f" from {source}" in text
     assert f"open TCP ports {DEFAULT_RANGE} of this machine" in text
     assert "; trying again" in text
-    with small_cluster.server.client() as client:
+    with cluster.server.client() as client:
         states = {one.name: one.state.value for one in client.contributors()}
     assert states.get("walled", "left") == "left"
 
 
-def test_a_machine_behind_nat_learns_that_it_needs_an_overlay(small_cluster: Cluster) -> None:
-    host = small_cluster.network.add(behind_nat=True)
-    text = last_words(small_cluster, host, "behind")
+def test_a_machine_behind_nat_learns_that_it_needs_an_overlay(cluster: Cluster) -> None:
+    host = cluster.network.add(behind_nat=True)
+    text = last_words(cluster, host, "behind")
     assert "cannot be reached" in text
     assert "behind NAT, connect the machines by an overlay network" in text
 
 
-def test_the_range_is_all_that_a_firewall_has_to_open(small_cluster: Cluster) -> None:
-    """Both hosts let in nothing else, and a job trains over them."""
-    host = small_cluster.network.add()
-    names = {"machine-0", "open"}
-    with (
-        host.firewall(open_ports=RANGE),
-        small_cluster.machines["machine-0"].firewall(open_ports=RANGE),
-        run_contributor(
-            small_cluster.server, "open", "--address", host.address, "--insecure", inside=host.inside
-        ),
-        small_cluster.server.client() as client,
-    ):
+def test_the_range_is_all_that_a_firewall_has_to_open(cluster: Cluster) -> None:
+    """All hosts let in nothing else, and a job trains over them."""
+    host = cluster.network.add()
+    machines = {**cluster.machines, "open": host}
+    joining = ("open", "--address", host.address, "--insecure")
+    with ExitStack() as stack:
+        for each in machines.values():
+            stack.enter_context(each.firewall(open_ports=RANGE))
+        stack.enter_context(run_contributor(cluster.server, *joining, inside=host.inside))
+        client = stack.enter_context(cluster.server.client())
         document: dict[str, Any] = {
             "model": {
                 "layers": [
                     {"type": "linear", "options": {"in_features": 64, "out_features": 32}},
+                    {"type": "relu"},
+                    {"type": "relu"},
                     {"type": "linear", "options": {"in_features": 32, "out_features": 10}},
                 ]
             },
             "data": {"dataset": "digits"},
             "training": {"steps": 20, "batch_size": 64},
-            "parallelism": {"stages": 2, "channel": "direct"},
+            "parallelism": {"stages": len(machines), "channel": "direct"},
         }
         job_id = client.submit(document).id
         job = wait_for(
@@ -90,7 +83,7 @@ def test_the_range_is_all_that_a_firewall_has_to_open(small_cluster: Cluster) ->
         )
         assert job.state.value == "succeeded", job.reason
         assert job.plan is not None
-        assert {member.name for stage in job.plan.stages for member in stage.members} == names
+        assert {member.name for stage in job.plan.stages for member in stage.members} == set(machines)
         listening = subprocess.run(
             [*host.inside, "ss", "-Htln"], capture_output=True, text=True, check=True
         ).stdout.split("\n")

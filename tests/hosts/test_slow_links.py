@@ -7,16 +7,11 @@ from contextlib import ExitStack
 import pytest
 from tests.hosts.cluster import Cluster
 from tests.hosts.network import Host
-from tests.hosts.training import Result, train, train_undisturbed
+from tests.hosts.training import Result, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 DELAY_S = 0.02
 BYTES_PER_S = 2e6
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster) -> Result:
-    return train_undisturbed(cluster)
 
 
 def host_of(cluster: Cluster, end: str) -> Host:

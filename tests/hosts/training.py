@@ -1,4 +1,4 @@
-"""A job in three stages that each file trains once with faults, and once without."""
+"""A job in three stages that each file trains with faults, and once without."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def train(
     name: str,
     disturb: Callable[[], None] = lambda: None,
     *,
-    steps: int = STEPS,
     backups: bool = True,
 ) -> Result:
     """Run the job once all machines are ready, and return its result.
@@ -52,16 +51,11 @@ def train(
         cluster: with three machines.
         name: of the job.
         disturb: called when the job has taken some steps and, if it has backups, is protected.
-        steps: in all.
         backups: whether each layer is on two machines.
     """
     with cluster.server.client() as client:
         wait_for(lambda: all(ready(client, each) for each in cluster.machines), "all machines ready")
-        changes = {
-            "name": name,
-            "training": {**JOB["training"], "steps": steps},
-            "parallelism": {**JOB["parallelism"], "backups": backups},
-        }
+        changes = {"name": name, "parallelism": {**JOB["parallelism"], "backups": backups}}
         job_id = client.submit({**JOB, **changes}).id
 
         def stepping() -> bool:
@@ -82,8 +76,8 @@ def train(
         return Result(losses, WeightFolder(model.path).digest())
 
 
-def train_undisturbed(cluster: Cluster, *, steps: int = STEPS) -> Result:
+def train_undisturbed(cluster: Cluster) -> Result:
     """Run the job without faults; it must report each step once."""
-    result = train(cluster, "undisturbed", steps=steps)
-    assert [step for step, _ in result.losses] == list(range(1, steps + 1))
+    result = train(cluster, "undisturbed")
+    assert [step for step, _ in result.losses] == list(range(1, STEPS + 1))
     return result

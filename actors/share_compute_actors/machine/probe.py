@@ -24,7 +24,6 @@ import psutil
 import torch
 from torch import nn
 
-from share_compute.models.profiles.profiling import OperationCounter
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device
 from share_compute_actors.machine.device import gpu_uuid
@@ -36,6 +35,11 @@ _REPETITIONS = 5
 _LARGEST_MATRIX = 8192
 _SMALL, _CHAIN, _PASSES = 16, 8, 40
 """Width, number of layers and repetitions of the chain that measures the overhead of an operation."""
+CHAIN_OPERATIONS = 97
+"""Number of operations of one pass of the chain, as `OperationCounter` counts them.
+
+It is not counted here: torch imports 800 modules for the first counter of a process, which takes a second.
+"""
 _COPY_BYTES = 64 * 2**20
 _BUSY_MATRIX = 256
 """Rows and columns of the matrices that keep other processors busy; such a matrix fits into one core's cache."""
@@ -176,6 +180,11 @@ def _copy_speed(device: torch.device, size_bytes: int) -> float:
 
 def _overhead_s(device: torch.device) -> float:
     """Return the time of one operation in seconds, measured with tiny layers that run forward and backward."""
+    return _median_s(chain_pass(device), device, time.perf_counter(), _PASSES) / CHAIN_OPERATIONS
+
+
+def chain_pass(device: torch.device) -> Callable[[], None]:
+    """Return a function that runs tiny layers forward and backward, in `CHAIN_OPERATIONS` operations."""
     layers = (
         nn.Sequential(nn.Linear(_SMALL, _SMALL), nn.LayerNorm(_SMALL), nn.GELU()) for _ in range(_CHAIN)
     )
@@ -186,10 +195,7 @@ def _overhead_s(device: torch.device) -> float:
         chain(entering).sum().backward()
 
     run()  # allocates the gradient tensors; later runs accumulate into them
-    operations = OperationCounter()
-    with operations:
-        run()
-    return _median_s(run, device, time.perf_counter(), _PASSES) / operations.count
+    return run
 
 
 def _median_s(

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from share_compute.errors import UserError
-from share_compute.store.contributors import MOST_DEVICES
-from share_compute.topology import DeviceKind
+from share_compute.topology import MOST_DEVICES, DeviceKind
 from share_compute_actors.machine.preflight import Gpu, find_gpus
 
 _NAMES = re.compile(r"auto|(cpu|cuda)(:\d{1,4})?")

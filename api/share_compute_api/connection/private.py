@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
-
-from fastapi import Request
 
 from share_compute.errors import InsecureTransport
 from share_compute.settings import Settings
 from share_compute_api.connection.connections import is_loopback
+
+if TYPE_CHECKING:  # agents import this module, and need no web framework
+    from fastapi import Request
 
 MEND: Final = (
     "start the server with `share-compute up --tls self-signed`, or behind a reverse proxy; on a network where nobody "

@@ -21,7 +21,7 @@ from share_compute.store.events import add_event
 from share_compute.store.invites import check_limits, usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
-from share_compute.topology import Device, Link
+from share_compute.topology import MOST_DEVICES, Device, Link
 
 _ARRIVING = (
     ContributorState.joining,
@@ -30,8 +30,6 @@ _ARRIVING = (
     ContributorState.quarantined,
 )
 _MEASURED = (ContributorState.probing, ContributorState.ready, ContributorState.quarantined)
-MOST_DEVICES = 16
-"""Maximum number of contributors (one for each lent device) that one host can add with one use of an invite."""
 REMEMBERED = timedelta(days=1)
 """Time for which a machine that left or was lost is still listed."""
 

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from share_compute.errors import Unavailable
+from share_compute.models.profiles.profiling import OperationCounter
 from share_compute.topology import Device, Link
 from share_compute_actors.machine import contributor, probe, reach
 from share_compute_actors.machine.preflight import find_gpus
@@ -46,6 +47,13 @@ def test_the_processor_is_measured():
     assert 1e8 < device.flops_per_s["float32"] < 1e14
     assert 1e8 < device.memory_bytes_per_s < 1e13
     assert 1e-7 < device.overhead_s < 1e-3
+
+
+def test_the_operations_of_the_chain_are_as_many_as_is_said():
+    run, operations = probe.chain_pass(torch.device("cpu")), OperationCounter()
+    with operations:
+        run()
+    assert operations.count == probe.CHAIN_OPERATIONS
 
 
 def test_a_device_that_is_not_there_is_an_error():

@@ -23,8 +23,9 @@ LLAMA = {
 }  # fmt: skip
 
 
-STEPS_UNTIL_TIME = 400
-"""Take several seconds, so that checkpoints by time come before the end."""
+STEPS_UNTIL_TIME = 200
+CHECKPOINT_EVERY_S = 0.1
+"""The steps take far longer than this and the writing of a checkpoint: the first is there before the last step."""
 
 
 class SlowDisk:
@@ -147,16 +148,15 @@ def test_a_job_that_names_no_interval_survives_the_loss_of_all_its_members(
                     killed.append(process.pid)
                     process.kill()
 
-    lost = attempt(document, checkpoint_every_s=0.5, folder=tmp_path / "lost", on_event=kill)
+    timed: dict[str, Any] = {"checkpoint_every_s": CHECKPOINT_EVERY_S, "folder": tmp_path / "lost"}
+    lost = attempt(document, on_event=kill, **timed)
     assert len(killed) == 2
     assert lost[-1].type == "ended"
     assert lost[-1].outcome == "failed"
     (step, saved), *_ = checkpoints_of(lost).items()
     assert 0 < step < STEPS_UNTIL_TIME
     # From a step that nobody named, and with more checkpoints on the way, the numbers are those of an undisturbed job.
-    again = succeeded(
-        attempt(document, checkpoint=saved, number=2, checkpoint_every_s=0.5, folder=tmp_path / "lost")
-    )
+    again = succeeded(attempt(document, checkpoint=saved, number=2, **timed))
     calm = succeeded(attempt(document, folder=tmp_path / "calm"))
     assert list(checkpoints_of(calm)) == [STEPS_UNTIL_TIME]
     assert losses_after(step, again) == losses_after(step, calm)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from tests.api.agent.test_service import door  # noqa: F401 - a fixture
 from tests.conftest import descendants
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import get_scheduler
 
+from share_compute.data import StepOrder, prepare
 from share_compute.errors import Conflict, UserError
 from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
 from share_compute.models.storage.weights import WeightFolder
+from share_compute.shard import Shard
+from share_compute.specification import parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store
-from share_compute.store.contributors import MOST_DEVICES
+from share_compute.topology import MOST_DEVICES
 from share_compute_actors.machine.preflight import Gpu
 from share_compute_actors.machine.processes import is_alive
 from share_compute_api.agent import devices as devices_module
@@ -152,8 +159,8 @@ JOB = {
 }
 
 
-def trained(client: Client, wait_for: Any) -> tuple[str, set[str]]:
-    """Train a small model; return the digest of its weights, and the ids of the contributors that did."""
+def trained(client: Client, wait_for: Any) -> tuple[dict[str, Tensor], set[str]]:
+    """Train a small model; return its weights, and the ids of the contributors that trained it."""
     job_id = client.submit(JOB).id
 
     def ended() -> JobRecord | None:
@@ -164,24 +171,40 @@ def trained(client: Client, wait_for: Any) -> tuple[str, set[str]]:
     assert job.state is JobState.succeeded, job.reason
     (model,) = client.artifacts(job_id)
     members = {member.contributor_id for stage in job.plan.stages for member in stage.members}
-    return WeightFolder(model.path).digest(), members
+    saved = WeightFolder(model.path)
+    return {name: saved.read(name) for name in saved.names()}, members
+
+
+def trained_in_one_process(folder: Path) -> dict[str, Tensor]:
+    """Train the same model by a plain loop of torch, whole batches at a time; return its weights."""
+    spec = parse_job(JOB)
+    assert spec.model.layers is not None
+    samples, count = prepare(spec, folder).samples, len(spec.model.layers)
+    stage = build_stage(Blueprint(layers=spec.model.layers), Shard("m", 0, count, count), torch.device("cpu"))
+    stage.initialize(spec.training.seed)
+    options = spec.training.optimizer
+    optimizer = torch.optim.AdamW(
+        stage.module.parameters(), options.learning_rate, options.betas, weight_decay=options.weight_decay
+    )
+    schedule = get_scheduler("cosine", optimizer, num_warmup_steps=0, num_training_steps=spec.training.steps)
+    order = StepOrder(spec.training.seed, samples.size("train"), spec.training.batch_size)
+    for step in range(1, spec.training.steps + 1):
+        inputs, targets = (torch.tensor(rows) for rows in samples.take("train", order.indices(step)))
+        optimizer.zero_grad()
+        cross_entropy(stage.module(inputs), targets).backward()
+        torch.nn.utils.clip_grad_norm_(stage.module.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return stage.module.state_dict()
 
 
 @pytest.mark.slow
-def test_one_command_lends_two_devices(
-    server: Any, run_command: Any, contributors: Callable[[], Any], wait_for: Any, tmp_path: Path
-) -> None:
+def test_one_command_lends_two_devices(server: Any, run_command: Any, wait_for: Any, tmp_path: Path) -> None:
     def ready(*names: str) -> dict[str, ContributorRecord]:
         found = {one.name: one for one in client.contributors(state=[ContributorState.ready])}
         return {name: found[name] for name in names} if found.keys() >= set(names) else {}
 
     with server.client() as client:
-        with ThreadPoolExecutor() as threads:
-            apart = list(threads.map(lambda _: contributors(), range(2)))
-        expected, members = trained(client, wait_for)
-        assert members == {machine.record.id for machine in apart}
-        for machine in apart:
-            assert machine.command.stop() == 0
         code = client.create_invite(label="box").code
         lent = (
             "--memory",
@@ -203,7 +226,9 @@ def test_one_command_lends_two_devices(
             cores = [set(raylet.cpu_affinity()) for raylet in raylets.values()]
             assert cores[0] | cores[1] == os.sched_getaffinity(0)
             assert not cores[0] & cores[1] or len(os.sched_getaffinity(0)) == 1
-            assert trained(client, wait_for) == (expected, {one.id for one in devices.values()})
+            weights, members = trained(client, wait_for)
+            assert members == {one.id for one in devices.values()}
+            torch.testing.assert_close(weights, trained_in_one_process(tmp_path), atol=1e-5, rtol=0)
 
             agent_of(host.process.pid, "box.cpu1").kill()
             lost = devices["box.cpu1"].id

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.conftest import descendants
+from tests.conftest import descendants, ready
 
 from share_compute.lifecycle.states import ContributorState
 from share_compute_actors.machine.processes import is_alive
@@ -32,50 +32,38 @@ def join_fails(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]
     return done.returncode, json.loads(done.stderr.strip().splitlines()[-1])["error"]
 
 
-def test_a_machine_joins_is_measured_and_leaves(server: Any, contributors: Callable[[], Any]):
-    first, second = contributors(), contributors()
-    (device,) = first.record.capacity
-    assert device.kind == "cpu"
-    assert device.flops_per_s["float32"] > 1e8
-    targets = {link.target for link in second.record.links}
-    assert "head" in targets
-    assert first.record.id in targets
-    agent = psutil.Process(first.command.process.pid)
-    family = agent.children(recursive=True)
-    assert descendants("raylet", agent.pid)
-    assert first.command.stop() == 0
-    assert not any(is_alive(process) for process in family)
-    with server.client() as client:
-        assert client.contributor(first.record.id).state is ContributorState.left
-
-
-def test_a_machine_comes_back_without_an_invite(
-    server: Any, wait_for: Any, run_command: Any, tmp_path: Path
+def test_a_machine_joins_is_measured_leaves_and_comes_back_without_an_invite(
+    server: Any, contributor: Any, wait_for: Any, run_command: Any, tmp_path: Path
 ) -> None:
-    """It keeps its row, as it does when a service starts it after a reboot."""
+    """It keeps its row, as it does when a service starts it after a reboot, until the operator sends it away."""
     lent = ("--name", "kept", "--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
     own = {"SHARE_COMPUTE_DATA_FOLDER": str(tmp_path)}
-
-    def ids(state: ContributorState) -> list[str]:
-        return [one.id for one in client.contributors(state=[state]) if one.name == "kept"]
-
     with server.client() as client:
         code = client.create_invite().code
         with run_command(tmp_path, "join", server.url, *lent, **own, SHARE_COMPUTE_INVITE=code) as first:
-            (machine,) = wait_for(lambda: ids(ContributorState.ready), "the machine", 180)
+            machine = wait_for(lambda: ready(client, "kept"), "the machine", 180)
+            (device,) = machine.capacity
+            assert device.kind == "cpu"
+            assert device.flops_per_s["float32"] > 1e8
+            assert {"head", contributor.record.id} <= {link.target for link in machine.links}
+            family = psutil.Process(first.process.pid).children(recursive=True)
+            assert descendants("raylet", first.process.pid)
             assert first.stop() == 0
-        assert ids(ContributorState.left) == [machine]
-        with run_command(tmp_path, "join", server.url, *lent, **own):
-            assert wait_for(lambda: ids(ContributorState.ready), "the machine again", 180) == [machine]
+        assert not any(is_alive(process) for process in family)
+        assert client.contributor(machine.id).state is ContributorState.left
+        with run_command(tmp_path, "join", server.url, *lent, **own) as second:
+            assert wait_for(lambda: ready(client, "kept"), "the machine again", 180).id == machine.id
+            client.remove_contributor(machine.id, keep_token=True)
+            assert second.process.wait(120) == 0
 
 
-def test_the_agent_holds_neither_ray_nor_torch(contributor: Any):
+def test_the_agent_holds_no_ray_torch_or_sqlalchemy(contributor: Any):
     agent = psutil.Process(contributor.command.process.pid)
     mapped = {region.path for region in agent.memory_maps()}
-    assert not any("_raylet" in path or "libtorch" in path for path in mapped)
+    assert not any(name in path for path in mapped for name in ("_raylet", "libtorch", "sqlalchemy"))
 
 
-def test_a_node_that_dies_is_started_again_until_the_operator_sends_its_machine_away(
+def test_a_node_that_dies_is_started_again_and_a_killed_agent_is_noticed(
     server: Any, contributors: Callable[[], Any], wait_for: Any
 ):
     machine = contributors()
@@ -88,12 +76,6 @@ def test_a_node_that_dies_is_started_again_until_the_operator_sends_its_machine_
 
     with server.client() as client:
         wait_for(is_back, "the machine back", 180)
-        client.remove_contributor(machine.record.id, keep_token=True)
-    assert machine.command.process.wait(120) == 0
-
-
-def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any], wait_for: Any):
-    machine = contributors()
     family = psutil.Process(machine.command.process.pid).children(recursive=True)
     before = len(server.command.text())
     machine.command.process.kill()

@@ -58,10 +58,23 @@ def ready(client: Client, name: str) -> bool:
     return any(one.name == name for one in client.contributors() if one.state is ContributorState.ready)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("kills", "stopped"),
+    [
+        (2, "gcs_server"),
+        pytest.param(5, "raylet", marks=pytest.mark.thorough),
+        pytest.param(5, GATEWAY, marks=pytest.mark.thorough),
+    ],
+)
 def test_the_server_outlives_every_head(
-    kills: int, tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
+    kills: int,
+    stopped: str,
+    tmp_path: Path,
+    run_server: Callable[..., Any],
+    join: Join,
+    wait_for: Callable[..., Any],
 ) -> None:
+    """Its processes are killed one after the other; at last one is stopped, which answers no more but is there."""
     with run_server(tmp_path / "data") as own, own.client() as client:
         for _ in range(kills):
             raylet = wait_for(lambda: child(own, GATEWAY) and child(own, "raylet"), "a head with a gateway")
@@ -76,28 +89,13 @@ def test_the_server_outlives_every_head(
             wait_for(lambda: ready(client, "ash"), "a machine")
             job = client.submit(JOB)
             wait_for(lambda: client.job(job.id).state is JobState.succeeded, "the job's end")
+            process = wait_for(lambda: child(own, stopped), stopped)
+            process.suspend()
+            wait_for(lambda: not is_alive(process), "its end")
+            assert client.health().status == "ok"
+            wait_for(lambda: "unanswered" in own.command.text(), "the reason")
+            wait_for(lambda: child(own, stopped) and not client.alerts(), "another one")
         assert own.command.stop() == 0
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "gcs_server",
-        pytest.param("raylet", marks=pytest.mark.thorough),
-        pytest.param(GATEWAY, marks=pytest.mark.thorough),
-    ],
-)
-def test_what_is_stopped_is_replaced(
-    word: str, tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
-) -> None:
-    with run_server(tmp_path / "data") as own, own.client() as client, join(own, "ash"):
-        wait_for(lambda: ready(client, "ash"), "a machine")
-        stopped = wait_for(lambda: child(own, word), word)
-        stopped.suspend()
-        wait_for(lambda: not is_alive(stopped), "its end")
-        assert client.health().status == "ok"
-        wait_for(lambda: "unanswered" in own.command.text(), "the reason")
-        wait_for(lambda: child(own, word) and not client.alerts(), "another one")
 
 
 @contextmanager
@@ -123,7 +121,7 @@ def rotating(server: Any, wait_for: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def test_machines_that_come_while_the_token_changes_wait_and_then_work(
+def test_machines_that_come_while_the_token_changes_wait_and_a_server_that_is_stopped_then_ends_whole(
     tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
 ) -> None:
     with run_server(tmp_path / "data") as own, own.client() as client:
@@ -136,12 +134,6 @@ def test_machines_that_come_while_the_token_changes_wait_and_then_work(
             with join(own, "birch"):
                 for name in ("ash", "birch"):
                     wait_for(lambda name=name: ready(client, name), f"{name} ready")
-
-
-def test_a_server_that_is_stopped_while_the_token_changes_ends_whole(
-    tmp_path: Path, run_server: Callable[..., Any], wait_for: Callable[..., Any]
-) -> None:
-    with run_server(tmp_path / "data") as own:
         before = (own.data_folder / "ray-token").read_text()
         family = psutil.Process(own.command.process.pid).children(recursive=True)
         with rotating(own, wait_for):

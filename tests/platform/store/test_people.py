@@ -26,8 +26,8 @@ from share_compute.lifecycle.attempt_events import Offended
 from share_compute.lifecycle.states import ContributorState
 from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store, keys
-from share_compute.store.contributors import MOST_DEVICES, note_offence
-from share_compute.topology import Device, Link
+from share_compute.store.contributors import note_offence
+from share_compute.topology import MOST_DEVICES, Device, Link
 
 VERSIONS = {"python": "3.11.7"}
 LIMITS = {"memory_bytes": 2**30, "cpu_threads": 3}

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from tests.conftest import wait_for
 from tests.ray_nodes import Attempt, on_the_head
 from tests.security.machines.hostile_worker import ORDERS, Bomb, marker_of
+from tests.thoroughly import thoroughly
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from share_compute.inference.scheduler.events import Emitted, Failed, Finished, read_events
@@ -40,7 +41,6 @@ LLAMA = {
 }  # fmt: skip
 STEPS = 40
 DEADLINE_S = 180.0
-KINDS = ["pickles", "pickles inside", "errors", "noise"]
 
 
 class Hostile:
@@ -95,7 +95,8 @@ def job(folder: Path, members: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("what", KINDS)
+# By default each kind of answer comes once: half of them to a job, the others to a deployment.
+@pytest.mark.parametrize("what", thoroughly(["pickles inside", "errors", "pickles", "noise"], quick=2))
 def test_a_job_goes_on_without_a_hostile_member(
     attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path, what: str
 ) -> None:

@@ -95,18 +95,23 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", WORDS, ids=str)
+@pytest.mark.parametrize(
+    "kinds",
+    [(FailureKind.reshape, FailureKind.retype), (FailureKind.poison, FailureKind.resize)],
+    ids=lambda kinds: " and then ".join(map(str, kinds)),
+)
 def test_a_bad_tensor_counts_as_the_loss_of_its_sender(
-    attempt: Attempt, tmp_path: Path, calm: Trained, kind: FailureKind
+    attempt: Attempt, tmp_path: Path, calm: Trained, kinds: tuple[FailureKind, FailureKind]
 ) -> None:
-    sender = "c0" if kind in (FailureKind.reshape, FailureKind.poison) else "c3"
-    trained = train(
-        attempt, tmp_path, job(2, 2), [InjectedFailure(kind, Point.tensor_sending, sender, step=3)]
-    )
-    assert trained.offences == [(sender, 3, False)]
-    offence = next(event for event in trained.events if event.type == "offended")
-    assert WORDS[kind] in offence.what
-    assert offence.sentence.startswith(f"machine-{sender[1]} made wrong numbers in step 3")
+    """An activation of the first stage is bad, and in a later step a gradient of the second."""
+    bad = [("c0", 2, kinds[0]), ("c3", 4, kinds[1])]
+    failures = [InjectedFailure(kind, Point.tensor_sending, sender, step=step) for sender, step, kind in bad]
+    trained = train(attempt, tmp_path, job(2, 2), failures)
+    assert trained.offences == [(sender, step, False) for sender, step, _ in bad]
+    offences = [event for event in trained.events if event.type == "offended"]
+    for offence, (sender, step, kind) in zip(offences, bad, strict=True):
+        assert WORDS[kind] in offence.what
+        assert offence.sentence.startswith(f"machine-{sender[1]} made wrong numbers in step {step}")
     require_equal(trained, calm)
 
 
@@ -185,7 +190,7 @@ def test_a_fault_that_does_not_come_again_costs_a_step(
     require_equal(trained, calm)
 
 
-@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_the_member_whose_gradient_deviates_is_quarantined(
     attempt: Attempt, tmp_path: Path, members: int
 ) -> None:
