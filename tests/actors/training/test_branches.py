@@ -14,6 +14,7 @@ import torch
 from tests.conftest import wait_for
 from torch import Tensor
 
+from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.data import StepOrder, prepare
 from share_compute.errors import UserError, VerificationFailed
 from share_compute.lifecycle.attempt_events import Assignment, BranchAssignment
@@ -26,7 +27,6 @@ from share_compute.models.storage.weights import FolderWriter, WeightFolder
 from share_compute.planning.planner import solve
 from share_compute.shard import Shard
 from share_compute.specification import TrainJob, parse_job
-from share_compute.synchronization.rounds import codec_of_round
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import answered, ask_shard_store
 from share_compute_actors.group.naming import end_members, machines_with_members, members_of
@@ -212,7 +212,7 @@ def branch(topology: Topology, tmp_path: Path, common: dict[str, Tensor]) -> Ite
 
 def update_to(version: int, branch: OneBranch, common: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the payloads of an update."""
-    codec = codec_of_round(branch.assignment.spec.training, version)
+    codec = codec_of_update(branch.assignment.spec.training, version)
     source = torch.Generator().manual_seed(version)
     changes = {name: torch.randn(tensor.shape, generator=source) for name, tensor in common.items()}
     return {
@@ -231,7 +231,7 @@ def test_a_contribution_is_a_folder_of_payloads(branch: OneBranch, common: dict[
 
 
 def test_members_merge_an_update_once(branch: OneBranch, tmp_path: Path, common: dict[str, Tensor]) -> None:
-    update, codec = update_to(1, branch, common), codec_of_round(branch.assignment.spec.training, 1)
+    update, codec = update_to(1, branch, common), codec_of_update(branch.assignment.spec.training, 1)
     assert branch.facts.version == 0
     damaged = {name: payload[:-1] for name, payload in update.items()}
     branch.use(write(tmp_path / "updates" / "damaged", damaged))

@@ -22,9 +22,9 @@ from tests.actors.training.test_followers import (
 from tests.conftest import wait_for
 from torch import Tensor
 
+from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.errors import ShareComputeError
 from share_compute.protocol.tree import SummationTree
-from share_compute.synchronization.rounds import codec_of_round
 from share_compute.training.optimizers import restore_optimizer
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copies import Copies
@@ -68,7 +68,8 @@ def update_of(trainer: Trainer, version: int) -> dict[str, Tensor]:
     update: dict[str, Tensor] = {}
     for name, payload in branch.contribution().items():
         change = codec.decode(payload, trainer.runner.parameters[name].shape) / 2
-        update[name] = codec.encode(change, codec.begin(name, change.shape))[0]
+        both = codec_of_update(trainer.training, version)
+        update[name] = both.encode(change, both.begin(name, change.shape))[0]
     return update
 
 

@@ -13,11 +13,11 @@ from tests.platform.compression.codecs import SPECS
 from torch import Tensor
 
 from share_compute.compression.codec import ErrorFeedback
+from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.compression.quantization import FloatCodec
 from share_compute.errors import VerificationFailed
 from share_compute.specification import TrainingSpec
 from share_compute.synchronization.branch import BranchState, is_branch_slot
-from share_compute.synchronization.rounds import codec_of_round
 
 SHAPES = {"matrix": (24, 33), "bias": (24,), "scalar": ()}
 CODECS = [*SPECS, "int8 without feedback", "int4 from step 4"]
@@ -60,7 +60,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def update_of(training: TrainingSpec, version: int) -> dict[str, Tensor]:
     """Return the payloads of an update that follows from its version alone."""
-    codec = codec_of_round(training, version)
+    codec = codec_of_update(training, version)
     return {
         name: codec.encode(change, codec.begin(name, change.shape))[0]
         for name, change in drawn(100 + version, 0.1).items()
@@ -80,7 +80,7 @@ def test_branches_and_merges_by_hand_are_plain_computations(codec: str) -> None:
     weights = [copied(common), copied(common)]
     branches = [BranchState(training, each, 0) for each in weights]
     for version in (1, 2, 3):
-        one = codecs[version]
+        one, both = codecs[version], codec_of_update(training, version)
         for number, branch in enumerate(branches):
             train(branch, weights[number], 10 * version + number)
         given = [branch.contribution() for branch in branches]
@@ -92,8 +92,8 @@ def test_branches_and_merges_by_hand_are_plain_computations(codec: str) -> None:
                 payload, states[number][name] = one.encode(change, states[number][name])
                 assert torch.equal(given[number][name], payload)
                 means.append(one.decode(payload, shape))
-            update[name], states[2][name] = one.encode((means[0] + means[1]) / 2, states[2][name])
-            common[name] = common[name] + one.decode(update[name], shape)
+            update[name], states[2][name] = both.encode((means[0] + means[1]) / 2, states[2][name])
+            common[name] = common[name] + both.decode(update[name], shape)
         for number, branch in enumerate(branches):
             assert branch.merge(version, update, closes_round=True) == tuple(SHAPES)
             assert branch.version == version
