@@ -91,15 +91,12 @@ def _hoisted(schema: dict[str, Any], schemas: dict[str, Any], *, suffix: str) ->
     def moved(node: Any) -> Any:
         if isinstance(node, list):
             return [moved(item) for item in node]
+        # References are values of $ref, and of the mappings of discriminators.
+        if isinstance(node, str) and node.startswith("#/$defs/"):
+            return node.replace("#/$defs/", "#/components/schemas/") + suffix
         if not isinstance(node, dict):
             return node
-        return {
-            key: value.replace("#/$defs/", "#/components/schemas/") + suffix
-            if key == "$ref" and isinstance(value, str)
-            else moved(value)
-            for key, value in node.items()
-            if key != "$defs"
-        }
+        return {key: moved(value) for key, value in node.items() if key != "$defs"}
 
     for name, definition in schema.get("$defs", {}).items():
         schemas[name + suffix] = moved(definition)

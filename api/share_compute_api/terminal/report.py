@@ -204,7 +204,7 @@ def _rounds(rounds: RoundsPrediction) -> Text:
         f"Each branch sends {bytes_text(rounds.contribution_bytes)} a round, "
         f"and receives {bytes_text(rounds.update_bytes)}{ratio}.\n"
     )
-    text.append("".join(f"{sentence}\n" for sentence in rounds.sentences()))
+    text.append("".join(f"{sentence}\n" for sentence in rounds.comparison))
     for island in rounds.islands[:_MOST_MACHINES]:
         label = "branch" if len(island.branches) == 1 else "branches"
         span = f"{island.branches[0]}" + (f"-{island.branches[-1]}" if len(island.branches) > 1 else "")

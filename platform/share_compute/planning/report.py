@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import computed_field, model_validator
 
 from share_compute.files.strict import StrictModel
 from share_compute.planning.plan import Bounded, Plan
@@ -137,8 +139,10 @@ class RoundsPrediction(StrictModel):
         """Compression ratio: bytes of a contribution and an update in float32, divided by their compressed bytes."""
         return 2 * self.uncompressed_bytes / max(1, self.contribution_bytes + self.update_bytes)
 
-    def sentences(self) -> tuple[str, ...]:
-        """Return one sentence that compares the bytes with lockstep training, and one that compares the speed."""
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def comparison(self) -> tuple[str, ...]:
+        """One sentence that compares the bytes with lockstep training, and one that compares the speed if known."""
         a_step = self.contribution_bytes / self.every
         of_bytes = (
             f"Lockstep AllReduce would send {bytes_text(self.lockstep_bytes)} per branch in each step; rounds send "
@@ -156,6 +160,16 @@ class RoundsPrediction(StrictModel):
                 f"rounds compute {self.samples_per_s:.3g}{_times(large, small, 'more' if is_faster else 'less')}."
             )
         return tuple(found)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_computed(cls, data: Any) -> Any:
+        """Drop the computed ``comparison`` from serialised data, so that it can be read back."""
+        return (
+            {key: value for key, value in data.items() if key != "comparison"}
+            if isinstance(data, dict)
+            else data
+        )
 
 
 def _times(large: float, small: float, word: str) -> str:

@@ -121,7 +121,7 @@ def test_rounds_have_a_plan_for_each_branch_and_their_figures() -> None:
     assert rounds.samples_per_s == pytest.approx(2 * 16 * 20 / rounds.round_s)
     assert rounds.lockstep_bytes == 4 * PROFILE.parameters
     assert rounds.lockstep_samples_per_s is not None
-    of_bytes, of_speed = rounds.sentences()
+    of_bytes, of_speed = rounds.comparison
     assert of_bytes.endswith("per step on average, 40 times less.")
     assert "samples/s; rounds compute" in of_speed
     assert PlanReport.model_validate_json(report.model_dump_json()) == report

@@ -1383,6 +1383,28 @@ export interface components {
             alerts: components["schemas"]["Alert"][];
         };
         /**
+         * AllReduceSpec
+         * @description Sum the gradients of all members in each step.
+         */
+        AllReduceSpec: {
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "allreduce";
+        };
+        /**
+         * AllReduceSpec
+         * @description Sum the gradients of all members in each step.
+         */
+        AllReduceSpecRequest: {
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "allreduce";
+        };
+        /**
          * Alternative
          * @description Figures of the plan that one strategy makes for the job.
          */
@@ -1723,6 +1745,47 @@ export interface components {
              * @description Name of the machine, or names of the machines, that cause the bottleneck.
              */
             where: string;
+        };
+        /**
+         * BranchIsland
+         * @description An island, and the branches that its machines train.
+         */
+        BranchIsland: {
+            /** Branches */
+            branches: number[];
+            /**
+             * Machines
+             * @description Names of the machines.
+             */
+            machines: string[];
+            /**
+             * Round S
+             * @description Predicted time of a round of all its branches, with the exchange with the server.
+             */
+            round_s?: number | null;
+            /**
+             * Step S
+             * @description Predicted time of one step of one branch that is alone on the island; None if no speed was measured.
+             */
+            step_s?: number | null;
+        };
+        /**
+         * BranchPlan
+         * @description The stages of one branch of a job whose branches merge in rounds.
+         */
+        BranchPlan: {
+            /**
+             * Number
+             * @description Number of the branch, from 0.
+             */
+            number: number;
+            /** Stages */
+            stages: components["schemas"]["StagePlan"][];
+            /**
+             * Step S
+             * @description Predicted time of one step of the branch; None if it is unknown.
+             */
+            step_s?: number | null;
         };
         /**
          * BusyHistory
@@ -4034,7 +4097,7 @@ export interface components {
         };
         /**
          * IslandProposal
-         * @description Prediction for training in several islands instead of in lockstep. Jobs cannot run this way yet.
+         * @description Prediction for training in several islands instead of in lockstep, as ``synchronization: {kind: local}`` does.
          */
         IslandProposal: {
             /**
@@ -4242,6 +4305,9 @@ export interface components {
              *       "batch_size": 16,
              *       "checkpoint_every": null,
              *       "checkpoints_kept": 3,
+             *       "compression": {
+             *         "name": "none"
+             *       },
              *       "early_stopping": null,
              *       "freeze": [],
              *       "gradient_fusion": {
@@ -4274,6 +4340,9 @@ export interface components {
              *       "seed": 0,
              *       "sequence_length": 128,
              *       "steps": 100,
+             *       "synchronization": {
+             *         "kind": "allreduce"
+             *       },
              *       "validate_every": null
              *     }
              */
@@ -4555,6 +4624,130 @@ export interface components {
              * @description Id of a machine, or ``head``.
              */
             target: string;
+        };
+        /**
+         * LocalSpec
+         * @description Let branches train apart for some steps, then merge them: local SGD, DiLoCo, SparseLoCo.
+         */
+        LocalSpec: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 30
+             */
+            every: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "local";
+            /**
+             * Late
+             * @description Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it.
+             * @default merge
+             * @enum {string}
+             */
+            late: "merge" | "drop";
+            /**
+             * Outer
+             * @description Optimizer that adds the branches' mean change to the weights.
+             * @default {
+             *       "learning_rate": 1,
+             *       "name": "sgd"
+             *     }
+             */
+            outer: components["schemas"]["OuterSgdSpec"] | components["schemas"]["OuterNesterovSpec"] | components["schemas"]["OuterAdamSpec"];
+            /**
+             * Preset
+             * @description Settings of a paper for ``every``, ``outer`` and ``inner_state``, unless these are given.
+             */
+            preset?: ("diloco" | "sparse_loco") | null;
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             */
+            quorum?: number | null;
+        };
+        /**
+         * LocalSpec
+         * @description Let branches train apart for some steps, then merge them: local SGD, DiLoCo, SparseLoCo.
+         */
+        LocalSpecRequest: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 30
+             */
+            every: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "local";
+            /**
+             * Late
+             * @description Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it.
+             * @default merge
+             * @enum {string}
+             */
+            late: "merge" | "drop";
+            /**
+             * Outer
+             * @description Optimizer that adds the branches' mean change to the weights.
+             * @default {
+             *       "learning_rate": 1,
+             *       "name": "sgd"
+             *     }
+             */
+            outer: components["schemas"]["OuterSgdSpecRequest"] | components["schemas"]["OuterNesterovSpecRequest"] | components["schemas"]["OuterAdamSpecRequest"];
+            /**
+             * Preset
+             * @description Settings of a paper for ``every``, ``outer`` and ``inner_state``, unless these are given.
+             * @default null
+             */
+            preset: ("diloco" | "sparse_loco") | null;
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             * @default null
+             */
+            quorum: number | null;
         };
         /**
          * LoraSpec
@@ -5006,6 +5199,28 @@ export interface components {
             type: "function";
         };
         /**
+         * NoCompressionSpec
+         * @description Send float32 values as they are.
+         */
+        NoCompressionSpec: {
+            /**
+             * @description Name of the codec. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "none";
+        };
+        /**
+         * NoCompressionSpec
+         * @description Send float32 values as they are.
+         */
+        NoCompressionSpecRequest: {
+            /**
+             * @description Name of the codec. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "none";
+        };
+        /**
          * NodePlace
          * @description Address and port of another machine's Ray node.
          */
@@ -5155,6 +5370,156 @@ export interface components {
              * @default 0
              */
             weight_decay: number;
+        };
+        /**
+         * OuterAdamSpec
+         * @description Add the mean change of the branches as Adam adds a negative gradient; the defaults are those of DiLoCo.
+         */
+        OuterAdamSpec: {
+            /**
+             * Betas
+             * @description Decay rates of the moment estimates.
+             * @default [
+             *       0.9,
+             *       0.95
+             *     ]
+             */
+            betas: [
+                number,
+                number
+            ];
+            /**
+             * Epsilon
+             * @description Added to denominators.
+             * @default 0.1
+             */
+            epsilon: number;
+            /**
+             * Learning Rate
+             * @description Factor of each update.
+             * @default 0.3
+             */
+            learning_rate: number;
+            /**
+             * @description Name of the outer optimizer. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "adam";
+        };
+        /**
+         * OuterAdamSpec
+         * @description Add the mean change of the branches as Adam adds a negative gradient; the defaults are those of DiLoCo.
+         */
+        OuterAdamSpecRequest: {
+            /**
+             * Betas
+             * @description Decay rates of the moment estimates.
+             * @default [
+             *       0.9,
+             *       0.95
+             *     ]
+             */
+            betas: [
+                number,
+                number
+            ];
+            /**
+             * Epsilon
+             * @description Added to denominators.
+             * @default 0.1
+             */
+            epsilon: number;
+            /**
+             * Learning Rate
+             * @description Factor of each update.
+             * @default 0.3
+             */
+            learning_rate: number;
+            /**
+             * @description Name of the outer optimizer. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "adam";
+        };
+        /**
+         * OuterNesterovSpec
+         * @description Add the mean change of the branches with Nesterov momentum (DiLoCo).
+         */
+        OuterNesterovSpec: {
+            /**
+             * Learning Rate
+             * @description Factor of each update.
+             * @default 0.7
+             */
+            learning_rate: number;
+            /**
+             * Momentum
+             * @description Decay of earlier changes.
+             * @default 0.9
+             */
+            momentum: number;
+            /**
+             * @description Name of the outer optimizer. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "nesterov";
+        };
+        /**
+         * OuterNesterovSpec
+         * @description Add the mean change of the branches with Nesterov momentum (DiLoCo).
+         */
+        OuterNesterovSpecRequest: {
+            /**
+             * Learning Rate
+             * @description Factor of each update.
+             * @default 0.7
+             */
+            learning_rate: number;
+            /**
+             * Momentum
+             * @description Decay of earlier changes.
+             * @default 0.9
+             */
+            momentum: number;
+            /**
+             * @description Name of the outer optimizer. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "nesterov";
+        };
+        /**
+         * OuterSgdSpec
+         * @description Add the mean change of the branches, times a learning rate, to the weights.
+         */
+        OuterSgdSpec: {
+            /**
+             * Learning Rate
+             * @description Factor of the mean change; with 1 the weights become the mean of the branches' weights.
+             * @default 1
+             */
+            learning_rate: number;
+            /**
+             * @description Name of the outer optimizer. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "sgd";
+        };
+        /**
+         * OuterSgdSpec
+         * @description Add the mean change of the branches, times a learning rate, to the weights.
+         */
+        OuterSgdSpecRequest: {
+            /**
+             * Learning Rate
+             * @description Factor of the mean change; with 1 the weights become the mean of the branches' weights.
+             * @default 1
+             */
+            learning_rate: number;
+            /**
+             * @description Name of the outer optimizer. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "sgd";
         };
         /**
          * OutputFunctionCall
@@ -5327,6 +5692,12 @@ export interface components {
          * @description The ordered stages of one job in one epoch, a period in which members and their layers stay the same.
          */
         Plan: {
+            /**
+             * Branches
+             * @description Stages of each branch; empty without rounds. ``stages`` and ``prediction`` are then those of the first branch.
+             * @default []
+             */
+            branches: components["schemas"]["BranchPlan"][];
             /** Epoch */
             epoch: number;
             /**
@@ -5371,9 +5742,12 @@ export interface components {
              * @default []
              */
             alternatives: components["schemas"]["Alternative"][];
+            /** @description Proposal of islands for a job that trains in lockstep; None if islands would not be much faster. */
             islands?: components["schemas"]["IslandProposal"] | null;
             /** @description The training plan; the serving plan if serving was requested and the machines can only serve the model. */
             plan: components["schemas"]["Plan"];
+            /** @description Figures of the rounds of a job with branches; None without branches. ``timeline`` is of the first branch then. */
+            rounds?: components["schemas"]["RoundsPrediction"] | null;
             serving?: components["schemas"]["ServingPrediction"] | null;
             /**
              * Timeline
@@ -5447,6 +5821,64 @@ export interface components {
              * @default []
              */
             updates: components["schemas"]["TimelineUpdate"][];
+        };
+        /**
+         * PowerSgdSpec
+         * @description Send each matrix as a product of two matrices of low rank, and other tensors as they are.
+         */
+        PowerSgdSpec: {
+            /**
+             * Error feedback
+             * @description Factor of the error of earlier rounds when it is added to the next tensor; null drops errors, and the memory.
+             * @default 1
+             */
+            error_feedback: number | null;
+            /**
+             * First compressed step
+             * @description First step whose tensors are compressed; tensors of earlier steps are sent as they are.
+             * @default 0
+             */
+            from_step: number;
+            /**
+             * @description Name of the codec. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "powersgd";
+            /**
+             * Rank
+             * @description Rank of the product.
+             * @default 4
+             */
+            rank: number;
+        };
+        /**
+         * PowerSgdSpec
+         * @description Send each matrix as a product of two matrices of low rank, and other tensors as they are.
+         */
+        PowerSgdSpecRequest: {
+            /**
+             * Error feedback
+             * @description Factor of the error of earlier rounds when it is added to the next tensor; null drops errors, and the memory.
+             * @default 1
+             */
+            error_feedback: number | null;
+            /**
+             * First compressed step
+             * @description First step whose tensors are compressed; tensors of earlier steps are sent as they are.
+             * @default 0
+             */
+            from_step: number;
+            /**
+             * @description Name of the codec. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "powersgd";
+            /**
+             * Rank
+             * @description Rank of the product.
+             * @default 4
+             */
+            rank: number;
         };
         /**
          * Prediction
@@ -5629,6 +6061,52 @@ export interface components {
              * @description Size of the files.
              */
             size_bytes: number;
+        };
+        /**
+         * QuantizationSpec
+         * @description Send all values with fewer bits.
+         */
+        QuantizationSpec: {
+            /**
+             * Error feedback
+             * @description Factor of the error of earlier rounds when it is added to the next tensor; null drops errors, and the memory.
+             * @default 1
+             */
+            error_feedback: number | null;
+            /**
+             * First compressed step
+             * @description First step whose tensors are compressed; tensors of earlier steps are sent as they are.
+             * @default 0
+             */
+            from_step: number;
+            /**
+             * @description Name of the codec. int8 and int4 round to multiples of a scale, int2 sends a sign and one of two magnitudes. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "bf16" | "int2" | "int4" | "int8" | "sign";
+        };
+        /**
+         * QuantizationSpec
+         * @description Send all values with fewer bits.
+         */
+        QuantizationSpecRequest: {
+            /**
+             * Error feedback
+             * @description Factor of the error of earlier rounds when it is added to the next tensor; null drops errors, and the memory.
+             * @default 1
+             */
+            error_feedback: number | null;
+            /**
+             * First compressed step
+             * @description First step whose tensors are compressed; tensors of earlier steps are sent as they are.
+             * @default 0
+             */
+            from_step: number;
+            /**
+             * @description Name of the codec. int8 and int4 round to multiples of a scale, int2 sends a sign and one of two magnitudes. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "bf16" | "int2" | "int4" | "int8" | "sign";
         };
         /**
          * QueueStatus
@@ -6198,6 +6676,64 @@ export interface components {
              * @description Only the default is supported: input that is too long is refused.
              */
             truncation?: "disabled" | null;
+        };
+        /**
+         * RoundsPrediction
+         * @description Predicted figures of a job whose branches merge in rounds.
+         */
+        RoundsPrediction: {
+            /**
+             * Comparison
+             * @description One sentence that compares the bytes with lockstep training, and one that compares the speed if known.
+             */
+            readonly comparison: string[];
+            /**
+             * Contribution Bytes
+             * @description Approximate bytes that each branch sends to the server in a round.
+             */
+            contribution_bytes: number;
+            /**
+             * Every
+             * @description Steps that each branch takes in a round.
+             */
+            every: number;
+            /**
+             * Exchange S
+             * @description Predicted time of the exchange with the server on the slowest island; None if no link was measured.
+             */
+            exchange_s?: number | null;
+            /** Islands */
+            islands: components["schemas"]["BranchIsland"][];
+            /**
+             * Lockstep Bytes
+             * @description Bytes that each branch would send in each step, and receive, if all branches summed float32 gradients in a ring.
+             */
+            lockstep_bytes: number;
+            /**
+             * Lockstep Samples Per S
+             * @description Samples per second of one plan for all machines with the batches of all branches; None if there is no plan.
+             */
+            lockstep_samples_per_s?: number | null;
+            /**
+             * Round S
+             * @description Predicted time of a round, which is that of the slowest island; None if no machine's speed was measured.
+             */
+            round_s?: number | null;
+            /**
+             * Samples Per S
+             * @description Samples per second of all branches together.
+             */
+            samples_per_s?: number | null;
+            /**
+             * Uncompressed Bytes
+             * @description Bytes of a contribution, and of an update, in float32.
+             */
+            uncompressed_bytes: number;
+            /**
+             * Update Bytes
+             * @description Approximate bytes that each branch receives from the server in a round.
+             */
+            update_bytes: number;
         };
         /**
          * RowsDone
@@ -7264,6 +7800,90 @@ export interface components {
             type: "function";
         };
         /**
+         * TopKSpec
+         * @description Send the values of largest magnitude of each chunk, with their places.
+         */
+        TopKSpec: {
+            /**
+             * Chunk
+             * @description Number of consecutive values among which the largest ones are selected.
+             * @default 4096
+             */
+            chunk: number;
+            /**
+             * Density
+             * @description Fraction of the values that are sent.
+             * @default 0.01
+             */
+            density: number;
+            /**
+             * Error feedback
+             * @description Factor of the error of earlier rounds when it is added to the next tensor; null drops errors, and the memory.
+             * @default 1
+             */
+            error_feedback: number | null;
+            /**
+             * First compressed step
+             * @description First step whose tensors are compressed; tensors of earlier steps are sent as they are.
+             * @default 0
+             */
+            from_step: number;
+            /**
+             * @description Name of the codec. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "topk";
+            /**
+             * Values
+             * @description Format of the selected values.
+             * @default float32
+             * @enum {string}
+             */
+            values: "float32" | "bf16" | "int8" | "int2";
+        };
+        /**
+         * TopKSpec
+         * @description Send the values of largest magnitude of each chunk, with their places.
+         */
+        TopKSpecRequest: {
+            /**
+             * Chunk
+             * @description Number of consecutive values among which the largest ones are selected.
+             * @default 4096
+             */
+            chunk: number;
+            /**
+             * Density
+             * @description Fraction of the values that are sent.
+             * @default 0.01
+             */
+            density: number;
+            /**
+             * Error feedback
+             * @description Factor of the error of earlier rounds when it is added to the next tensor; null drops errors, and the memory.
+             * @default 1
+             */
+            error_feedback: number | null;
+            /**
+             * First compressed step
+             * @description First step whose tensors are compressed; tensors of earlier steps are sent as they are.
+             * @default 0
+             */
+            from_step: number;
+            /**
+             * @description Name of the codec. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "topk";
+            /**
+             * Values
+             * @description Format of the selected values.
+             * @default float32
+             * @enum {string}
+             */
+            values: "float32" | "bf16" | "int8" | "int2";
+        };
+        /**
          * TopLogprob
          * @description A candidate token and its log-probability.
          */
@@ -7421,6 +8041,9 @@ export interface components {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
              *       "checkpoints_kept": 3,
+             *       "compression": {
+             *         "name": "none"
+             *       },
              *       "freeze": [],
              *       "gradient_fusion": {
              *         "mode": "auto"
@@ -7446,7 +8069,10 @@ export interface components {
              *       },
              *       "seed": 0,
              *       "sequence_length": 128,
-             *       "steps": 100
+             *       "steps": 100,
+             *       "synchronization": {
+             *         "kind": "allreduce"
+             *       }
              *     }
              */
             training: components["schemas"]["TrainingSpec"];
@@ -7464,7 +8090,7 @@ export interface components {
             activation_checkpointing: boolean;
             /**
              * Batch Size
-             * @description Samples in one step, over all machines.
+             * @description Samples in one step, over all machines; with ``synchronization: local``, in one step of each branch.
              * @default 16
              */
             batch_size: number;
@@ -7479,6 +8105,14 @@ export interface components {
              * @default 3
              */
             checkpoints_kept: number;
+            /**
+             * Compression
+             * @description Codec of the changes of weights that branches and the server exchange after a round.
+             * @default {
+             *       "name": "none"
+             *     }
+             */
+            compression: components["schemas"]["NoCompressionSpec"] | components["schemas"]["QuantizationSpec"] | components["schemas"]["TopKSpec"] | components["schemas"]["PowerSgdSpec"];
             /**
              * Stop early
              * @description End the job when validations no longer improve.
@@ -7563,10 +8197,18 @@ export interface components {
             sequence_length: number;
             /**
              * Steps
-             * @description Number of optimizer updates.
+             * @description Number of optimizer updates; with ``synchronization: local``, of each branch.
              * @default 100
              */
             steps: number;
+            /**
+             * Synchronization
+             * @description Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links.
+             * @default {
+             *       "kind": "allreduce"
+             *     }
+             */
+            synchronization: components["schemas"]["AllReduceSpec"] | components["schemas"]["LocalSpec"];
             /**
              * Steps between validations
              * @description Steps between validations; null validates only at the end.
@@ -7586,7 +8228,7 @@ export interface components {
             activation_checkpointing: boolean;
             /**
              * Batch Size
-             * @description Samples in one step, over all machines.
+             * @description Samples in one step, over all machines; with ``synchronization: local``, in one step of each branch.
              * @default 16
              */
             batch_size: number;
@@ -7602,6 +8244,14 @@ export interface components {
              * @default 3
              */
             checkpoints_kept: number;
+            /**
+             * Compression
+             * @description Codec of the changes of weights that branches and the server exchange after a round.
+             * @default {
+             *       "name": "none"
+             *     }
+             */
+            compression: components["schemas"]["NoCompressionSpecRequest"] | components["schemas"]["QuantizationSpecRequest"] | components["schemas"]["TopKSpecRequest"] | components["schemas"]["PowerSgdSpecRequest"];
             /**
              * Stop early
              * @description End the job when validations no longer improve.
@@ -7692,10 +8342,18 @@ export interface components {
             sequence_length: number;
             /**
              * Steps
-             * @description Number of optimizer updates.
+             * @description Number of optimizer updates; with ``synchronization: local``, of each branch.
              * @default 100
              */
             steps: number;
+            /**
+             * Synchronization
+             * @description Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links.
+             * @default {
+             *       "kind": "allreduce"
+             *     }
+             */
+            synchronization: components["schemas"]["AllReduceSpecRequest"] | components["schemas"]["LocalSpecRequest"];
             /**
              * Steps between validations
              * @description Steps between validations; null validates only at the end.

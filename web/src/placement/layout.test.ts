@@ -23,6 +23,7 @@ function plan(...stages: ReturnType<typeof member>[][]): Plan {
     parameters: 1,
     microbatches: 4,
     idle: [],
+    branches: [],
     prediction: null,
     stages: stages.map((members, start) => ({ start, stop: start + 1, parameters: 1, members })),
   };

@@ -11,7 +11,7 @@ import type { PlanReport, ClusterView } from "../../api/types";
 import { Failure, sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
 import { Section } from "../../components/frame/Page";
-import { duration, si, stepTime } from "../../format";
+import { bytes, duration, si, stepTime } from "../../format";
 import { Placement } from "../../placement/Placement";
 import type { Draft } from "./draft";
 import classes from "./form/Form.module.css";
@@ -83,16 +83,25 @@ function Report({ report, steps }: { report: PlanReport; steps: number | undefin
   const { plan, serving } = report;
   const prediction = serving === null || serving === undefined ? plan.prediction : undefined;
   const shown = serving?.plan ?? plan;
-  const members = new Set(shown.stages.flatMap((stage) => stage.members.map((member) => member.contributor_id)));
+  const rounds = prediction === undefined ? undefined : (report.rounds ?? undefined);
+  const stages = [...shown.stages, ...(shown.branches ?? []).flatMap((branch) => branch.stages)];
+  const members = new Set(stages.flatMap((stage) => stage.members.map((member) => member.contributor_id)));
+  const roundTime = rounds?.round_s ?? undefined;
+  const total = roundTime === undefined ? prediction?.step_s : roundTime / rounds!.every;
   const bottleneck = serving?.bottleneck ?? prediction?.bottleneck;
   return (
     <Stack gap="md">
       <SimpleGrid cols={2} spacing="xs">
         {prediction && <Figure label={t("One step")} value={stepTime(prediction.step_s)} />}
-        {prediction && steps !== undefined && (
-          <Figure label={t("All {{steps}} steps", { steps })} value={duration(prediction.step_s * steps)} />
+        {roundTime !== undefined && <Figure label={t("One round")} value={stepTime(roundTime)} />}
+        {total !== undefined && steps !== undefined && (
+          <Figure label={t("All {{steps}} steps", { steps })} value={duration(total * steps)} />
         )}
-        {prediction && <Figure label={t("Tokens")} value={si(prediction.tokens_per_s, "/s")} />}
+        {prediction && rounds === undefined && <Figure label={t("Tokens")} value={si(prediction.tokens_per_s, "/s")} />}
+        {typeof rounds?.samples_per_s === "number" && <Figure label={t("Samples")} value={si(rounds.samples_per_s, "/s")} />}
+        {rounds && (
+          <Figure label={t("Sent, received")} value={`${bytes(rounds.contribution_bytes)}, ${bytes(rounds.update_bytes)}`} />
+        )}
         {serving && <Figure label={t("First token")} value={stepTime(serving.first_token_s)} />}
         {serving && <Figure label={t("Each token after it")} value={stepTime(serving.next_token_s)} />}
         <Figure label={t("Machines in, out")} value={`${members.size}, ${shown.idle.length}`} />
@@ -105,6 +114,7 @@ function Report({ report, steps }: { report: PlanReport; steps: number | undefin
           {sentence(bottleneck.sentence)}
         </Text>
       )}
+      {rounds && <Rounds rounds={rounds} />}
       {prediction?.links_assumed && (
         <Text size="xs" c="dimmed">
           {t("No link between the machines was measured; their speed is an assumption.")}
@@ -116,6 +126,29 @@ function Report({ report, steps }: { report: PlanReport; steps: number | undefin
           {t("Predicted for the machines that are ready now; the job gets its plan when it starts.")}
         </Text>
       </Group>
+    </Stack>
+  );
+}
+
+/** The islands with their branches, and the comparison with training in lockstep. */
+function Rounds({ rounds }: { rounds: NonNullable<PlanReport["rounds"]> }) {
+  const { t } = useTranslation();
+  const ratio = (2 * rounds.uncompressed_bytes) / Math.max(1, rounds.contribution_bytes + rounds.update_bytes);
+  return (
+    <Stack gap={4}>
+      {ratio >= 1.05 && (
+        <Text size="sm">{t("Each branch and round; {{ratio}} times less than float32.", { ratio: Number(ratio.toPrecision(3)) })}</Text>
+      )}
+      {rounds.comparison.map((one) => (
+        <Text key={one} size="sm">
+          {sentence(one)}
+        </Text>
+      ))}
+      {rounds.islands.map((island) => (
+        <Text key={island.machines.join()} size="sm" c="dimmed">
+          {t("{{machines}}: branches {{branches}}", { machines: island.machines.join(", "), branches: island.branches.join(", ") })}
+        </Text>
+      ))}
     </Stack>
   );
 }

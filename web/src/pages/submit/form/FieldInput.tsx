@@ -22,6 +22,7 @@ export function FieldInput({ field }: { field: Field }) {
     case "paths":
       return <PathInput field={field} />;
     case "object":
+      if (field.tag !== "") return <Tagged field={field} />;
       return field.isNullable ? <Optional field={field} /> : <Fields of={field} />;
     case "rows":
       return <RowsInput field={field} />;
@@ -45,6 +46,36 @@ export function Fields({ of }: { of: Field }) {
         <FieldGrid fields={of.fields.filter((field) => !isAlternative(field))} />
       )}
     </>
+  );
+}
+
+/** A choice among alternatives, and the fields of the chosen one. The first alternative is the default. */
+function Tagged({ field }: { field: Field }) {
+  const { draft } = useForm();
+  const { set, error } = useField(field);
+  const { label, help } = useWords();
+  const tag = field.fields.find((one) => one.path.at(-1) === field.tag)!;
+  const chosen = String(draft.get(tag.path) ?? tag.choices[0]);
+  const fields = field.fields.filter((one) => one !== tag && one.only?.includes(chosen));
+  const wrong = useField(tag).error ?? error;
+  return (
+    <Stack gap="sm">
+      <NativeSelect
+        {...BELOW}
+        label={label(field)}
+        description={help(field)}
+        error={wrong && sentence(wrong)}
+        value={chosen}
+        onChange={(event) => set(event.currentTarget.value === tag.choices[0] ? undefined : { [field.tag]: event.currentTarget.value })}
+        // The current value stays visible, even if it is invalid.
+        data={tag.choices.includes(chosen) ? tag.choices : [chosen, ...tag.choices]}
+      />
+      {fields.length > 0 && (
+        <div className={classes.inner}>
+          <FieldGrid fields={fields} />
+        </div>
+      )}
+    </Stack>
   );
 }
 

@@ -39,6 +39,19 @@ test("fields have the input that fits them", () => {
   expect(find(roots.serve, ["name"])?.isRequired).toBe(true);
 });
 
+test("alternatives are chosen by their tag, and a default that differs is none", () => {
+  const at = (path: string) => find(train, path.split("."));
+  expect(at("training.synchronization")).toMatchObject({ kind: "object", tag: "kind" });
+  expect(at("training.synchronization.kind")?.choices).toEqual(["allreduce", "local"]);
+  expect(at("training.synchronization.every")).toMatchObject({ only: ["local"], fallback: 30 });
+  expect(at("training.synchronization.outer.learning_rate")?.fallback).toBeUndefined();
+  expect(at("training.compression.density")?.only).toEqual(["topk"]);
+  const kept = { training: { synchronization: { kind: "local", branches: 4, every: 30, outer: { name: "sgd", learning_rate: 0.4 } }, compression: { name: "none" } } };
+  expect(pruned(kept, train)).toEqual({
+    training: { synchronization: { kind: "local", branches: 4, outer: { name: "sgd", learning_rate: 0.4 } } },
+  });
+});
+
 test.each(Object.entries(roots))("every field of %s stands in the form once", (kind, root) => {
   const inParts = (part: Part): Field[] => [...part.fields.flatMap(leaves), ...part.folds.flatMap(inParts)];
   const shown = layOut(root, kind)

@@ -17,6 +17,9 @@ export interface Schema {
   const?: unknown;
   enum?: readonly unknown[];
   anyOf?: readonly Schema[];
+  oneOf?: readonly Schema[];
+  /** The field that says which schema of `oneOf` applies. */
+  discriminator?: { propertyName: string; mapping?: Readonly<Record<string, string>> };
   properties?: Record<string, Schema>;
   required?: readonly string[];
   items?: Schema;
@@ -47,6 +50,10 @@ export interface Field {
   fields: readonly Field[];
   /** Names of fields of which exactly one must be given. */
   exactlyOne: readonly string[];
+  /** Name of the field that chooses among alternatives with different fields; "" for other objects. */
+  tag: string;
+  /** Values of the parent's tag for which the field exists; undefined if it always does. */
+  only?: readonly string[];
 }
 
 /** The fields of a job of one kind; `kind` itself is chosen outside the form. */
@@ -68,15 +75,39 @@ function field(root: Schema, written: Schema, path: readonly string[], name: str
     fallback: written.default,
     choices: (schema.enum ?? []).map(String),
     exactlyOne: schema["x-exactly-one"] ?? [],
+    tag: schema.discriminator?.propertyName ?? "",
     fields:
       kind !== "object" && kind !== "rows"
         ? []
+        : schema.discriminator !== undefined
+          ? alternatives(root, schema, path, written.default)
         : Object.entries(inner.properties ?? {})
             .filter(([key]) => path.length > 0 || key !== "kind")
             .map(([key, one]) =>
               field(root, one, kind === "rows" ? [key] : [...path, key], key, inner.required?.includes(key) ?? false),
             ),
   };
+}
+
+/** The tag of a tagged union, and the fields of all its alternatives, each once. */
+function alternatives(root: Schema, union: Schema, path: readonly string[], fallback: unknown): Field[] {
+  const { propertyName: tag, mapping = {} } = union.discriminator!;
+  const found = new Map<string, Field>();
+  for (const [value, $ref] of Object.entries(mapping)) {
+    const { schema } = resolve(root, { $ref });
+    for (const [key, written] of Object.entries(schema.properties ?? {})) {
+      const one = field(root, written, [...path, key], key, schema.required?.includes(key) ?? false);
+      const known = found.get(key);
+      if (key === tag) found.set(key, known ?? { ...one, kind: "choice", isRequired: true, fallback: undefined, choices: Object.keys(mapping) });
+      // Alternatives may have different defaults, and then the form shows none.
+      else found.set(key, { ...one, only: [...(known?.only ?? []), value], fallback: known === undefined || same(known.fallback, one.fallback) ? one.fallback : undefined });
+    }
+  }
+  const chosen = typeof fallback === "object" && fallback !== null ? (fallback as Record<string, unknown>)[tag] : undefined;
+  const values = [...Object.keys(mapping)].sort((a, b) => Number(b === chosen) - Number(a === chosen));
+  return [...found.values()]
+    .map((one) => (one.path.at(-1) === tag ? { ...one, choices: values } : one))
+    .sort((a, b) => Number(b.path.at(-1) === tag) - Number(a.path.at(-1) === tag));
 }
 
 /** Resolve references, and remove null from the alternatives. */
@@ -93,6 +124,7 @@ function resolve(root: Schema, schema: Schema): { schema: Schema; isNullable: bo
 }
 
 function kindOf(root: Schema, schema: Schema): Kind {
+  if (schema.discriminator !== undefined) return "object";
   if (schema.enum !== undefined || schema.const !== undefined) return "choice";
   switch (schema.type) {
     case "string":
@@ -141,6 +173,7 @@ export function pruned(value: unknown, by: Field): unknown {
   if (by.kind !== "object" || typeof value !== "object" || value === null) {
     return same(value, by.fallback) ? undefined : value;
   }
+  if (by.tag !== "" && same(value, by.fallback)) return undefined;
   const kept: Record<string, unknown> = {};
   for (const [key, one] of Object.entries(value)) {
     const inner = by.fields.find((candidate) => candidate.path.at(-1) === key);
