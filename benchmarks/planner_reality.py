@@ -36,7 +36,7 @@ from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.training_group import TrainingGroup
-from share_compute_actors.transport.channel import Peer
+from share_compute_actors.transport.keys import Peer
 from share_compute_actors.wire import TEXT, unpack_answer
 
 CORES = (0.6, 0.45, 0.3)

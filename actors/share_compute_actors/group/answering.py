@@ -10,7 +10,6 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from share_compute.errors import ShardStoreLost, ShareComputeError
-from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.wire import Packs, answers_by, unpack_answer
 
 Parameters = ParamSpec("Parameters")
@@ -31,6 +30,8 @@ def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(cause, ShareComputeError):
         return cause
     _log.error("a call failed", exc_info=failure)
+    from share_compute_actors.group.allocator import as_reported  # noqa: PLC0415 - loads torch
+
     return as_reported(failure)
 
 

@@ -8,8 +8,7 @@ from typing import Literal
 from share_compute.errors import ContributorLost
 from share_compute.protocol.membership import Worker
 from share_compute_actors.group.worker_group import WorkerGroup
-from share_compute_actors.transport.channel import Keys
-from share_compute_actors.transport.handshakes import PEER, WORKERS
+from share_compute_actors.transport.keys import PEER, WORKERS, Keys
 from share_compute_actors.wire import NOTHING
 
 Wanted = Literal["auto", "direct", "ray"]

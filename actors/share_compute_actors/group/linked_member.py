@@ -1,10 +1,13 @@
-"""The methods of a member that open its links to the other members."""
+"""The methods of a member that open its links to the other members.
+
+Processes that call members import this module. To keep this import fast, only the methods import torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import ray
@@ -12,10 +15,12 @@ from numpy.typing import NDArray
 
 from share_compute.protocol.membership import Worker
 from share_compute_actors.group.answering import answers
-from share_compute_actors.group.compute_thread import ComputeThread
-from share_compute_actors.transport.channel import Channel, Keys, Peer
-from share_compute_actors.transport.handshakes import PEER, WORKERS, connect_all
+from share_compute_actors.transport.keys import PEER, WORKERS, Keys, Peer
 from share_compute_actors.wire import NOTHING
+
+if TYPE_CHECKING:
+    from share_compute_actors.group.compute_thread import ComputeThread
+    from share_compute_actors.transport.channel import Channel
 
 
 class LinkSetup(Protocol):
@@ -59,6 +64,8 @@ class LinkedMember:
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
 
     def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
+        from share_compute_actors.transport.channel import Channel  # noqa: PLC0415 - loads torch
+
         setup = self._setup
         channel = Channel(setup.worker, setup.scope, epoch, setup.address, keys, admitted)
         self._engine.open(channel)
@@ -76,6 +83,8 @@ class LinkedMember:
         return self._engine.order(partial(self._connect, peers, dead))
 
     def _connect(self, peers: Sequence[Peer], dead: Collection[tuple[Worker, Worker]]) -> list[Worker]:
+        from share_compute_actors.transport.handshakes import connect_all  # noqa: PLC0415 - loads torch
+
         self._names = {peer.worker: peer.name for peer in peers}
         return connect_all(self._open_channel(), self._setup.worker, peers, dead)
 

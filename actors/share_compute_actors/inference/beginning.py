@@ -16,9 +16,10 @@ from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.deployment import InboxItem, ReplicaRunner
 from share_compute_actors.inference.planner import Planner
 from share_compute_actors.inference.scheduler_service import SchedulerService
+from share_compute_actors.inference.served_model import SERVED, ServedModel, known_model
 from share_compute_actors.inference.serving_group import ServingGroup
 from share_compute_actors.inference.status_recorder import StatusRecorder
-from share_compute_actors.inference.weights import SERVED, ServedModel, ServedWeights, known_model
+from share_compute_actors.inference.weights import ServedWeights
 
 _POLL_S = 0.2
 

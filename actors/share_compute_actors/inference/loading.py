@@ -1,4 +1,4 @@
-"""Builds a member's serving shard and loads its weights; tensors that the member already has are reused."""
+"""Loads a member's serving shard: builds it and fetches its weights; tensors that the member already has are reused."""
 
 from __future__ import annotations
 
@@ -6,20 +6,71 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 import xxhash
 from platformdirs import user_cache_path
 from torch import Tensor
 
+from share_compute.inference.placement import Holding
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.quantization import SCALE, is_quantized
 from share_compute.shard import Shard
-from share_compute_actors.group.allocator import passing_through
+from share_compute_actors.group.allocator import passing_through, trim
 from share_compute_actors.group.fetching import SourceClient, fill, fits
-from share_compute_actors.inference.messages import ServingSetup
+from share_compute_actors.inference.messages import Held, ServingSetup
+from share_compute_actors.inference.step_engine import StepEngine
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import Sources, server_source
+
+
+def load_shard(
+    engine: StepEngine,
+    setup: ServingSetup,
+    weights: Any,
+    shard: Shard,
+    *,
+    keeps_plain: bool,
+    is_awaited: bool,
+) -> Held:
+    """Load a shard into a member's engine, and drop the previous one; call this function on the compute thread.
+
+    Args:
+        engine: engine of the member.
+        setup: parameters of the member.
+        weights: the `ServedWeights` actor.
+        shard: layers of the model.
+        keeps_plain: see `ServingMember.load`.
+        is_awaited: see `ServingMember.load`.
+
+    Raises:
+        ShareComputeError: see `build_shard` and `fill_shard`.
+    """
+    loaded_bytes = 0
+    engine.keeps_plain = keeps_plain
+    if engine.stage is not None:
+        engine.stage.clear()
+        if not keeps_plain:  # frees the unpacked weights before anything is loaded
+            engine.stage.seal(keeps_plain=False)
+    if engine.stage is None or engine.stage.shard != shard:
+        stage, missing = build_shard(setup, weights, shard, engine.stage)
+        engine.stage = None  # frees the memory of the parts that are not taken over
+        loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
+        fill_shard(setup, weights, stage, missing)
+        engine.stage = stage
+        if not (is_awaited and stage.draws):
+            with fits(shard, setup.name):
+                stage.seal(keeps_plain=keeps_plain)
+                stage.warm_up()
+    trim()  # freed KV caches of the previous epoch must not count as resident
+    is_elsewhere = setup.device != "cpu"
+    resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
+    if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
+        resident_bytes += sum(
+            tensor.nbytes for name, tensor in engine.stage.tensors().items() if not is_quantized(name)
+        )
+    return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
 
 
 def build_shard(

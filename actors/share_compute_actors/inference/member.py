@@ -1,4 +1,8 @@
-"""A member of a deployment: the actor that holds one shard, and the KV caches of sequences, on one contributor."""
+"""A member of a deployment: the actor that holds one shard, and the KV caches of sequences, on one contributor.
+
+The replica's server imports this module when it finds the members that an earlier server left. To keep this import
+fast, only the methods import torch.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,16 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
 
-from share_compute.inference.placement import Holding
-from share_compute.inference.runtime.quantization import is_quantized
 from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.shard import Shard
-from share_compute_actors.group.allocator import trim
 from share_compute_actors.group.answering import answers
-from share_compute_actors.group.fetching import fits
 from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.linked_member import LinkedMember
-from share_compute_actors.inference.loading import build_shard, fill_shard
 from share_compute_actors.inference.messages import (
     HEARTBEAT,
     HELD,
@@ -35,9 +34,11 @@ from share_compute_actors.inference.messages import (
     ToServer,
     pack_to_server,
 )
-from share_compute_actors.inference.step_engine import StepEngine
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.wire import NOTHING
+
+if TYPE_CHECKING:
+    from share_compute_actors.inference.step_engine import StepEngine
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class ServingMember(LinkedMember):
     _engine: StepEngine
 
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
+        from share_compute_actors.inference.step_engine import StepEngine  # noqa: PLC0415 - loads torch
+
         close_stalled_connections()
         self._setup = setup
         self._server = server, key
@@ -103,38 +106,24 @@ class ServingMember(LinkedMember):
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the model cannot be served, or its weights do not belong to its configuration.
         """
-        return self._engine.order(partial(self._load, weights, shard, keeps_plain, is_awaited))
+        from share_compute_actors.inference.loading import load_shard  # noqa: PLC0415 - loads torch
 
-    def _load(self, weights: Any, shard: Shard, keeps_plain: bool, is_awaited: bool) -> Held:
-        engine, loaded_bytes = self._engine, 0
-        engine.keeps_plain = keeps_plain
-        if engine.stage is not None:
-            engine.stage.clear()
-            if not keeps_plain:  # frees the unpacked weights before anything is loaded
-                engine.stage.seal(keeps_plain=False)
-        if engine.stage is None or engine.stage.shard != shard:
-            stage, missing = build_shard(self._setup, weights, shard, engine.stage)
-            engine.stage = None  # frees the memory of the parts that are not taken over
-            loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
-            fill_shard(self._setup, weights, stage, missing)
-            engine.stage = stage
-            if not (is_awaited and stage.draws):
-                with fits(shard, self._setup.name):
-                    stage.seal(keeps_plain=keeps_plain)
-                    stage.warm_up()
-        trim()  # freed KV caches of the previous epoch must not count as resident
-        is_elsewhere = self._setup.device != "cpu"
-        resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
-        if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
-            resident_bytes += sum(
-                tensor.nbytes for name, tensor in engine.stage.tensors().items() if not is_quantized(name)
+        engine = self._engine
+        return engine.order(
+            partial(
+                load_shard,
+                *(engine, self._setup, weights, shard),
+                keeps_plain=keeps_plain,
+                is_awaited=is_awaited,
             )
-        return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
+        )
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def unload(self) -> None:
         """Free the shard and its KV caches; the process stays, so that a later `load` need not start one."""
+        from share_compute_actors.group.allocator import trim  # noqa: PLC0415 - loads torch
+
         self._engine.order(self._engine.unload)
         trim()
 

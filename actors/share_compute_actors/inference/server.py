@@ -1,7 +1,7 @@
 """The server of a deployment: one actor on the head that accepts sequences and returns their events.
 
-The control plane imports this module, so this module must not import torch. The main loop, which needs torch, is in
-`deployment`.
+The control plane imports this module. Neither this module nor the main loop in `deployment` imports torch, so that a
+new server takes over members without delay.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DeploymentServer:
         """Serve until `stop` is called or an error ends the replica; the status then has the reason."""
         failure: ShareComputeError | None = None
         try:
-            from share_compute_actors.inference.beginning import begin  # noqa: PLC0415 - loads torch
+            from share_compute_actors.inference.beginning import begin  # noqa: PLC0415 - the control plane does not need it
 
             begin(self._assignment, self._service, self._status, self._inbox, self._stopped).run()
         except Cancelled:

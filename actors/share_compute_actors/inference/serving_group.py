@@ -22,8 +22,9 @@ from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.group.naming import member_options, workers_of
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.member import ServingMember
 from share_compute_actors.inference.messages import HEARTBEAT, HELD, LAST_EPOCH, Held, Row, ServingSetup
-from share_compute_actors.inference.weights import ServedModel
+from share_compute_actors.inference.served_model import ServedModel
 from share_compute_actors.wire import NOTHING
 
 _log = logging.getLogger(__name__)
@@ -131,8 +132,6 @@ class ServingGroup(WorkerGroup):
         )
 
     def _start(self, worker: Worker) -> Any:
-        from share_compute_actors.inference.member import ServingMember  # noqa: PLC0415 - transformers is slow to import
-
         self._weights.open.remote()
         here = NodeAffinitySchedulingStrategy(self.topology[worker].node_id, soft=False)
         return ServingMember.options(  # type: ignore[attr-defined]

@@ -1,76 +1,41 @@
-"""Actor on the server's host that sends weights to a deployment's members."""
+"""Actor on the server's host that sends weights to a deployment's members.
+
+The server of a replica imports this module. To keep this import fast, only the process of the actor imports torch.
+Members that an earlier server left need no weights, so the actor imports torch only when a member asks for weights, or
+two seconds after its start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
-import torch
-from torch import Tensor
 
 from share_compute.errors import UserError
-from share_compute.inference.runtime.quantization import (
-    integers_of,
-    require_linear_layers,
-    scale_of,
-    weight_of,
-)
-from share_compute.models.blueprint import Blueprint
-from share_compute.models.configuration import declared_config
-from share_compute.models.factory import dissect
-from share_compute.models.profiles.cache import cached_profile, stored_profile
-from share_compute.models.profiles.profile import ModelProfile
-from share_compute.models.storage.weights import WeightFolder
-from share_compute.specification import ModelSpec, ServedPrecision
+from share_compute.specification import ServedPrecision
 from share_compute_actors.group.answering import answers
+from share_compute_actors.inference.served_model import SERVED, ServedModel
 from share_compute_actors.machine.stalled import close_stalled_connections
-from share_compute_actors.messages import Extent, read_extents
-from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.messages import read_extents
 from share_compute_actors.unpickling import refuse_pickles
-from share_compute_actors.wire import Schema
 
 if TYPE_CHECKING:
-    from share_compute.models.huggingface.conversion import PretrainedWeights
+    from share_compute_actors.inference.weight_reader import WeightReader
+    from share_compute_actors.transport.pieces import Piece
 
 _LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
 """File name extensions of weight files; these files are not sent with the tokenizer."""
 _MOST_FILE_BYTES = 64 * 2**20
-_ROWS = 1024
-"""Maximum number of rows of a matrix that are read at a time to compute their scales."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The facts about a model that the server needs before it plans the stages."""
-
-    blueprint: Blueprint
-    profile: ModelProfile
-
-
-SERVED: Schema[ServedModel] = Schema(ServedModel)
-
-
-def known_model(folder: Path, dtype: ServedPrecision, *, embeds: bool) -> ServedModel | None:
-    """Return the result of an earlier `ServedWeights.prepare` for the same configuration and weight shapes.
-
-    Return None if there is no such result.
-
-    Raises:
-        UserError: there is no model in the folder.
-    """
-    config = _config(folder)
-    profile = stored_profile(_facts(folder, config, dtype, embeds))
-    return None if profile is None else ServedModel(Blueprint(config=config), profile)
+_OPEN_AFTER_S = 2.0
+"""Time after its start at which the actor opens the weights, if no member has asked for any, in seconds."""
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"weights": 1})
 class ServedWeights:
-    """Reads the weights in a model's folder, some rows at a time, and the files of its tokenizer.
+    """Sends the weights in a model's folder, some rows at a time, and the files of its tokenizer.
 
     Args:
         folder: folder with config.json and safetensors files.
@@ -82,13 +47,13 @@ class ServedWeights:
         refuse_pickles()
         close_stalled_connections()
         self._folder = folder
+        self._dtype: ServedPrecision = dtype
         self._embeds = embeds
-        self._precision: ServedPrecision = dtype
-        self._quantizes = dtype == "int8"
-        self._dtype: torch.dtype = torch.float32 if self._quantizes else getattr(torch, dtype)
-        self._scales: dict[tuple[str, int], Tensor] = {}
-        """Scales of the ranges of rows that were quantized, by the name of the matrix and the first row."""
-        self._opened: PretrainedWeights | None = None
+        self._reader: WeightReader | None = None
+        self._lock = threading.Lock()
+        timer = threading.Timer(_OPEN_AFTER_S, self._open)
+        timer.daemon = True
+        timer.start()
 
     @ray.method(concurrency_group="weights")
     @answers(SERVED)
@@ -98,85 +63,45 @@ class ServedWeights:
         Raises:
             UserError: the folder has no model, or one that cannot be served.
         """
-        config = _config(self._folder)
-        facts = _facts(self._folder, config, self._precision, self._embeds)
-        return ServedModel(Blueprint(config=config), cached_profile(facts, partial(self._profile, config)))
-
-    def _profile(self, config: dict[str, Any]) -> ModelProfile:
-        """Check that the weights can be served with this configuration, and profile the model."""
-        self._weights()
-        if self._embeds:
-            from share_compute.models.huggingface.encoder import profile_encoder  # noqa: PLC0415 - slow to import
-
-            return profile_encoder(config)
-        if self._quantizes:
-            from share_compute.models.huggingface.decoder import sketch, tied_names  # noqa: PLC0415 - slow to import
-
-            model = sketch(config)
-            tied = tied_names(model)
-            require_linear_layers(model, {*tied, *tied.values()})
-        return dissect(Blueprint(config=config))
+        return self._weights().prepare()
 
     @ray.method(concurrency_group="weights")
     def open(self) -> None:
         """Open the model's weight files now, before members ask for rows."""
+        self._open()
+
+    def _open(self) -> None:
         with suppress(UserError):  # calls for rows raise it again
-            self._weights()
+            self._weights().open()
 
-    def _weights(self) -> PretrainedWeights:
-        """Return a reader of the model's weight files; open them at the first call in this process."""
-        if self._opened is None:
-            from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+    def _weights(self) -> WeightReader:
+        """Return the reader of the weights; create it at the first call."""
+        from share_compute_actors.inference.weight_reader import WeightReader  # noqa: PLC0415 - loads torch
 
-            config, model = _config(self._folder), None
-            if self._embeds:
-                from share_compute.models.huggingface.encoder import encoder_sketch  # noqa: PLC0415
-
-                model = encoder_sketch(config)
-            self._opened = PretrainedWeights(WeightFolder(self._folder), config, model)
-        return self._opened
+        with self._lock:
+            if self._reader is None:
+                self._reader = WeightReader(self._folder, self._dtype, embeds=self._embeds)
+            return self._reader
 
     @ray.method(concurrency_group="weights")
     def weights(self, extents: bytes) -> list[Piece]:
         """Return rows of tensors in the deployment's precision, or in float32 if that precision is int8."""
-        return [
-            Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in read_extents(extents)
-        ]
+        return self._weights().weights(read_extents(extents))
 
     @ray.method(concurrency_group="weights")
     def exact_weights(self, extents: bytes) -> list[Piece]:
         """Return rows of tensors as float32."""
-        return [Piece.of_rows(extent.name, self._read(extent).float()) for extent in read_extents(extents)]
+        return self._weights().exact_weights(read_extents(extents))
 
     @ray.method(concurrency_group="weights")
     def int8_weights(self, extents: bytes) -> list[Piece]:
         """Quantize rows of matrices, and return the int8 values; `scales` returns the scale of each row."""
-        return [Piece.of_rows(extent.name, self._integers(extent)) for extent in read_extents(extents)]
+        return self._weights().int8_weights(read_extents(extents))
 
     @ray.method(concurrency_group="weights")
     def scales(self, extents: bytes) -> list[Piece]:
         """Return the float32 scale of each quantized row; int8 values times the scale approximate the row's weights."""
-        return [
-            Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent))))
-            for extent in read_extents(extents)
-        ]
-
-    def _integers(self, extent: Extent) -> Tensor:
-        name = weight_of(extent.name)
-        rows = self._read(extent._replace(name=name))
-        scale = self._scales[name, extent.start] = scale_of(rows, name)
-        return integers_of(rows, scale)
-
-    def _scales_of(self, extent: Extent) -> Iterator[Tensor]:
-        """Yield the scales of rows in order; unknown scales are computed from the weights, some rows at a time."""
-        name, start, stop = weight_of(extent.name), extent.start, extent.stop
-        assert stop is not None
-        while start < stop:
-            scale = self._scales.get((name, start))
-            if scale is None:
-                scale = scale_of(self._read(Extent(name, start, min(stop, start + _ROWS))), name)
-            yield scale[: stop - start]
-            start += len(scale)
+        return self._weights().scales(read_extents(extents))
 
     @ray.method(concurrency_group="weights")
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -188,24 +113,6 @@ class ServedWeights:
         if not any(file.name.startswith("tokenizer") for file in files):
             return {}
         return {file.name: file.read_bytes() for file in files}
-
-    def _read(self, extent: Extent) -> Tensor:
-        return self._weights().read(*extent)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    config = declared_config(ModelSpec(path=folder))
-    if not isinstance(config.get("model_type"), str):
-        raise UserError(
-            f"{folder / 'config.json'} names no model_type", hint="give a folder that save_pretrained wrote"
-        )
-    return config
-
-
-def _facts(folder: Path, config: dict[str, Any], dtype: ServedPrecision, embeds: bool) -> dict[str, Any]:
-    """Return the facts that determine whether the model in a folder can be served, and its profile."""
-    shapes = WeightFolder(folder).shapes()
-    return {"config": config, "dtype": dtype, "embeds": embeds, "weights": shapes}
 
 
 def _is_small(file: Path) -> bool:

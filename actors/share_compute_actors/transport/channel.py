@@ -17,7 +17,6 @@ arrives, or its receiver is lost.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import secrets
@@ -26,7 +25,6 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +38,7 @@ from share_compute.protocol.membership import Worker
 from share_compute_actors.machine.ports import channel_ports
 from share_compute_actors.transport.arrivals import Arrivals
 from share_compute_actors.transport.envelope import Envelope, Phase, WireLabel
+from share_compute_actors.transport.keys import Keys, Peer
 
 _log = logging.getLogger(__name__)
 
@@ -88,33 +87,6 @@ class RejectedTensor(NamedTuple):
     """The member that sent the message, as identified by its key."""
     what: str
     """Defect of the message, for display."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """A CURVE key pair of one member for one epoch, as Z85 text (the encoding of ZeroMQ)."""
-
-    public: bytes
-    secret: bytes = field(repr=False)
-
-    @classmethod
-    def issue(cls) -> Keys:
-        """Return a new key pair."""
-        return cls(*zmq.curve_keypair())
-
-    def call_key(self, source: Worker) -> bytes:
-        """Return the secret that ``source`` must send with each Ray call to the owner of this key pair."""
-        return hashlib.blake2b(source.encode(), key=self.secret, digest_size=16).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The endpoint of a member and its public key."""
-
-    worker: Worker
-    name: str
-    endpoint: str
-    public_key: bytes
 
 
 class _Admission:

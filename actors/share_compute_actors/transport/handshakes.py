@@ -8,12 +8,10 @@ import torch
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.membership import Worker
-from share_compute_actors.transport.channel import Channel, Peer
+from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import WireLabel
-from share_compute_actors.wire import Schema
+from share_compute_actors.transport.keys import Peer
 
-PEER: Schema[Peer] = Schema(Peer)
-WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 _TIMEOUT_S = 5.0
 _SHORT_TIMEOUT_S = 0.2
 """Timeout in seconds for a handshake on a link known to be dead, and for all handshakes after the first missing one.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 from fastapi import FastAPI
 
 from share_compute import __version__
+from share_compute.errors import ShareComputeError
 from share_compute.lifecycle.folders import BATCHES, TRAINING
 from share_compute.settings import Settings
 from share_compute.store import Store
@@ -109,7 +110,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
     context.spawn(keep_running("streams", context.streams.run))
     if context.cluster is not None:
-        _supervise(context, context.cluster)
+        await _supervise(context, context.cluster)
     try:
         yield
     finally:
@@ -125,7 +126,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(context.isolated.close)
 
 
-def _supervise(context: Context, cluster: Cluster) -> None:
+async def _supervise(context: Context, cluster: Cluster) -> None:
     settings = context.settings
     context.measurements = Measurements(context.store, starter(cluster))
     jobs = JobSupervisor(
@@ -141,6 +142,8 @@ def _supervise(context: Context, cluster: Cluster) -> None:
     contributors = ContributorSupervisor(
         context.store, context.measurements, cluster.nodes, timedelta(seconds=settings.lost_after_s)
     )
+    with suppress(ShareComputeError):  # `contributors.run` tries again
+        await contributors.mark_earlier()
     context.deployments = DeploymentSupervisor(
         context.store,
         context.engines,

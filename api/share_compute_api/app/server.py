@@ -1,41 +1,41 @@
-"""The server: starts and ends a Ray head and the control plane together."""
+"""The server: starts and ends a Ray head and the control plane together.
+
+The head starts first, and the control plane imports its packages meanwhile, because each takes seconds. So this module
+imports at its top only what the head needs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
-from alembic.util.exc import CommandError
 
 from share_compute.errors import Conflict, UserError
 from share_compute.settings import Settings
-from share_compute.store import Store
-from share_compute.store.database.backups import FOLDER, prepare
 from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.app.fencing import ends_within_grace
 from share_compute_api.cluster.cluster import Cluster, for_url
 from share_compute_api.connection.addresses import address_in_url, address_warnings
-from share_compute_api.connection.certificates import ServerCertificate, server_certificate, start_warnings
 from share_compute_api.connection.data_folder import first_api_key, locked, write_server_file
 from share_compute_api.connection.fingerprints import join_invite
 from share_compute_api.connection.join_line import INVITE_VARIABLE, join_command
-from share_compute_api.connection.listening import listener_config
 from share_compute_api.submission.data_roots import require_folders
 from share_compute_api.terminal.children import Interrupts, own_command
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from share_compute.store import Store
+    from share_compute_api.connection.certificates import ServerCertificate
     from share_compute_api.server.context import Context
 
 _WRITE_TICKS = 100
@@ -118,18 +118,23 @@ def serve(
         stack.enter_context(locked(settings.data_folder))
         listener = stack.enter_context(_listen(settings.host, settings.port))
         address, port = for_url(address_in_url(settings)), listener.getsockname()[1]
-        certificate = server_certificate(settings, address)
-        url = f"{'http' if certificate is None else 'https'}://{address}:{port}"
-        store = _open_store(settings, stack)
+        # The database stays locked until the head has ended.
+        locks = stack.enter_context(ExitStack())
         children = open_run_folder(f"head of {settings.data_folder.resolve()}")
         interrupts.takes_along(children)
-        store.on_fenced(ends_within_grace(children))
         stack.callback(close_run_folder, children)
         progress("starting the Ray head")
-        cluster = _start_cluster(settings, children)
-        from share_compute_api.app.app import create_app
+        with _starting_cluster(settings, children) as starting:
+            from share_compute_api.app.app import create_app
+            from share_compute_api.connection.certificates import server_certificate
 
-        app = create_app(settings, store, cluster=cluster, fingerprint=_pin(settings, certificate))
+            certificate = server_certificate(settings, address)
+            store = _open_store(settings, locks)
+            store.on_fenced(ends_within_grace(children))
+            app = create_app(settings, store, fingerprint=_pin(settings, certificate))
+            context: Context = app.state.context
+            cluster = context.cluster = starting.result()
+        url = f"{'http' if certificate is None else 'https'}://{address}:{port}"
         running = _introduce(app, url, certificate, cluster, stack)
         if contribute:
             _contribute(store, running, children, settings)
@@ -143,13 +148,13 @@ def serve(
             raise store.fenced
 
 
-def _start_cluster(settings: Settings, children: ChildProcesses) -> Cluster:
-    """Start the cluster in a second thread, and import the app meanwhile, because each takes seconds."""
+@contextmanager
+def _starting_cluster(settings: Settings, children: ChildProcesses) -> Iterator[Future[Cluster]]:
+    """Start the cluster in a second thread; when the block fails, end its processes."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-cluster") as second_thread:
         starting = second_thread.submit(Cluster, settings, children)
         try:
-            import_module("share_compute_api.app.app")
-            return starting.result()
+            yield starting
         except BaseException:
             # The second thread ends when the head that it waits for has ended. It may not have started the head yet.
             while not starting.done():
@@ -159,6 +164,11 @@ def _start_cluster(settings: Settings, children: ChildProcesses) -> Cluster:
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
+    from alembic.util.exc import CommandError
+
+    from share_compute.store import Store
+    from share_compute.store.database.backups import FOLDER, prepare
+
     store = Store(settings.resolved_database_url)
     stack.callback(store.close)
     store.lock()  # Lock the database first, so that no other server uses it during a change of the schema.
@@ -176,6 +186,8 @@ def _open_store(settings: Settings, stack: ExitStack) -> Store:
 def _introduce(
     app: FastAPI, url: str, certificate: ServerCertificate | None, cluster: Cluster, stack: ExitStack
 ) -> Running:
+    from share_compute_api.connection.certificates import start_warnings
+
     context: Context = app.state.context
     settings, store = context.settings, context.store
     key = store.keys.verify(first_api_key(settings.data_folder, store))
@@ -204,6 +216,8 @@ def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | Non
 
 
 def _control_plane(app: FastAPI, certificate: ServerCertificate | None, children: ChildProcesses) -> _Server:
+    from share_compute_api.connection.listening import listener_config
+
     context: Context = app.state.context
     settings = context.settings
     logging.getLogger("share_compute_api").setLevel(settings.log_level.upper())

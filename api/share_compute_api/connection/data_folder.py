@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from share_compute.errors import Conflict, Unavailable
 from share_compute.files.durable import write_private
 from share_compute.scopes import Scope
-from share_compute.store import Store
 from share_compute_api.connection.discovery import CREDENTIALS_FILE, SERVER_FILE, CredentialsFile, ServerFile
+
+if TYPE_CHECKING:
+    from share_compute.store import Store
 
 
 @contextmanager

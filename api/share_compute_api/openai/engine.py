@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
@@ -118,11 +119,15 @@ class Engines:
         self._processes = processes
         self._engines: dict[str, ServingEngine] = {}
         self._tokenizers: dict[str, asyncio.Future[TokenizerClient]] = {}
+        self._added = asyncio.Event()
+        """Event that is set, and replaced, when an engine is added."""
 
     def add(self, engine: ServingEngine) -> None:
         """Register an engine under its model's name; replace an earlier engine with that name."""
         self.remove(engine.facts.name)
         self._engines[engine.facts.name] = engine
+        self._added.set()
+        self._added = asyncio.Event()
 
     def remove(self, name: str) -> None:
         """Remove a model's engine and tokenizer, if they exist; requests in progress continue to use them."""
@@ -137,6 +142,17 @@ class Engines:
         """Return the engine of a model; None if the model is not served."""
         return self._engines.get(name)
 
+    async def wait_for(self, name: str, deployment_id: str, timeout_s: float) -> ServingEngine | None:
+        """Return the engine of a deployment; wait for it up to ``timeout_s`` seconds, then return None."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    engine, added = self.find(name), self._added
+                    if engine is not None and engine.facts.deployment_id == deployment_id:
+                        return engine
+                    await added.wait()
+        return None
+
     async def tokenizer(self, engine: ServingEngine) -> TokenizerClient:
         """Return the tokenizer of a model; load it on the first call.
 
@@ -144,6 +160,10 @@ class Engines:
             UserError: the tokenizer cannot be loaded.
             Unavailable: no process can load it now.
         """
+        return await asyncio.shield(self.load_tokenizer(engine))
+
+    def load_tokenizer(self, engine: ServingEngine) -> asyncio.Future[TokenizerClient]:
+        """Return the future of a model's tokenizer; begin to load the tokenizer on the first call."""
         from share_compute_api.openai.tokenizer_client import TokenizerClient
 
         name = engine.facts.name
@@ -152,7 +172,7 @@ class Engines:
             load = TokenizerClient.load(engine.facts.folder, self._processes)
             loading = self._tokenizers[name] = asyncio.ensure_future(load)
             loading.add_done_callback(lambda done: self._forget(name, done))
-        return await asyncio.shield(loading)
+        return loading
 
     def _forget(self, name: str, loading: asyncio.Future[TokenizerClient]) -> None:
         failed = loading.cancelled() or loading.exception() is not None

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from share_compute_actors.transport.channel import Channel, Keys, Peer
+from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import _form_gloo
 from share_compute_actors.transport.collective.sockets import GroupSockets
+from share_compute_actors.transport.keys import Keys, Peer
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 
 ADDRESS, RESOLVER = "192.0.2.1", "192.0.2.53"

@@ -22,9 +22,10 @@ from tests.conftest import wait_for
 
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute_actors.transport.arrivals import Arrivals
-from share_compute_actors.transport.channel import Channel, EncodedTensor, Keys, Peer
+from share_compute_actors.transport.channel import Channel, EncodedTensor
 from share_compute_actors.transport.envelope import WIRE_VERSION, Envelope, WireLabel
 from share_compute_actors.transport.handshakes import connect_all
+from share_compute_actors.transport.keys import Keys, Peer
 
 ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
 Pair = Callable[..., tuple[Channel, Channel]]

@@ -19,9 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.transport.channel import Keys, Peer
 from share_compute_actors.transport.collective.algorithms import packed
 from share_compute_actors.transport.collective.expression import expression
+from share_compute_actors.transport.keys import Keys, Peer
 from share_compute_actors.transport.rendezvous import Rendezvous
 
 HANGS_S = 25.0

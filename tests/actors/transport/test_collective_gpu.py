@@ -6,7 +6,8 @@ import torch
 from ray.cluster_utils import Cluster
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.transport.channel import Channel, Keys
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.keys import Keys
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 
 pytestmark = [

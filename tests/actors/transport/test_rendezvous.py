@@ -12,7 +12,8 @@ import pytest
 from tests.namespaces import alone, needs_namespaces
 
 from share_compute.errors import ContributorLost, StaleEpoch
-from share_compute_actors.transport.channel import Channel, Keys, Peer
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.keys import Keys, Peer
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 
 MEMBERS = ("ann", "bob")

@@ -23,8 +23,7 @@ from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, R
 from share_compute_actors.inference.messages import Trouble, pack_to_server, unpack_to_server
 from share_compute_actors.messages import MemberStatus, StepFigures
 from share_compute_actors.training.member.schemas import LOGITS, STATUS, pack_said, unpack_said
-from share_compute_actors.transport.channel import Peer
-from share_compute_actors.transport.handshakes import PEER
+from share_compute_actors.transport.keys import PEER, Peer
 from share_compute_actors.transport.pieces import PIECE, Piece, take_all
 from share_compute_actors.wire import (
     COUNT,

@@ -197,6 +197,8 @@ class Serving:
             await self._move(DeploymentState.pending, _RESTARTED, plans=[])
         self._engine = RayEngine(facts, self._metrics.of(self._spec.name))
         self._engines.add(self._engine)
+        # Clients that resume their streams after a restart of the server wait for the tokenizer.
+        self._engines.load_tokenizer(self._engine)
 
     async def _end(self) -> None:
         self.is_ending = True

@@ -77,12 +77,14 @@ class ContributorSupervisor:
         """Time from which missing heartbeats count: the server's start, or when it last seemed suspended or cut off."""
         self._jobs: dict[str, str] = {}
         """Contributor id -> job that held the contributor's lease in the last pass."""
+        self._has_marked = False
+        """Whether `mark_earlier` was completed."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
         """(Contributor id, node id) -> time since which the contributor is in state "probing", but is not measured."""
 
     async def run(self) -> None:
         """Watch until cancelled; while the store does not answer, no contributor is marked as lost."""
-        await self._mark_earlier()
+        await self.mark_earlier()
         while True:
             before = self._store.clock()
             try:
@@ -96,11 +98,15 @@ class ContributorSupervisor:
                 )
                 self._listening_since = now
 
-    async def _mark_earlier(self) -> None:
+    async def mark_earlier(self) -> None:
         """Mark machines known only from an earlier server process: "left" if they were draining, else "lost".
 
-        Machines in state "joining" keep their state. A lost machine is restored when its agent reconnects.
+        Machines in state "joining" keep their state. A lost machine is restored when its agent reconnects. Agents
+        reconnect at once when the answer to a heartbeat says that they are lost, so call this method before the first
+        request is answered. Later calls do nothing.
         """
+        if self._has_marked:
+            return
         for record in await asyncio.to_thread(self._store.contributors.list, HERE):
             if record.state is ContributorState.joining or self._measurements.is_known(record.id):
                 continue
@@ -108,6 +114,7 @@ class ContributorSupervisor:
                 await self._change(record, ContributorState.left, "it left while the server was away")
             else:
                 await self._change(record, ContributorState.lost, AWAY)
+        self._has_marked = True
 
     async def poll(self) -> None:
         """Check all contributors once, and record changes of their states."""

@@ -76,6 +76,7 @@ class Measurements:
         start: starts a machine's measuring actor.
         timeout_s: time limit for one measurement, in seconds.
         relink_s: seconds between two measurements of dead links.
+        actor_after_s: seconds between the return of a machine that keeps its figures and the start of its actor.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Measurements:
         start: Start,
         timeout_s: float = MEASURE_S,
         relink_s: float = 30.0,
+        actor_after_s: float = 5.0,
     ) -> None:
         self._timeout_s = timeout_s
+        self._actor_after_s = actor_after_s
         self._relink_s = relink_s
         self._store = store
         self._start = start
@@ -280,14 +283,16 @@ class Measurements:
             await self._give_up(record, f"it could not be measured: {type(failure).__name__}")
 
     async def _take_back(self, record: ContributorRecord, node_id: str) -> None:
-        """Start a machine's measuring actor, but keep the stored measurements.
+        """Make a machine ready, or quarantined again, with its stored measurements; then start its measuring actor.
 
-        The machine becomes ready, or quarantined again if it was quarantined.
+        The actor is not needed at once. Before it starts, deployments and jobs take over their members: after a restart
+        of the server, their processes would wait for the processes of all actors.
         """
         self._drop(record.id, self._machines.get(record.id))
+        await asyncio.to_thread(self._store.contributors.ready_again, record.id)
+        await asyncio.sleep(self._actor_after_s)
         async with asyncio.timeout(self._timeout_s):
             self._machines[record.id] = await self._start(record.id, node_id)
-        await asyncio.to_thread(self._store.contributors.ready_again, record.id)
 
     async def _measure(self, record: ContributorRecord, node_id: str) -> None:
         is_new = record.state is ContributorState.probing

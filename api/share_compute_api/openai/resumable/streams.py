@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _SAVE_S = 1.0
 """Seconds between two writes of new events to the store."""
+_ENGINE_S = 5.0
+"""Longest wait for the engine of a deployment that begins, in seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -403,6 +405,10 @@ class ResumableStreams:
                 f"the model {record.model} of this stream is not served any more",
                 hint="send the request again; GET /v1/models lists what is served",
             )
+        # After a restart of the server, clients may come before the deployment has begun.
+        engine = await self._engines.wait_for(record.model, record.deployment_id, _ENGINE_S)
+        if engine is not None:
+            return cast("TextEngine", engine)
         raise Unavailable(
             f"model {record.model} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
             hint=f"try again in {RETRY_AFTER_S} s",

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from share_compute.errors import Unavailable, UserError
 from share_compute.files.durable import sync
 from share_compute.models.storage.checksums import CHECKSUMS, Checksums
+from share_compute.models.storage.headers import shapes_by_file
 
 CHUNK_BYTES = 2 * 2**20
 """Approximate size of the pieces in which tensors are sent and written, in bytes."""
@@ -54,21 +55,11 @@ class WeightFolder:
 
     def __init__(self, folder: Path, stem: str = "model") -> None:
         self.folder = folder
-        files = sorted(folder.glob(f"{stem}*.safetensors"))
-        if not files:
-            raise UserError(
-                f"{folder} has no {stem}*.safetensors file",
-                hint="save the model with save_pretrained, which writes safetensors",
-            )
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, Path] = {}
-        for file in files:
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    self._places.update(dict.fromkeys(opened.keys(), file))
-            except SafetensorError as failure:
-                raise UserError(
-                    f"{file} is damaged: {failure}", hint="copy or download it again"
-                ) from failure
+        for file, shapes in shapes_by_file(folder, stem).items():
+            self._shapes.update(shapes)
+            self._places.update(dict.fromkeys(shapes, file))
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
@@ -86,11 +77,7 @@ class WeightFolder:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors, by name."""
-        found: dict[str, tuple[int, ...]] = {}
-        for file in set(self._places.values()):
-            with safe_open(file, framework="pt") as opened:
-                found.update({name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()})  # noqa: SIM118
-        return found
+        return dict(self._shapes)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Read rows [start, stop) of one tensor; a scalar is read whole.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.api.speaking import WINDOW, Speaker, make_llama, make_tool_tokenizer
 from share_compute.errors import Busy, Unavailable
 from share_compute.inference.scheduler.options import Generation
 from share_compute.scopes import Scope
+from share_compute.specification import ServeJob
 from share_compute.store.database.tables import StreamPartRow, StreamRow
 from share_compute.store.streams import StreamLimits
 from share_compute_api.openai.resumable.streams import ResumableStreams
@@ -506,6 +508,29 @@ def test_a_model_that_is_taken_down_takes_its_streams_along(plane: Plane, http: 
     seen = ask(http, "completions", until=3)
     plane.restart()
     assert "is not served any more" in refused(http, seen.stream_id, 410)
+
+
+def test_a_client_that_is_back_before_the_deployment_has_begun_waits(
+    plane: Plane, http: httpx.Client, speaker: Speaker
+) -> None:
+    spec = ServeJob.model_validate(
+        {"kind": "serve", "name": "poet", "model": {"path": str(speaker.facts.folder)}}
+    )
+    deployment = plane.store.deployments.create(spec, reason="submitted")
+    speaker.facts = replace(speaker.facts, deployment_id=deployment.id)
+    speaker.pause_after = 25
+    seen = ask(http, "completions", until=9)
+    plane.restart()
+    speaker.pause_after = None
+    with ThreadPoolExecutor() as threads:
+        resuming = threads.submit(resume, http, seen)
+        with pytest.raises(TimeoutError):
+            resuming.result(0.5)
+        context = plane.app.state.context
+        loop = next(iter(context.tasks)).get_loop()
+        loop.call_soon_threadsafe(context.engines.add, speaker)
+        resuming.result()
+    assert (seen.texts(), seen.is_done) == ([ANSWER], True)
 
 
 def test_a_failure_ends_the_readers_and_a_later_reader_continues(
