@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Literal
 
 import ray
@@ -48,7 +49,6 @@ from share_compute.lifecycle.branch_ids import branch_id
 from share_compute.models.factory import dissect
 from share_compute.models.storage.checkpoints import STATE
 from share_compute.planning.branches import BranchPlace, island_topology, place_branches
-from share_compute.planning.cost.timings import Timings
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import solve
 from share_compute.quantities import listed
@@ -65,7 +65,7 @@ from share_compute.synchronization.rounds import (
     TimeRead,
 )
 from share_compute_actors.group.exceptions import Cancelled
-from share_compute_actors.group.naming import members_of
+from share_compute_actors.group.naming import members_of, workers_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.preparation import prepare, suspended
 from share_compute_actors.training.rounds.beginning import beginning_facts, initial_shards, own_checkpoint
@@ -119,6 +119,8 @@ class Synchronizer:
         self._contributions: dict[BranchRun, tuple[BranchReport, float]] = {}
         """Reports of contributions that are not merged yet, each with the time of its arrival in seconds."""
         self._validations: list[tuple[int, float]] = []
+        self._known_step = assignment.known_step
+        """Last step of the first branch that the control plane knows."""
         self._has_planned = False
         self._forwarded: tuple[Any, frozenset[str]] = (None, frozenset())
         """Latest offer and machines to leave that the branches know."""
@@ -143,17 +145,19 @@ class Synchronizer:
 
     def _begin(self) -> None:
         facts = self._prepare()
-        version = self._recover(facts)
+        spec, profile = self._assignment.spec, dissect(facts.blueprint)
+        places = place_branches(spec, self._topology, profile)
+        version = self._recover(facts, places[0])
         training = self._assignment.spec.training
         merged = [run for record in self._step_log.merges() for run in record.runs]
         self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), version, merged)
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
         self._validations = [(step, loss) for step, loss in state["validations"]]
-        for place in self._places(facts):
-            for number in place.branches:
-                self._branches.append(BranchAttempt(number, place, self._start_branch))
-        self._branches.sort(key=lambda branch: branch.number)
+        chosen = {number: place for place in places for number in place.branches}
+        for number in range(self._policy.branches):
+            place = self._place_with_members(number, chosen[number])
+            self._branches.append(BranchAttempt(number, place, self._start_branch))
         for branch in self._branches:
             branch.begin(self._assignment_of(branch))
 
@@ -169,15 +173,26 @@ class Synchronizer:
         finally:
             ray.kill(shard_store)
 
-    def _recover(self, facts: ShardStoreFacts) -> int:
-        """Return the version from which the job continues; write version 0 if the job has no version yet."""
+    def _place_with_members(self, number: int, chosen: BranchPlace) -> BranchPlace:
+        """Return the machines with members of an earlier attempt, or ``chosen`` if these are all in it."""
+        held = set(workers_of(self._id_of(number)).values())
+        machines = tuple(machine.id for machine in self._topology.contributors if machine.id in held)
+        return chosen if set(chosen.machines).issuperset(machines) else replace(chosen, machines=machines)
+
+    def _recover(self, facts: ShardStoreFacts, first: BranchPlace) -> int:
+        """Return the version from which the job continues; write version 0 if the job has no version yet.
+
+        Args:
+            facts: the facts that the shard store returned.
+            first: machines of the first branch.
+        """
         recorded = max((record.version for record in self._step_log.merges()), default=0)
         version = self._aggregator.newest_whole(recorded)
         if version is None:
             self._note("the initial weights are written")
             self._aggregator.begin(
                 initial_shards(self._assignment.spec, facts),
-                beginning_facts(self._assignment.spec, facts, self._runs(facts)),
+                beginning_facts(self._assignment.spec, facts, self._runs(facts, first)),
             )
             version = 0
         if version < recorded:
@@ -188,20 +203,10 @@ class Synchronizer:
             self._step_log.unmerge(version)
         return version
 
-    def _runs(self, facts: ShardStoreFacts) -> tuple[int, ...]:
+    def _runs(self, facts: ShardStoreFacts, first: BranchPlace) -> tuple[int, ...]:
         """Return the order of additions of all branches, from the plan of the first branch."""
-        spec, place = self._assignment.spec, self._places(facts)[0]
-        profile = dissect(facts.blueprint)
-        plan = solve(spec, island_topology(self._topology, place), profile, 0, self._timings).plan
-        return max(plan.shares, key=len)
-
-    def _places(self, facts: ShardStoreFacts) -> tuple[BranchPlace, ...]:
-        profile = dissect(facts.blueprint)
-        return place_branches(self._assignment.spec, self._topology, profile, self._timings)
-
-    @property
-    def _timings(self) -> Timings:
-        return {}
+        machines, profile = island_topology(self._topology, first), dissect(facts.blueprint)
+        return max(solve(self._assignment.spec, machines, profile, 0, {}).plan.shares, key=len)
 
     def _assignment_of(self, branch: BranchAttempt) -> Assignment:
         """Return the assignment with which a branch begins or continues."""
@@ -210,15 +215,15 @@ class Synchronizer:
         if number > 0:
             folder = folder / "branches" / f"{number:04}"
         folder.mkdir(parents=True, exist_ok=True)
-        own = own_checkpoint(folder, version) if version or number == 0 else None
+        own = own_checkpoint(folder, version)
         return assignment.model_copy(
             update={
-                "job_id": self._id_of(branch),
+                "job_id": self._id_of(number),
                 "spec": _spec_of(assignment.spec, number),
                 "topology": island_topology(self._topology, branch.place),
                 "folder": folder,
                 "checkpoint": own or self._aggregator.version_folder(version),
-                "known_step": assignment.known_step if number == 0 else 0,
+                "known_step": self._known_step if number == 0 else 0,
                 "checkpoint_every_s": None,  # the weights of each version are on the server
                 "branch": BranchAssignment(number=number, version=version, data=assignment.folder / "data"),
             }
@@ -353,8 +358,7 @@ class Synchronizer:
             raise failure
         shutil.rmtree(report.folder, ignore_errors=True)
         branch.kill()
-        for member in members_of(self._id_of(branch)):
-            ray.kill(member)
+        self._kill_members(branch)
         self._restart(branch, failure.message, moves=True)
 
     def _carry_out(self, effects: Iterable[RoundEffect]) -> None:
@@ -428,8 +432,7 @@ class Synchronizer:
             )
         else:
             branch.kill()
-            for member in members_of(self._id_of(branch)):
-                ray.kill(member)
+            self._kill_members(branch)
             self._restart(branch, "it is too late for the updates of the rounds that it missed", moves=False)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -458,6 +461,7 @@ class Synchronizer:
         if isinstance(event, Validated) and event.split == "validation":
             self._validations.append((event.step, event.loss))
         if isinstance(event, StepCommitted):
+            self._known_step = event.step
             factor = self._policy.branches
             return event.model_copy(
                 update={
@@ -494,9 +498,14 @@ class Synchronizer:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _id_of(self, branch: BranchAttempt) -> str:
+    def _id_of(self, number: int) -> str:
+        """Return the id under which the members of a branch run."""
         job_id = self._assignment.job_id
-        return branch_id(job_id, branch.number) if branch.number else job_id
+        return branch_id(job_id, number) if number else job_id
+
+    def _kill_members(self, branch: BranchAttempt) -> None:
+        for member in members_of(self._id_of(branch.number)):
+            ray.kill(member)
 
     def _ask_all(self, method: str) -> None:
         for branch in self._branches:
