@@ -18,6 +18,7 @@ from tests.ray_nodes import Attempt, processes_on
 from share_compute.lifecycle.attempt_events import AttemptEvent, RoundMerged
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.topology import Link, Topology
+from share_compute_actors.group.naming import workers_of
 
 pytestmark = pytest.mark.slow
 
@@ -199,3 +200,67 @@ def test_a_quorum_does_not_wait_for_a_slow_branch(
     merged = rounds_of(events)
     assert [event.round for event in merged] == list(range(1, 11))
     assert any(event.missing == (1,) for event in merged)
+
+
+@pytest.mark.parametrize("moment", ["contributing", "merging"])
+def test_a_member_that_dies_at_the_end_of_a_round_changes_no_bit(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, moment: str
+) -> None:
+    """Another member of its stage has the same state, also if only one of them has merged."""
+    document = job(licence, {"preset": "diloco", "every": 4}, compression={"name": "topk", "density": 0.1})
+    document["parallelism"] = {"stages": 1, "members_per_stage": 2}
+    machines = two_sites(topology)
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+    killed: list[int] = []
+
+    def kill(event: AttemptEvent, _coordinator: Any) -> None:
+        is_due = (
+            event.type == "step" and event.step == 4 if moment == "contributing" else event.type == "round"
+        )
+        if is_due and not killed:
+            for index in (1, 3):
+                for process in processes_on(nodes[index], "Member"):
+                    killed.append(process.pid)
+                    os.kill(process.pid, signal.SIGKILL)
+
+    events = attempt(document, folder=tmp_path / "killed", machines=machines, on_event=kill)
+    require_success(events)
+    assert len(killed) == 2
+    assert [event.round for event in rounds_of(events)] == [1, 2, 3]
+    assert digest(tmp_path / "undisturbed") == digest(tmp_path / "killed")
+
+
+def test_a_suspended_job_continues_in_the_middle_of_a_round(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    """Checkpoints of branches have the optimizer's state and the error of the codec."""
+    document = job(licence, {"preset": "diloco", "every": 4}, compression={"name": "topk", "density": 0.1})
+    machines = part(topology, "c0", "c1")
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+
+    def suspend(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 6:
+            ray.get(coordinator.suspend.remote())
+
+    folder = tmp_path / "suspended"
+    first = attempt(document, folder=folder, machines=machines, on_event=suspend)
+    assert first[-1].type == "ended"
+    assert first[-1].reason.startswith("suspended in round")
+    second = attempt(document, folder=folder, machines=part(topology, "c2", "c3"), number=2)
+    require_success(second)
+    assert rounds_of(second)[-1].round == 3
+    assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+def test_a_cancelled_job_ends_all_branches(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    def cancel(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "round":
+            ray.get(coordinator.cancel.remote())
+
+    machines = part(topology, "c0", "c1")
+    events = attempt(job(licence), folder=tmp_path, machines=machines, on_event=cancel)
+    assert events[-1].type == "ended"
+    assert events[-1].outcome == "cancelled"
+    assert workers_of("job-test") == workers_of("job-test/1") == {}

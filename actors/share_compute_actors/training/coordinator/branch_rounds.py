@@ -83,21 +83,28 @@ class BranchRounds:
             ContributorLost: a suspension was requested.
             ShareComputeError: the branch cannot continue.
         """
-        base = self._step_log.meet(state.step, min(self._versions()))
+        versions = self._versions()
+        base = self._step_log.meet(state.step, min(versions))
+        if min(versions) > base:  # another coordinator died after the merge
+            self._finish(state)
+            return False
         folder = f"contributions/{base + 1:08}"
-        if max(self._versions()) == base:  # if not, the merge was interrupted, and the contribution is there
+        if max(versions) == base:  # if not, the merge was interrupted, and the contribution is there
             self._checkpoints.contribute(folder, state)
         self._report(base + 1, self._checkpoints.path(folder), state)
         updates = self._conductor.at_pause(partial(self._wait, base, state))
         for version, update in enumerate(updates.folders, base + 1):
             ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update)))
             self._ask_all(NOTHING, "merge", version, closes_round=version == base + 1)
+        self._finish(state)
+        return updates.is_over
+
+    def _finish(self, state: TrainingState) -> None:
         # Backup copies lack the change of the merge, and following steps would be added to the old weights.
         self._ask_all(NOTHING, "restart_copies")
         self._protection.lose_copy(state.step)
         self._protection.reform(self._conductor.membership)
         self._step_log.part(state.step)
-        return updates.is_over
 
     def _versions(self) -> list[int]:
         """Return the number of merges that each member's weights include."""

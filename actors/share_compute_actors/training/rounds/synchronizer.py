@@ -285,14 +285,23 @@ class Synchronizer:
         if not self._step_log.is_claimed:
             raise superseded()
         error = event.error or {}
-        if error.get("code") not in _RESTARTED or branch.restarts >= _MOST_RESTARTS:
+        if error.get("code") not in _RESTARTED:
             return event
         is_attached = error.get("code") in (LinkLost.code, ShardStoreLost.code)
         self._restart(branch, event.reason, moves=not is_attached)
         return None
 
     def _restart(self, branch: BranchAttempt, why: str, *, moves: bool) -> None:
-        """Start a branch again, on other machines if its own may be lost."""
+        """Start a branch again, on other machines if its own may be lost.
+
+        Raises:
+            ContributorLost: no machine is left, or the branch was restarted too often.
+        """
+        if branch.restarts >= _MOST_RESTARTS:
+            raise ContributorLost(
+                f"branch {branch.number} was started {_MOST_RESTARTS + 1} times without a contribution: {why}",
+                hint="look at the job's log for the machines that were lost",
+            )
         branch.restarts += 1
         if moves:
             branch.place = self._other_place(branch, why)
@@ -354,8 +363,6 @@ class Synchronizer:
 
     def _run_again(self, branch: BranchAttempt, report: BranchReport, failure: VerificationFailed) -> None:
         """Let new members of a branch, if possible on other machines, begin its round again."""
-        if branch.restarts >= _MOST_RESTARTS:
-            raise failure
         shutil.rmtree(report.folder, ignore_errors=True)
         branch.kill()
         self._kill_members(branch)
