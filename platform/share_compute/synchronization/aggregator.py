@@ -35,7 +35,7 @@ from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, finished_folders, stream_file
 from share_compute.specification import TrainingSpec
 from share_compute.specification.synchronization import LocalSpec
-from share_compute.synchronization.merging import combine, outer_state, outer_step
+from share_compute.synchronization.merging import apply_merge, outer_state
 from share_compute.synchronization.records import BranchRun, MergeRecord
 
 _GROUPS = "groups.json"
@@ -184,19 +184,17 @@ class Aggregator:
             )
             for number, names in enumerate(groups):
                 old = {name: before.read(name) for name in names}
-                change = combine(
-                    [self._changes(found, old, run) for run, found in opened],
-                    [term.coefficient for term in record.terms],
-                )
+                changes = {run: self._changes(found, old, run) for run, found in opened}
                 state = {
                     slot: slots.read(slot)
                     for slot in (slots.names() if slots is not None else ())
                     if slots is not None and slot.partition(_SEPARATOR)[0] in old
                 }
-                new, payloads, following = self._merged(record.version, old, change, state)
+                wanted, following = apply_merge(record, changes, self._policy.outer, old, state)
+                new, payloads, errors = self._encoded(record.version, old, wanted, state)
                 size_bytes += sum(payload.nbytes for payload in payloads.values())
                 _write(weights, _part(number), new)
-                _write(outer, _part(number), following)
+                _write(outer, _part(number), {**following, **errors})
                 _write(update, _part(number), payloads)
             weights.link(sorted(before.folder.glob("model-frozen-*.safetensors")))
             weights.write_json(STATE, facts)
@@ -212,18 +210,18 @@ class Aggregator:
         codec = codec_of_round(self._training, run.round)
         return {name: _decoded(codec, folder, name, value.shape, run) for name, value in weights.items()}
 
-    def _merged(
+    def _encoded(
         self,
         version: int,
         old: Mapping[str, Tensor],
-        change: Mapping[str, Tensor],
+        wanted: Mapping[str, Tensor],
         state: Mapping[str, Tensor],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the new weights, the payloads of the update, and the next state of outer optimizer and codec."""
-        wanted, following = outer_step(self._policy.outer, old, change, state)
+        """Return the weights that everybody gets, the payloads of the update, and the next state of its codec."""
         codec = codec_of_update(self._training, version)
         new: dict[str, Tensor] = {}
         payloads: dict[str, Tensor] = {}
+        following: dict[str, Tensor] = {}
         for name, value in old.items():
             prefix = f"{name}{_SEPARATOR}{_CODEC}"
             known = {
