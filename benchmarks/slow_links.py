@@ -8,10 +8,12 @@ those of SparseLoCo (arXiv 2508.15706): `preset: sparse_loco` with its compressi
   once in a step. Headers and heartbeats of both sides are left out. ``bytes_per_step_curve`` is the same for other
   densities and lengths of rounds. It is computed, not measured: the codecs return exact sizes.
 - ``validation_loss_vs_sync``: validation loss of rounds over that of synchronous AllReduce on the same two machines,
-  after the same number of tokens, with the same total batch and the same other settings. The model has 0.2 M parameters
-  because 10 M would train for hours on two cores.
-- ``utilisation``: tokens/s of two islands that merge over slow links. The peer is the same job with one round that is
-  longer than the measurement, so the islands never meet.
+  after the same number of tokens, with the same total batch and the same other settings. As in DiLoCo (arXiv
+  2311.08105), both begin with weights that were trained synchronously; ``--from-scratch`` leaves these steps out. The
+  model has 0.2 M parameters because 10 M would train for hours on two cores.
+- ``utilisation``: tokens/s of two islands that merge over slow links, with 10 M parameters, rounds of 50 steps and 8
+  x 128 tokens in a step of each branch. The peer is the same job with one round that is longer than the measurement,
+  so the islands never meet.
 - ``island_loss_stall_s``: with ``quorum: 1`` and ``grace_s: 2``, all processes of one island's machine are killed in
   the middle of a round. The stall is the longest time between two committed steps of the other branch. The peer is the
   goal, the grace period and one second.
@@ -37,7 +39,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,8 @@ BYTES_GOAL, LOSS_GOAL, UTILISATION_GOAL = 4000, 1.01, 0.95
 EVERY, GRACE_S, OBSERVED_S = 50, 2.0, 30.0
 """Of the job whose machine is killed: steps in a round, grace period, and time of observation after the kill."""
 STALL_GOAL_S = GRACE_S + 1.0
+BEFORE_STEPS = 1200
+"""Synchronous steps before the losses are compared."""
 DELAY_S, BYTES_PER_S = 0.025, 20e6 / 8
 """Delay of each direction, and rate of each direction, of the link of a machine."""
 BRANCHES = 2
@@ -134,7 +138,7 @@ def job(
         "tokenizer": {"vocab_size": model["vocab_size"]},
         "training": {
             "sequence_length": length,
-            "optimizer": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
+            "optimizer": _adamw(1e-3),
             **policy,
             **training,
         },
@@ -157,12 +161,17 @@ class Local:
         self._topology = machines.topology(BRANCHES)
         self._folder = folder
         self._count = itertools.count()
+        self._last = folder
         self.text = corpus(folder)
+
+    def model(self) -> Path:
+        """Return the folder of the last trained model."""
+        return self._last / "artifacts" / "model"
 
     def train(self, document: dict[str, Any]) -> list[AttemptEvent]:
         """Train a job with the real coordinator, and return its events."""
         number = next(self._count)
-        folder = self._folder / f"{number}"
+        self._last = folder = self._folder / f"{number}"
         folder.mkdir()
         attempt = Attempt(
             Assignment(
@@ -257,20 +266,32 @@ def print_curve(text: Path, shapes: Sequence[tuple[int, ...]]) -> None:
             )
 
 
+def loss_of(local: Local, document: dict[str, Any]) -> float:
+    """Train a job, and return the validation loss of its result."""
+    events = local.train(document)
+    return [event.loss for event in events if isinstance(event, Validated) and event.split == "validation"][
+        -1
+    ]
+
+
 def measure_loss(local: Local, options: argparse.Namespace) -> None:
     """Print the ratio of validation losses."""
-    seeds, steps = (1, 60) if options.quick else (options.seeds, options.loss_steps)
+    seeds, before, steps = (1, 20, 60) if options.quick else (options.seeds, BEFORE_STEPS, options.loss_steps)
+    batch, length = 8, 64
+    start: Path | None = None
+    if not options.from_scratch:
+        begun = job(SMALL, local.text, batch=batch, length=length, rounds=None, steps=before, seed=seeds)
+        begun["training"] |= {"schedule": {"name": "constant"}, "optimizer": _adamw(3e-3)}
+        loss_of(local, begun)
+        start = local.model()
     losses: dict[str, list[float]] = {"rounds": [], "sync": []}
-    for seed in range(seeds):
-        for side, rounds in (("rounds", {}), ("sync", None)):
-            document = job(SMALL, local.text, batch=8, length=64, rounds=rounds, steps=steps, seed=seed)
-            document["training"]["optimizer"]["learning_rate"] = 3e-3
-            validated = [
-                event.loss
-                for event in local.train(document)
-                if isinstance(event, Validated) and event.split == "validation"
-            ]
-            losses[side].append(validated[-1])
+    sides: dict[str, dict[str, Any] | None] = {"rounds": {}, "sync": None}
+    for seed, (side, rounds) in itertools.product(range(seeds), sides.items()):
+        document = job(SMALL, local.text, batch=batch, length=length, rounds=rounds, steps=steps, seed=seed)
+        document["training"]["optimizer"] = _adamw(1e-3 if start is not None else 3e-3)
+        if start is not None:
+            document |= {"model": {"path": str(start)}, "tokenizer": {}}
+        losses[side].append(loss_of(local, document))
     ratios = [ours / peer for ours, peer in zip(losses["rounds"], losses["sync"], strict=True)]
     print_figure(
         "validation_loss_vs_sync",
@@ -283,10 +304,15 @@ def measure_loss(local: Local, options: argparse.Namespace) -> None:
         goal_loss_ratio=LOSS_GOAL,
         losses={side: [round(one, 4) for one in found] for side, found in losses.items()},
         seeds=seeds,
+        synchronous_steps_before=0 if start is None else before,
         steps=steps,
-        tokens=steps * BRANCHES * 8 * 64,
+        tokens=steps * BRANCHES * batch * length,
         parameters=parameters_of(shapes_of(SMALL)),
     )
+
+
+def _adamw(learning_rate: float) -> dict[str, Any]:
+    return {"name": "adamw", "learning_rate": learning_rate, "weight_decay": 0.1}
 
 
 # -- hosts with slow links ---------------------------------------------------------------------------------------------
@@ -323,6 +349,13 @@ class Commits:
     def at(self, branch: int, step: int) -> float:
         """Return the time at which a branch had committed a step."""
         return next(at_s for at_s, committed in self.times[branch] if committed >= step)
+
+    def pauses_s(self, branch: int, ends: Iterable[int]) -> list[float]:
+        """Return the times from these steps to the following ones, each without the median time of a step."""
+        step_s = statistics.median(
+            after - before for (before, _), (after, _) in itertools.pairwise(self.times[branch])
+        )
+        return [self.at(branch, end + 1) - self.at(branch, end) - step_s for end in ends]
 
     def stall_s(self, branch: int, since_s: float) -> float:
         """Return the longest time between two commits of a branch of which the later one is after a time."""
@@ -363,7 +396,18 @@ class Slow:
     def join_again(self, name: str) -> None:
         """Restart the agent of a machine with its stored key, as its service manager would."""
         host, folder = self.machines[name], self.server.data_folder
-        joining = ("join", self.server.url, "--name", name, *_joining(host), "--cpu-threads", "1", "--device", "cpu", "--json")
+        joining = (
+            "join",
+            self.server.url,
+            "--name",
+            name,
+            *_joining(host),
+            "--cpu-threads",
+            "1",
+            "--device",
+            "cpu",
+            "--json",
+        )
         stored = str(folder / "contributors")
         self._stack.enter_context(
             run_command(folder, *joining, inside=host.inside, SHARE_COMPUTE_DATA_FOLDER=stored)
@@ -449,8 +493,10 @@ class Speed:
     """Sum over the branches."""
     wire_bytes_per_step: float
     """Bytes of one machine with all headers, heartbeats and requests."""
-    computed_share: float | None = None
-    """Share of the time that the branches spent in steps; None if they never merged."""
+    pause_s: float
+    """Mean time between the last step of a round and the first step of the next one; 0 without merges."""
+    merge_s: float
+    """Mean time in which the server computes and stores a merge; 0 without merges."""
 
 
 @dataclass(frozen=True)
@@ -460,10 +506,10 @@ class Measured:
     A window of whole rounds contains one merge for each round, wherever it begins.
     """
 
-    batch: int = 4
+    batch: int = 8
     length: int = 128
-    every: int = 30
-    rounds: int = 2
+    every: int = 50
+    rounds: int = 1
     first: int = 5
     """Last step of the warm-up."""
 
@@ -492,21 +538,18 @@ def speed_of(slow: Slow, size: Measured, *, meets: bool) -> Speed:
         slow.wait_for_step(job_id, commits, size.last)
         sent = slow.wire_bytes() - sent
         with slow.server.client() as client:
-            merged = [event.data for event in client.events(job_id).events if event.kind == "round"]
-        taken_s = [
-            commits.at(branch, size.last) - commits.at(branch, size.first) for branch in range(BRANCHES)
-        ]
-    steps = size.last - size.first
-    for event in merged:
-        print(f"   round {event}", file=sys.stderr)
-    share = None
-    if meets:
-        busy_s = statistics.mean(one["seconds"] for event in merged for one in event["branches"])
-        share = busy_s / (statistics.mean(taken_s) / size.rounds)
+            merged = [
+                event.data["merge_s"] for event in client.events(job_id).events if event.kind == "round"
+            ]
+    branches, steps = range(BRANCHES), size.last - size.first
+    taken_s = [commits.at(branch, size.last) - commits.at(branch, size.first) for branch in branches]
+    ends = range(size.every, size.last, size.every) if meets else ()
+    pauses = [pause_s for branch in branches for pause_s in commits.pauses_s(branch, ends)]
     return Speed(
         tokens_per_s=sum(steps * size.tokens / each for each in taken_s),
         wire_bytes_per_step=sent / BRANCHES / steps,
-        computed_share=share,
+        pause_s=statistics.mean(pauses) if pauses else 0.0,
+        merge_s=statistics.mean(merged) if merged else 0.0,
     )
 
 
@@ -528,7 +571,8 @@ def measure_utilisation(slow: Slow, options: argparse.Namespace) -> list[Speed]:
         unit="tokens/s",
         utilisation=[round(one, 4) for one in ratios],
         goal_utilisation=UTILISATION_GOAL,
-        share_of_time_in_steps=[round(one.computed_share or 0.0, 4) for one in together],
+        pause_per_round_s=[round(one.pause_s, 2) for one in together],
+        merge_on_server_s=[round(one.merge_s, 2) for one in together],
         wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in together],
         peer_wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in apart],
         every=size.every,
@@ -592,11 +636,11 @@ def measure_stall(slow: Slow, options: argparse.Namespace) -> None:
     )
 
 
-def measure_powersgd(slow: Slow, ours: Speed) -> None:
+def measure_powersgd(slow: Slow, ours: Speed, options: argparse.Namespace) -> None:
     """Print the speed of DDP with PowerSGD over the same links."""
-    size = Measured()
+    size = QUICK if options.quick else Measured()
     document = job(LARGE, slow.text, batch=size.batch, length=size.length, rounds=None, steps=size.last)
-    first, last = 5, 25
+    first, last = 3, 8 if options.quick else 18
     with tempfile.TemporaryDirectory() as folder:
         prepare(
             parse_job(document), Path(folder) / "data"
@@ -650,8 +694,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smoke run: short jobs")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the comparison of losses")
-    parser.add_argument("--loss-steps", type=int, default=1500, help="steps of the comparison of losses")
-    parser.add_argument("--turns", type=int, default=2, help="turns of each side for the utilisation")
+    parser.add_argument("--loss-steps", type=int, default=600, help="steps of the comparison of losses")
+    parser.add_argument("--from-scratch", action="store_true", help="compare losses from the first step")
+    parser.add_argument("--turns", type=int, default=1, help="turns of each side for the utilisation")
     parser.add_argument("--only", nargs="*", choices=FIGURES, default=FIGURES, help="only these figures")
     options = parser.parse_args()
     if {"bytes", "loss"} & set(options.only):
@@ -666,14 +711,13 @@ def main() -> None:
         print(f"not measured: utilisation, island_loss_stall_s: {reason}", file=sys.stderr)
         return
     with ExitStack() as stack:
-        with redirect_stdout(sys.stderr):
-            slow = stack.enter_context(slow_machines())
-        stack.enter_context(redirect_stdout(sys.stderr))  # for texts of commands that end
+        stack.enter_context(redirect_stdout(sys.stderr))  # for the output of commands that end
+        slow = stack.enter_context(slow_machines())
         with redirect_stdout(sys.__stdout__):
             if {"utilisation", "powersgd"} & set(options.only):
                 speeds = measure_utilisation(slow, options)
                 if "powersgd" in options.only:
-                    measure_powersgd(slow, speeds[-1])
+                    measure_powersgd(slow, speeds[-1], options)
             if "stall" in options.only:
                 measure_stall(slow, options)
 
