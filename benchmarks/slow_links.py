@@ -1,7 +1,7 @@
 """Measure rounds over slow links: bytes, loss, utilisation, and the stall when the machine of a branch dies.
 
-A job with ``synchronization: {kind: local, branches: 2}`` trains on two islands of one machine each. The presets are
-those of SparseLoCo (arXiv 2508.15706): `preset: sparse_loco` with its compression. Figures:
+A job with ``synchronization: {kind: local, branches: 2}`` trains on two islands of one machine each. The settings are
+those of SparseLoCo (arXiv 2508.15706): ``preset: sparse_loco`` with its compression. Figures:
 
 - ``bytes_per_step_vs_ddp``: bytes that one branch sends and receives per step, from the events of jobs with 10 M
   parameters. The peer is DistributedDataParallel (DDP) with two workers: each sends and receives the float32 gradient
@@ -66,7 +66,7 @@ from share_compute_actors.training.step_log import FILE
 
 BYTES_GOAL, LOSS_GOAL, UTILISATION_GOAL = 4000, 1.01, 0.95
 EVERY, GRACE_S, OBSERVED_S = 50, 2.0, 30.0
-"""Of the job whose machine is killed: steps in a round, grace period, and time of observation after the kill."""
+"""Steps in a round and grace period of the job whose machine is killed, and time of observation after the kill."""
 STALL_GOAL_S = GRACE_S + 1.0
 BEFORE_STEPS = 1200
 """Synchronous steps before the losses are compared."""
@@ -555,7 +555,7 @@ def speed_of(slow: Slow, size: Measured, *, meets: bool) -> Speed:
 
 def measure_utilisation(slow: Slow, options: argparse.Namespace) -> list[Speed]:
     """Print the share of the speed that is left with merges; return the speeds of the jobs that merge."""
-    size = QUICK if options.quick else Measured()
+    size = QUICK if options.quick else Measured(options.batch)
     together: list[Speed] = []
     apart: list[Speed] = []
     for _ in range(1 if options.quick else options.turns):
@@ -638,7 +638,7 @@ def measure_stall(slow: Slow, options: argparse.Namespace) -> None:
 
 def measure_powersgd(slow: Slow, ours: Speed, options: argparse.Namespace) -> None:
     """Print the speed of DDP with PowerSGD over the same links."""
-    size = QUICK if options.quick else Measured()
+    size = QUICK if options.quick else Measured(options.batch)
     document = job(LARGE, slow.text, batch=size.batch, length=size.length, rounds=None, steps=size.last)
     first, last = 3, 8 if options.quick else 18
     with tempfile.TemporaryDirectory() as folder:
@@ -697,6 +697,9 @@ def main() -> None:
     parser.add_argument("--loss-steps", type=int, default=600, help="steps of the comparison of losses")
     parser.add_argument("--from-scratch", action="store_true", help="compare losses from the first step")
     parser.add_argument("--turns", type=int, default=1, help="turns of each side for the utilisation")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="samples in a step of each branch for the utilisation"
+    )
     parser.add_argument("--only", nargs="*", choices=FIGURES, default=FIGURES, help="only these figures")
     options = parser.parse_args()
     if {"bytes", "loss"} & set(options.only):
