@@ -54,6 +54,7 @@ from tests.hosts.network import Host, Network, why_not
 
 from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.data import prepare
+from share_compute.errors import Conflict
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, RoundMerged, Validated
 from share_compute.lifecycle.folders import job_folder
 from share_compute.lifecycle.states import JobState
@@ -426,7 +427,8 @@ class Slow:
                 with Commits(folder) as commits:
                     yield job_id, commits
             finally:
-                client.cancel(job_id)
+                with suppress(Conflict):  # the job has ended
+                    client.cancel(job_id)
                 wait_for(lambda: client.job(job_id).state.is_final, "the end of the job", DEADLINE_S)
 
     def wait_for_step(self, job_id: str, commits: Commits, step: int) -> None:
@@ -583,10 +585,20 @@ def measure_utilisation(slow: Slow, options: argparse.Namespace) -> list[Speed]:
     return together
 
 
-def stall_of(slow: Slow, victim: int, observed_s: float) -> tuple[float, float]:
-    """Kill the machine of a branch; return the longest times between commits of the other branch, in seconds.
+@dataclass(frozen=True)
+class Stall:
+    """Longest times between two commits of the branch whose machine stays, in seconds."""
 
-    The first one is that after the kill. The second one is that of the undisturbed rounds before.
+    seconds: float
+    """After the kill, until the job failed or the observation ended."""
+    undisturbed_s: float
+    """In the rounds before."""
+    failure: str
+    """Reason why the job failed; empty if it goes on."""
+
+
+def stall_of(slow: Slow, victim: int, observed_s: float) -> Stall:
+    """Kill the machine of a branch; return the stall of the other branch.
 
     Args:
         slow: the machines. The killed one joins again.
@@ -608,28 +620,31 @@ def stall_of(slow: Slow, victim: int, observed_s: float) -> tuple[float, float]:
         time.sleep(observed_s)
         stall_s = commits.stall_s(survivor, killed_s)
         with slow.server.client() as client:
+            found = client.job(job_id)
             for event in client.events(job_id, limit=1000).events:
                 if event.kind in {"note", "round", "reformed", "ended"}:
-                    print(f"   {event.at:%H:%M:%S} {event.kind} {event.data}"[:400], file=sys.stderr)
+                    print(f"   {event.at:%H:%M:%S} {event.kind} {event.data}"[:2000], file=sys.stderr)
     slow.join_again(name)
-    return stall_s, undisturbed_s
+    return Stall(stall_s, undisturbed_s, found.reason if found.state.is_final else "")
 
 
 def measure_stall(slow: Slow, options: argparse.Namespace) -> None:
     """Print the stall of one branch when the machine of the other one is killed."""
     victims = range(1) if options.quick else range(BRANCHES)
     found = {f"branch {victim} killed": stall_of(slow, victim, OBSERVED_S) for victim in victims}
-    stalls = {label: round(stall_s, 2) for label, (stall_s, _) in found.items()}
+    stalls = {label: round(one.seconds, 2) for label, one in found.items()}
+    failures = {label: one.failure[:300] for label, one in found.items() if one.failure}
     worst = max(stalls.values())
     print_figure(
         "island_loss_stall_s",
         ours=worst,
         peer=STALL_GOAL_S,
         peer_name="goal: grace_s + 1 s",
-        ratio=STALL_GOAL_S / worst,
+        ratio=0.0 if failures else STALL_GOAL_S / worst,
         unit="s",
         all_s=stalls,
-        undisturbed_s={label: round(undisturbed_s, 2) for label, (_, undisturbed_s) in found.items()},
+        undisturbed_s={label: round(one.undisturbed_s, 2) for label, one in found.items()},
+        failed_jobs=failures,
         grace_s=GRACE_S,
         every=EVERY,
         **_LINKS,
