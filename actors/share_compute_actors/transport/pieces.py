@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from share_compute.errors import ContributorLost
-from share_compute.models.storage.weights import files, stream_file
+from share_compute.models.storage.weights import CHUNK_BYTES, files, stream_file
 from share_compute_actors.wire import Content, Schema, WithContent, undeclared
 
 TRIES = 3
@@ -110,8 +110,20 @@ def _cut(parts: Mapping[str, Mapping[str, Tensor]], place: int) -> Iterator[Piec
     for stem, tensors in parts.items():
         for number, group in enumerate(files(tensors)):
             name = f"{stem}-{place:04}-{number:04}.part"
-            for content in stream_file(group):
+            for content in _joined(stream_file(group)):
                 yield Piece.sealed(name, np.frombuffer(content, dtype=np.uint8))
+
+
+def _joined(contents: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small contents, up to about `CHUNK_BYTES`, because each piece costs a round trip."""
+    held: list[bytes] = []
+    for content in contents:
+        if held and sum(map(len, held)) + len(content) > CHUNK_BYTES:
+            yield b"".join(held)
+            held = []
+        held.append(content)
+    if held:
+        yield b"".join(held)
 
 
 def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:

@@ -153,8 +153,8 @@ class Aggregator:
 
     def merge(
         self, record: MergeRecord, contributions: Mapping[BranchRun, Path], facts: Mapping[str, Any]
-    ) -> int:
-        """Compute and write the version that a record makes; return the size of its update in bytes.
+    ) -> None:
+        """Compute and write the version that a record makes, and its update.
 
         Repeating a merge writes the same bits again.
 
@@ -172,7 +172,6 @@ class Aggregator:
         slots = _optional(self._outer_folder(record.version - 1))
         opened = [(run, _opened(contributions[run], run)) for run in record.runs]
         groups = self._groups()
-        size_bytes = 0
         with ExitStack() as stack:
             weights, outer, update = (
                 _writer(stack, folder)
@@ -192,7 +191,6 @@ class Aggregator:
                 }
                 wanted, following = apply_merge(record, changes, self._policy.outer, old, state)
                 new, payloads, errors = self._encoded(record.version, old, wanted, state)
-                size_bytes += sum(payload.nbytes for payload in payloads.values())
                 _write(weights, _part(number), new)
                 _write(outer, _part(number), {**following, **errors})
                 _write(update, _part(number), payloads)
@@ -202,7 +200,6 @@ class Aggregator:
             update.finish()
             outer.finish()
             weights.finish()
-        return size_bytes
 
     def _changes(
         self, folder: WeightFolder, weights: Mapping[str, Tensor], run: BranchRun
@@ -239,20 +236,22 @@ class Aggregator:
                 )
         return new, payloads, following
 
-    def prune(self, version: int, oldest_base: int) -> None:
+    def prune(self, version: int, oldest_base: int, loading: Iterable[int] = ()) -> None:
         """Remove files that are no longer needed.
 
         Args:
             version: the newest version; it and the one before are kept.
             oldest_base: the oldest version with which a branch computes; later updates are kept.
+            loading: versions that members of branches load; their weights are kept.
         """
-        for each in range(version - _VERSIONS_KEPT, -1, -1):
-            folders = [self._outer_folder(each)]
-            if each > 0:  # version 0 says which shapes the parameters have
-                folders.append(self.version_folder(each))
-            if not any(folder.is_dir() for folder in folders):
-                break
-            for folder in folders:
+        # The shapes of parameters are read from version 0.
+        kept = {0, *loading, *range(version - _VERSIONS_KEPT + 1, version + 1)}
+        names = {self.version_folder(each).name for each in kept}
+        for folder in finished_folders(self._folder / "versions"):
+            if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in finished_folders(self._folder / "outer"):
+            if int(folder.name) <= version - _VERSIONS_KEPT:
                 shutil.rmtree(folder, ignore_errors=True)
         for folder in finished_folders(self._folder / "updates"):
             if int(folder.name) <= oldest_base:
@@ -265,7 +264,7 @@ class Aggregator:
 
 
 def payload_bytes(folder: Path) -> int:
-    """Return the size of the payloads of a contribution or an update, without headers."""
+    """Return the size of a contribution or an update: its payloads, and the headers of their files."""
     return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 
 

@@ -39,6 +39,8 @@ class BranchAttempt:
         """Plan that the branch carries out; None before its coordinator has planned."""
         self.base = 0
         """Version of the weights with which the branch computes its round, as far as the synchronizer knows."""
+        self.has_begun = False
+        """Whether members have loaded the weights of version `base`, or of a later one."""
         self.waiting: BranchReport | None = None
         """Report for which the branch waits for updates; None if it waits for none."""
         self.restarts = 0
@@ -49,7 +51,7 @@ class BranchAttempt:
     def begin(self, assignment: Assignment) -> None:
         """Start a coordinator for the branch."""
         assert assignment.branch is not None
-        self.base, self.waiting = assignment.branch.version, None
+        self.base, self.waiting, self.has_begun = assignment.branch.version, None, False
         self._actor, self._received, self.has_ended = self._start(assignment), 0, False
         self._actor.run.remote()
         self._ask()

@@ -42,6 +42,7 @@ from share_compute.lifecycle.attempt_events import (
     ReplanAbandoned,
     ReplanProposed,
     RoundMerged,
+    Started,
     StepCommitted,
     Validated,
 )
@@ -356,8 +357,10 @@ class Synchronizer:
                 self._run_again(branch, report, failure)
                 return
             branch.restarts = 0
-            self._contributions[report.run] = report, time.monotonic()
+            now_s = time.monotonic()
+            self._contributions[report.run] = report, now_s
             contribution = Contribution(report.run, float(report.samples), digest)
+            self._carry_out(self._machine.handle(TimeRead(now_s)))  # the grace period begins now
             self._carry_out(self._machine.handle(Contributed(contribution)))
         self._answer(branch)
 
@@ -388,7 +391,7 @@ class Synchronizer:
         version, step = record.version, self._aggregator.step_of(record.version)
         self._state |= {"step": step, "version": version, "validations": self._validations}
         folders = {run: report.folder for run, (report, _) in found.items()}
-        update_bytes = self._aggregator.merge(record, folders, self._state)
+        self._aggregator.merge(record, folders, self._state)
         self._step_log.merge(record)
         self._report(
             RoundMerged(
@@ -398,7 +401,7 @@ class Synchronizer:
                     self._figures(report, began_s - arrived_s) for report, arrived_s in found.values()
                 ),
                 missing=missing,
-                update_bytes=update_bytes,
+                update_bytes=payload_bytes(self._aggregator.update_folder(version)),
                 weight_bytes=self._aggregator.weight_bytes,
                 merge_s=time.monotonic() - began_s,
             )
@@ -412,8 +415,9 @@ class Synchronizer:
         self._carry_out(self._machine.handle(MergeRecorded(record)))
         for branch in self._branches:
             self._answer(branch)
-        oldest = min(branch.base for branch in self._branches)
-        self._aggregator.prune(self._machine.version, max(oldest, self._machine.version - _MOST_UPDATES))
+        newest, oldest = self._machine.version, min(branch.base for branch in self._branches)
+        loading = [branch.base for branch in self._branches if not branch.has_begun]
+        self._aggregator.prune(newest, max(oldest, newest - _MOST_UPDATES), loading)
 
     def _figures(self, report: BranchReport, waited_s: float) -> BranchRound:
         return BranchRound(
@@ -446,6 +450,8 @@ class Synchronizer:
 
     def _pass_on(self, branch: BranchAttempt, event: AttemptEvent) -> None:
         """Report an event of a branch as an event of the job."""
+        if isinstance(event, Started):
+            branch.has_begun = True
         if isinstance(event, Planned):
             branch.plan = event.plan
             self._report_plan()
