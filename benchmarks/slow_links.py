@@ -5,8 +5,8 @@ those of SparseLoCo (arXiv 2508.15706): ``preset: sparse_loco`` with its compres
 
 - ``bytes_per_step_vs_ddp``: bytes that one branch sends and receives per step, from the events of jobs with 10 M
   parameters. The peer is DistributedDataParallel (DDP) with two workers: each sends and receives the float32 gradient
-  once in a step. Headers and heartbeats of both sides are left out. ``bytes_per_step_curve`` is the same for other
-  densities and lengths of rounds. It is computed, not measured: the codecs return exact sizes.
+  once in a step. Heartbeats of both sides are left out; headers of files count. ``bytes_per_step_curve`` is the same
+  for other densities and lengths of rounds. It is computed, not measured: the codecs return exact sizes.
 - ``validation_loss_vs_sync``: validation loss of rounds over that of synchronous AllReduce on the same two machines,
   after the same number of tokens, with the same total batch and the same other settings. As in DiLoCo (arXiv
   2311.08105), both begin with weights that were trained synchronously; ``--from-scratch`` leaves these steps out. The
