@@ -7,16 +7,18 @@ from pathlib import Path
 from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
     AttemptEnded,
+    BranchRound,
     CheckpointSaved,
     Note,
     Planned,
     Reformed,
+    RoundMerged,
     Started,
     StepCommitted,
     Validated,
 )
 from share_compute.lifecycle.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, StagePlan
+from share_compute.planning.plan import BranchPlan, MemberPlan, Plan, StagePlan
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Device, Link
@@ -117,6 +119,52 @@ def train(store: Store, job: JobRecord, first_step: int, last_step: int) -> None
     validated = Validated(split="validation", step=last_step, loss=2.4 / last_step, accuracy=0.5)
     saved = CheckpointSaved(step=last_step, path=Path("checkpoint"), size_bytes=12_345)
     store.progress.record(job.id, job.attempt, [*steps, validated, saved])
+
+
+def branched() -> TrainJob:
+    """Return a small job with three branches."""
+    text = DIGITS.replace("steps: 40,", "steps: 40, synchronization: {kind: local, branches: 3, every: 10},")
+    return parse_job(text)
+
+
+def start_branches(store: Store, job: JobRecord, islands: list[list[ContributorRecord]]) -> None:
+    """Start an attempt with a branch on each of these islands."""
+    store.jobs.begin(job.id, [machine.id for island in islands for machine in island])
+    branches = tuple(
+        BranchPlan(number=number, stages=_laid(island).stages) for number, island in enumerate(islands)
+    )
+    plan = _laid(islands[0]).model_copy(update={"branches": branches})
+    store.progress.record(job.id, job.attempt, [Planned(plan=plan), Started(first_step=1, total_steps=40)])
+
+
+def merge(
+    store: Store, job: JobRecord, number: int, late: tuple[int, ...] = (), missing: tuple[int, ...] = ()
+) -> None:
+    """Merge a round of three branches."""
+    merged = tuple(
+        BranchRound(
+            number=branch,
+            round=number - (branch in late),
+            machines=(),
+            loss=2.3 / number + branch / 100,
+            samples=320,
+            seconds=0.6 + branch / 10,
+            waited_s=0.3 - branch / 10,
+            sent_bytes=1000 + branch,
+        )
+        for branch in range(3)
+        if branch not in missing
+    )
+    event = RoundMerged(
+        round=number,
+        step=10 * number,
+        branches=merged,
+        missing=tuple(sorted({*missing, *late})),
+        update_bytes=2500,
+        weight_bytes=90_000,
+        merge_s=0.01,
+    )
+    store.progress.record(job.id, job.attempt, [event])
 
 
 def finish(store: Store, job: JobRecord, folder: Path) -> None:

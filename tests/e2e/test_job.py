@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.scenes import digits, join, measure, start, train
+from tests.e2e.scenes import branched, digits, join, measure, merge, start, start_branches, train
 from tests.e2e.screenshots import appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import (
@@ -100,6 +100,17 @@ def running(cluster: Cluster, *names: str) -> tuple[JobRecord, list[ContributorR
         Reformed(epoch=1, step=1, plan=plan, seconds=0, recomputed=0, sentence="planned again"),
     )
     train(cluster.store, job, 1, 10)
+    return job, found
+
+
+def rounds(cluster: Cluster) -> tuple[JobRecord, list[ContributorRecord]]:
+    """A job of three branches that has merged two rounds; a branch was missing in the second."""
+    found = machines(cluster.store, "oak", "pine", "rowan", "yew")
+    job = cluster.store.jobs.create(branched())
+    start_branches(cluster.store, job, [found[:2], [found[2]], [found[3]]])
+    train(cluster.store, job, 1, 10)
+    merge(cluster.store, job, 1)
+    merge(cluster.store, job, 2, missing=(2,))
     return job, found
 
 
@@ -259,6 +270,34 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None
     expect(section).to_contain_text(re.compile(r"Predicted: \d\d\.\d\d s"), timeout=PLANNING_S)
 
 
+def test_rounds_are_drawn_and_each_branch_has_its_placement(page: Page, cluster: Cluster) -> None:
+    job, _ = rounds(cluster)
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    section = page.get_by_role("region", name="Rounds")
+    expect(section).to_contain_text("2 rounds")
+    merge(cluster.store, job, 3, late=(2,))
+    facts = r"3 rounds . each branch sent 2\.6 KiB and received 7\.3 KiB . .* times less"
+    expect(section).to_contain_text(re.compile(facts))
+    picture = section.get_by_role("img", name="Rounds 1 to 3: computing and waiting of 3 branches")
+    expect(picture.locator("rect[data-of=missing]")).to_have_count(1)
+    expect(picture.locator("rect[data-of=late]")).to_have_count(1)
+    expect(picture.locator("rect[data-of=computing]")).to_have_count(8)
+    picture.locator("rect[data-of=late]").dispatch_event("pointermove", {"bubbles": True})
+    expect(section).to_contain_text("branch 2, round 3: late, from round 2, computing 800.0 ms")
+    section.get_by_text("The same as a table").click()
+    expect(section.get_by_role("row", name=re.compile("2 . step 20 2 . missing"))).to_be_visible()
+
+    placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers, branch 0"))
+    expect(placement.get_by_role("option", name=re.compile("^oak"))).to_be_visible()
+    page.get_by_label("Branch", exact=True).select_option("2")
+    placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers, branch 2"))
+    expect(placement.get_by_role("option", name=re.compile("^yew"))).to_be_visible()
+    expect(placement).not_to_contain_text("gone")
+    expect(page.get_by_role("log")).to_contain_text(
+        "branch 0 on oak and pine; branch 1 on rowan; branch 2 on yew"
+    )
+
+
 def test_samples_come_while_it_trains(page: Page, cluster: Cluster) -> None:
     job, _ = running(cluster, "ash")
     page.goto(f"{cluster.url}/jobs/{job.id}")
@@ -396,11 +435,13 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
         ),
     )
     rows = batch(cluster)
+    apart, _ = rounds(cluster)
+    merge(cluster.store, apart, 3, late=(2,))
     with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()
-        for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{rows.id}"):
+        for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{apart.id}", f"jobs/{rows.id}"):
             page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
@@ -412,4 +453,6 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
                 expect(section.locator("svg")).to_be_visible(timeout=PLANNING_S)
                 section.get_by_text("The same as a table").click()
                 page.get_by_role("listbox").focus()
+            elif apart.id in path:
+                page.get_by_text("The same as a table, with losses and bytes").click()
             seen.take(path)

@@ -40,23 +40,38 @@ def record_work(session: Session, now: datetime, work: Mapping[str, dict[str, An
 def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return {contributor id: part of the model that it holds} for the machines of these plans.
 
+    For a machine that trains several branches of a job, the layers are those of the first of these branches;
+    microbatches and memory are summed.
+
     Args:
         plans: plans in the JSON form in which rows store them.
     """
-    return {
-        member["contributor_id"]: {
-            "start": stage["start"],
-            "stop": stage["stop"],
-            "num_layers": plan["num_layers"],
-            "stage": place,
-            "microbatches": len(member["microbatches"]),
-            "of_microbatches": plan["microbatches"],
-            "memory_bytes": member["memory_bytes"],
-        }
-        for plan in plans
-        for place, stage in enumerate(plan["stages"])
-        for member in stage["members"]
-    }
+    return {machine: part for plan in plans for machine, part in _parts(plan).items()}
+
+
+def _parts(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    # Rows of older releases lack branches.
+    branches = [branch["stages"] for branch in plan.get("branches") or ()] or [plan["stages"]]
+    found: dict[str, dict[str, Any]] = {}
+    for stages in branches:
+        for place, stage in enumerate(stages):
+            for member in stage["members"]:
+                part = found.setdefault(
+                    member["contributor_id"],
+                    {
+                        "start": stage["start"],
+                        "stop": stage["stop"],
+                        "num_layers": plan["num_layers"],
+                        "stage": place,
+                        "microbatches": 0,
+                        # The tokens of a step event are those of all branches.
+                        "of_microbatches": plan["microbatches"] * len(branches),
+                        "memory_bytes": 0,
+                    },
+                )
+                part["microbatches"] += len(member["microbatches"])
+                part["memory_bytes"] += member["memory_bytes"]
+    return found
 
 
 def record_free(session: Session, now: datetime, *held: Any) -> None:

@@ -11,8 +11,9 @@ from tests.platform.store.test_jobs import contributor, running, spec, step
 from share_compute.lifecycle.attempt_events import AttemptEnded, Measured, Planned, Reformed, StageTiming
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, StagePlan
+from share_compute.planning.plan import BranchPlan, MemberPlan, Plan, StagePlan
 from share_compute.store import Store
+from share_compute.store.work import parts
 from share_compute.topology import Device, Link
 
 
@@ -69,6 +70,40 @@ def test_work_is_reported_when_it_begins_changes_and_ends(store: Store, clock: A
     assert store.work.of(bob).microbatches == 1
     latest = store.work.of(ada, limit=1)
     assert (latest.is_complete, latest.steps) == (False, 1)
+
+
+def branched(*shares: tuple[str, tuple[int, ...]]) -> Plan:
+    """Return a plan with a branch of one stage for each machine."""
+    stages = [plan(share).stages for share in shares]
+    branches = tuple(BranchPlan(number=number, stages=some) for number, some in enumerate(stages))
+    return plan(shares[0]).model_copy(update={"branches": branches})
+
+
+def test_machines_of_all_branches_show_what_they_hold(store: Store) -> None:
+    every = (0, 1, 2, 3)
+    ada, bob = contributor(store, "ada"), contributor(store, "bob")
+    job = store.jobs.create(spec())
+    store.jobs.begin(job.id, [ada, bob])
+    laid = branched((ada, every), (bob, every), (bob, every))
+    store.progress.record(job.id, 1, [Planned(plan=laid), step(1).model_copy(update={"tokens": 48})])
+    held = {row.id: row.held for row in store.cluster.summaries()}
+    assert [
+        (one.start, one.stop, one.microbatches, one.of_microbatches, one.memory_bytes)
+        for one in (held[ada], held[bob])
+        if one is not None
+    ] == [(0, 2, 4, 12, 7), (0, 2, 8, 12, 14)]
+    # A step has the tokens of all three branches.
+    assert (store.work.of(ada).tokens, store.work.of(bob).tokens) == (16, 32)
+
+
+def test_rows_of_older_releases_have_no_branches() -> None:
+    laid = plan(("ada", (0, 1)), ("bob", (2, 3)))
+    row = laid.model_dump(mode="json", exclude={"branches"})
+    assert parts(row) == parts(laid.model_dump(mode="json"))
+    assert [(machine, part["microbatches"]) for machine, part in parts(row).items()] == [
+        ("ada", 2),
+        ("bob", 2),
+    ]
 
 
 def test_a_plan_that_stays_is_not_reported_again(store: Store) -> None:

@@ -33,6 +33,7 @@ export type Plan = Schemas["Plan"];
 export type PlanTimeline = Schemas["PlanTimeline"];
 export type TimelineCell = Schemas["TimelineCell"];
 export type Stage = Schemas["StagePlan"];
+export type Branch = Schemas["BranchPlan"];
 export type ClusterEvent = Schemas["EventRecord"];
 export type ClusterView = Schemas["ClusterView"];
 export type Prediction = Schemas["Prediction"];

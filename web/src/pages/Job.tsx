@@ -21,6 +21,8 @@ import { Reality } from "./job/Reality";
 import { Artifacts } from "./job/results/Artifacts";
 import { Checkpoints } from "./job/results/Checkpoints";
 import { Samples } from "./job/results/Samples";
+import { Rounds } from "./job/rounds/Rounds";
+import { roundsIn } from "./job/rounds/rounds";
 import { Timeline } from "./job/timeline/Timeline";
 
 const route = getRouteApi("/jobs/$jobId");
@@ -68,11 +70,19 @@ function Training({ job }: { job: JobView }) {
   const { t } = useTranslation();
   const { data } = useQuery(log(job.id));
   const departures = useMemo(() => departuresIn(data ?? []), [data]);
+  const rounds = useMemo(() => roundsIn(data ?? []), [data]);
+  const hasRounds = job.spec.kind === "train" && job.spec.training.synchronization.kind === "local";
+  const first = job.plan?.branches[0];
   return (
     <>
       <Section title={t("Curves")}>
         <Curves job={job} />
       </Section>
+      {hasRounds && (
+        <Section title={t("Rounds")}>
+          <Rounds rounds={rounds} />
+        </Section>
+      )}
       <Section title={t("Placement")}>
         {job.plan === null ? (
           <Text size="sm" c="dimmed">
@@ -86,7 +96,7 @@ function Training({ job }: { job: JobView }) {
         )}
       </Section>
       {job.plan !== null && (
-        <Section title={t("One step")}>
+        <Section title={first === undefined ? t("One step") : t("One step of branch {{number}}", { number: first.number })}>
           <Timeline job={job} plan={job.plan} />
         </Section>
       )}

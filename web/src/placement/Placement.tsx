@@ -1,20 +1,22 @@
 /** The placement picture: a model's layers as a bar that is cut into shards, above the machines that hold them. */
-import { Group, SegmentedControl, Text, VisuallyHidden } from "@mantine/core";
+import { Group, NativeSelect, SegmentedControl, Text, VisuallyHidden } from "@mantine/core";
 import type { TFunction } from "i18next";
-import { memo, useId, useState } from "react";
+import { memo, useId, useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import type { Plan } from "../api/types";
+import type { Branch, Plan } from "../api/types";
 import { count, si } from "../format";
 import { Details, figuresOf } from "./Details";
 import { Idle } from "./Idle";
-import { joined, layerRange, stageShares, type Block, type Size } from "./layout";
+import { joined, layerRange, namesOf, planOfBranch, stageShares, type Block, type Size } from "./layout";
 import { MemberTable } from "./MemberTable";
 import classes from "./Placement.module.css";
 import { useBlocks } from "./useBlocks";
 
 /** Above this number, layers are thinner than the gaps between them. */
 const MOST_TICKS = 200;
+/** Number of machines that the choice of a branch names. */
+const MOST_NAMES = 4;
 
 /** How a machine went that is no longer in the plan. */
 export type Departure = "lost" | "left";
@@ -22,38 +24,43 @@ export type Departure = "lost" | "left";
 interface Props {
   plan: Plan;
   /** How each machine went, by id, if known. */
-  departures?: ReadonlyMap<string, Departure>;
+  departures?: ReadonlyMap<string, Departure> | undefined;
 }
 
 export const Placement = memo(function Placement({ plan, departures }: Props) {
   const { t } = useTranslation();
   const [size, setSize] = useState<Size>("layers");
-  const [lit, setLit] = useState<string | null>(null);
-  const shown = useBlocks(plan, size);
+  const [chosen, setChosen] = useState<number | null>(null);
   const prefix = useId();
-  const shares = stageShares(plan, size);
-  const current = shown.blocks.find((block) => block.id === lit);
-
-  function move(event: React.KeyboardEvent) {
-    const next = neighbour(shown.blocks, current, event.key);
-    if (next === undefined) return;
-    event.preventDefault();
-    setLit(next.id);
-  }
+  const branch = plan.branches.find(({ number }) => number === chosen) ?? plan.branches[0];
+  const drawn = useMemo(() => (branch === undefined ? plan : planOfBranch(plan, branch)), [plan, branch]);
 
   return (
-    <figure className={classes.figure} aria-label={describe(plan)}>
+    <figure className={classes.figure} aria-label={describe(drawn, branch)}>
       <figcaption className={classes.caption}>
         <div>
           <Text component="span" size="sm">
             {t("{{count}} layers", { count: plan.num_layers })}, {t("{{number}} parameters", { number: si(plan.parameters, "") })},{" "}
-            {t("{{count}} stages", { count: plan.stages.length })}
+            {t("{{count}} stages", { count: drawn.stages.length })}
           </Text>
           <Text component="span" size="sm" c="dimmed">
             {" "}
             · {plan.strategy.replaceAll("_", " ")} · {t("epoch {{epoch}}", { epoch: plan.epoch })}
           </Text>
         </div>
+        {branch !== undefined && (
+          <NativeSelect
+            size="xs"
+            className={classes.branch!}
+            aria-label={t("Branch")}
+            value={branch.number}
+            onChange={(event) => setChosen(Number(event.currentTarget.value))}
+            data={plan.branches.map((one) => ({
+              value: String(one.number),
+              label: t("branch {{number}}: {{machines}}", { number: one.number, machines: shortened(namesOf(one.stages)) }),
+            }))}
+          />
+        )}
         <Group gap="xs">
           <Text size="xs" c="dimmed" id={`${prefix}size`}>
             {t("Width by")}
@@ -70,6 +77,32 @@ export const Placement = memo(function Placement({ plan, departures }: Props) {
           />
         </Group>
       </figcaption>
+      {/* The key resets the picture: choosing a branch is no change of membership. */}
+      <Picture key={branch?.number} plan={drawn} size={size} departures={departures} />
+      <MemberTable plan={plan} />
+      <Idle machines={plan.idle} />
+    </figure>
+  );
+});
+
+/** The bar, its machines, and the figures of one of them. */
+function Picture({ plan, size, departures }: Pick<Props, "plan" | "departures"> & { size: Size }) {
+  const { t } = useTranslation();
+  const [lit, setLit] = useState<string | null>(null);
+  const shown = useBlocks(plan, size);
+  const prefix = useId();
+  const shares = stageShares(plan, size);
+  const current = shown.blocks.find((block) => block.id === lit);
+
+  function move(event: React.KeyboardEvent) {
+    const next = neighbour(shown.blocks, current, event.key);
+    if (next === undefined) return;
+    event.preventDefault();
+    setLit(next.id);
+  }
+
+  return (
+    <>
       <div className={classes.bar} aria-hidden>
         {plan.stages.map((stage, index) => (
           <div
@@ -129,11 +162,9 @@ export const Placement = memo(function Placement({ plan, departures }: Props) {
       <VisuallyHidden role="status">
         {shown.gone.map((block) => `${block.name}: ${departureText(departures?.get(block.id), t)}. `)}
       </VisuallyHidden>
-      <MemberTable plan={plan} />
-      <Idle machines={plan.idle} />
-    </figure>
+    </>
   );
-});
+}
 
 function departureText(departure: Departure | undefined, t: TFunction): string {
   if (departure === undefined) return t("gone");
@@ -159,9 +190,14 @@ function neighbour(blocks: readonly Block[], from: Block | undefined, key: strin
 }
 
 /** The text alternative of the picture. */
-function describe(plan: Plan): string {
+function describe(plan: Plan, branch: Branch | undefined): string {
   const stages = plan.stages.map(
     (stage) => `layers ${layerRange(stage)} on ${joined(stage.members.map((member) => member.name))}`,
   );
-  return `Placement of ${count(plan.num_layers)} layers: ${stages.join("; ")}`;
+  const where = branch === undefined ? "" : `, branch ${branch.number}`;
+  return `Placement of ${count(plan.num_layers)} layers${where}: ${stages.join("; ")}`;
+}
+
+function shortened(names: readonly string[]): string {
+  return names.length > MOST_NAMES ? `${names.slice(0, MOST_NAMES).join(", ")}, …` : names.join(", ");
 }

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { Plan } from "../api/types";
-import { blocksOf, changes, joined, layerRange, pictureHeight, stageShares, ranges } from "./layout";
+import { blocksOf, changes, joined, layerRange, namesOf, pictureHeight, planOfBranch, ranges, stageShares } from "./layout";
 
 const stage = (start: number, stop: number) => ({ start, stop, parameters: 1, members: [] });
 
@@ -84,4 +84,13 @@ test("ranges are written with both ends", () => {
 
 test("names are joined as in a sentence", () => {
   expect(joined(["ash", "birch", "cedar"])).toBe("ash, birch, and cedar");
+});
+
+test("the plan of a branch has its stages and its step time", () => {
+  const whole = { ...plan([member("ash", 4)]), prediction: { step_s: 1, samples_per_s: 9 } } as Plan;
+  const branch = { number: 1, stages: plan([member("birch", 4)], [member("cedar", 4)]).stages, step_s: 2 };
+  const found = planOfBranch(whole, branch);
+  expect(namesOf(found.stages)).toEqual(["birch", "cedar"]);
+  expect([found.prediction?.step_s, found.num_layers]).toEqual([2, 1]);
+  expect(planOfBranch(whole, { ...branch, step_s: null }).prediction).toBeNull();
 });

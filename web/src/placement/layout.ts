@@ -1,5 +1,5 @@
 /** Geometry of the placement picture. */
-import type { Plan, Stage } from "../api/types";
+import type { Branch, Plan, Stage } from "../api/types";
 
 /** Minimum width of a stage, as a fraction of the bar, so that one layer beside a hundred is still visible. */
 const LEAST_SHARE = 0.04;
@@ -25,6 +25,17 @@ export interface Block {
   width: number;
   top: number;
   height: number;
+}
+
+/** The plan of one branch: its stages, and its prediction where there is one. */
+export function planOfBranch(plan: Plan, { stages, step_s }: Branch): Plan {
+  const { prediction } = plan;
+  return { ...plan, stages, prediction: prediction == null || step_s == null ? null : { ...prediction, step_s } };
+}
+
+/** Names of the machines, in the order of the stages. */
+export function namesOf(stages: readonly Stage[]): string[] {
+  return stages.flatMap((stage) => stage.members.map((member) => member.name));
 }
 
 /** Width of each stage as a fraction of the bar: its layers or memory, raised to the minimum and rescaled. */

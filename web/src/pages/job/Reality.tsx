@@ -60,6 +60,11 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
         </Alert>
       )}
       <Busy plan={plan} measured={measured} />
+      {plan.branches[0] !== undefined && (
+        <Text size="xs" c="dimmed">
+          {t("Predictions and measurements are of branch {{number}}.", { number: plan.branches[0].number })}
+        </Text>
+      )}
     </>
   );
 }

@@ -18,7 +18,10 @@ export function shareOf(job: Counted): number {
 export function tokensPerStep(job: Pick<Job, "spec">): number {
   if (job.spec.kind !== "train") return 0;
   const { training, data } = job.spec;
-  return data.dataset == null ? training.batch_size * training.sequence_length : training.batch_size;
+  const { synchronization } = training;
+  // The batch size is that of each branch, and the speed is that of all branches.
+  const samples = training.batch_size * (synchronization.kind === "local" ? synchronization.branches : 1);
+  return data.dataset == null ? samples * training.sequence_length : samples;
 }
 
 /** The unit of a job's speed: samples that are no text have no tokens. */

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import { eventOf } from "../../../api/events/fixture";
-import { wordsFor } from "./words";
+import { groupOf, wordsFor } from "./words";
 
 test("a sample shows the prompt and what follows", () => {
   expect(wordsFor(eventOf("sampled", { step: 20, prompt: "The License", text: " and the" }))).toBe(
@@ -14,4 +14,33 @@ test("an epoch says who came and went, and what it cost", () => {
   expect(reformed(0)).toBe("ada was lost; no step for 800.0 ms.");
   expect(reformed(1)).toBe("ada was lost; no step for 800.0 ms, 1 microbatch computed again.");
   expect(reformed(3)).toBe("ada was lost; no step for 800.0 ms, 3 microbatches computed again.");
+});
+
+const stage = (...names: string[]) => ({ start: 0, stop: 4, parameters: 1, members: names.map((name) => ({ contributor_id: name, name, microbatches: [0] })) });
+
+test("a plan names its machines, also those of all branches", () => {
+  const planned = (plan: object) => wordsFor(eventOf("planned", { plan: { num_layers: 4, stages: [stage("ash"), stage("birch")], ...plan } }));
+  // Plans of older releases have no branches.
+  expect(planned({})).toBe("Planned 4 layers in 2 stages on ash and birch.");
+  expect(planned({ branches: [] })).toBe("Planned 4 layers in 2 stages on ash and birch.");
+  const branches = [
+    { number: 0, stages: [stage("ash"), stage("birch")] },
+    { number: 1, stages: [stage("cedar")] },
+    { number: 2, stages: [stage("ash"), stage("birch")] },
+    { number: 3, stages: [stage("cedar")] },
+    { number: 4, stages: [stage("cedar")] },
+  ];
+  expect(planned({ branches })).toBe("Planned 4 layers: branches 0, 2 on ash and birch; branches 1, 3–4 on cedar.");
+});
+
+test("a round says what was exchanged, and which branches were missing", () => {
+  const branches = [
+    { number: 0, loss: 2, sent_bytes: 1024 },
+    { number: 1, loss: 3, sent_bytes: 512 },
+  ];
+  const event = eventOf("round", { round: 3, step: 90, branches, missing: [2], update_bytes: 2048, weight_bytes: 65_536 });
+  expect(wordsFor(event)).toBe(
+    "Round 3 merged 2 branches after step 90, loss 2.5000: each sent 1.0 KiB and received 2.0 KiB, of 64.0 KiB of weights. Without branch 2.",
+  );
+  expect(groupOf(event)).toBe("progress");
 });

@@ -2,7 +2,8 @@
 import type { Measured, Plan, ClusterEvent } from "../../../api/types";
 import { sentence } from "../../../components/Feedback";
 import { bytes, loss, stepTime } from "../../../format";
-import { joined } from "../../../placement/layout";
+import { joined, namesOf, ranges } from "../../../placement/layout";
+import type { RoundMerged } from "../rounds/rounds";
 import type { EventGroup } from "../search";
 
 export type Tone = "info" | "warning" | "error";
@@ -21,6 +22,7 @@ export function groupOf({ kind, data }: ClusterEvent): EventGroup {
     case "validated":
     case "layers-timed":
     case "rows":
+    case "round":
       return "progress";
     case "sampled":
       return "samples";
@@ -102,15 +104,6 @@ function stateChanged({ state, reason }: { state: string; reason: string }): str
   return sentence(reason === "" ? state : `${state}: ${reason}`);
 }
 
-interface RoundMerged {
-  round: number;
-  step: number;
-  branches: { number: number; loss: number | null; sent_bytes: number }[];
-  missing: number[];
-  update_bytes: number;
-  weight_bytes: number;
-}
-
 function roundMerged({ round, step, branches, missing, update_bytes, weight_bytes }: RoundMerged): string {
   const losses = branches.flatMap(({ loss }) => (loss === null ? [] : [loss]));
   const mean = losses.reduce((sum, loss) => sum + loss, 0) / losses.length;
@@ -121,8 +114,18 @@ function roundMerged({ round, step, branches, missing, update_bytes, weight_byte
 }
 
 function planned(plan: Plan): string {
-  const machines = plan.stages.flatMap((stage) => stage.members.map((member) => member.name));
-  return `Planned ${plan.num_layers} layers in ${plan.stages.length} ${plan.stages.length === 1 ? "stage" : "stages"} on ${joined(machines)}.`;
+  const { branches = [] } = plan;
+  if (branches.length === 0) {
+    return `Planned ${plan.num_layers} layers in ${plan.stages.length} ${plan.stages.length === 1 ? "stage" : "stages"} on ${joined(namesOf(plan.stages))}.`;
+  }
+  // Not Map.groupBy, which Node 20 lacks.
+  const islands = new Map<string, number[]>();
+  for (const { number, stages } of branches) {
+    const names = joined(namesOf(stages));
+    islands.set(names, [...(islands.get(names) ?? []), number]);
+  }
+  const parts = [...islands].map(([names, numbers]) => `${numbers.length === 1 ? "branch" : "branches"} ${ranges(numbers)} on ${names}`);
+  return `Planned ${plan.num_layers} layers: ${parts.join("; ")}.`;
 }
 
 function reformed(data: { sentence: string; seconds: number; recomputed: number }): string {
