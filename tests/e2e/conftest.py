@@ -57,6 +57,7 @@ class Server:
         )
         self._server = uvicorn.Server(config)
         self._listener = config.bind_socket()
+        self._listener.listen()  # a browser may be faster than the server's thread
         self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()
