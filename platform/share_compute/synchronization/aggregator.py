@@ -17,9 +17,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,10 @@ from share_compute.compression.codec import Codec
 from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.errors import UserError, VerificationFailed
 from share_compute.models.numbers import is_finite
+from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.models.storage.checkpoints import STATE
 from share_compute.models.storage.checksums import damage
+from share_compute.models.storage.slots import parameter_of, slot_name
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, finished_folders, stream_file
 from share_compute.specification import TrainingSpec
 from share_compute.specification.synchronization import LocalSpec
@@ -39,8 +43,7 @@ from share_compute.synchronization.merging import apply_merge, outer_state
 from share_compute.synchronization.records import BranchRun, MergeRecord
 
 _GROUPS = "groups.json"
-"""File with the names of the trained parameters of each shard, in the folder of the outer optimizer's state."""
-_SEPARATOR = "::"
+"""File with the names of the trained parameters of each shard, in the folder of version 0."""
 _CODEC = "codec."
 """Prefix of the codec's state among the slots of a parameter."""
 _VERSIONS_KEPT = 2
@@ -87,8 +90,7 @@ class Aggregator:
     @property
     def weight_bytes(self) -> int:
         """Size of the trained weights in float32."""
-        shapes = WeightFolder(self.version_folder(0)).shapes()
-        return 4 * sum(math.prod(shapes[name]) for group in self._groups() for name in group)
+        return FLOAT_BYTES * sum(math.prod(shape) for shape in self._shapes.values())
 
     def newest_whole(self, version: int) -> int | None:
         """Return the newest version up to this one whose files are whole; None if there is none."""
@@ -124,7 +126,7 @@ class Aggregator:
                 _write(weights, f"model-frozen-{number:04}.safetensors", frozen)
                 _write(outer, _part(number), outer_state(self._policy.outer, trained))
             weights.write_json(STATE, facts)
-            outer.write_json(_GROUPS, groups)
+            weights.write_json(_GROUPS, groups)
             outer.finish()
             weights.finish()
 
@@ -139,15 +141,12 @@ class Aggregator:
             VerificationFailed: the contribution has other parameters than the model, wrong sizes, or numbers that are
                 not finite.
         """
-        before = WeightFolder(self.version_folder(0))
         found = _opened(folder, run)
-        trained = {name for group in self._groups() for name in group}
-        if odd := sorted(trained.symmetric_difference(found.names())):
+        if odd := sorted(self._shapes.keys() ^ set(found.names())):
             raise _damaged(run, f"only one of it and the model has {odd[0]}")
         codec = codec_of_round(self._training, run.round)
-        shapes = before.shapes()
-        for name in sorted(trained):
-            if not is_finite(_decoded(codec, found, name, shapes[name], run)):
+        for name, shape in self._shapes.items():
+            if not is_finite(_decoded(codec, found, name, shape, run)):
                 raise _damaged(run, f"{name} is not finite")
         return found.digest()
 
@@ -169,9 +168,8 @@ class Aggregator:
             VerificationFailed: a contribution is damaged.
         """
         before = WeightFolder(self.version_folder(record.version - 1))
-        slots = _optional(self._outer_folder(record.version - 1))
+        slots = _slots(self._outer_folder(record.version - 1))
         opened = [(run, _opened(contributions[run], run)) for run in record.runs]
-        groups = self._groups()
         with ExitStack() as stack:
             weights, outer, update = (
                 _writer(stack, folder)
@@ -181,14 +179,10 @@ class Aggregator:
                     self.update_folder(record.version),
                 )
             )
-            for number, names in enumerate(groups):
+            for number, names in enumerate(self._groups):
                 old = {name: before.read(name) for name in names}
                 changes = {run: self._changes(found, old, run) for run, found in opened}
-                state = {
-                    slot: slots.read(slot)
-                    for slot in (slots.names() if slots is not None else ())
-                    if slots is not None and slot.partition(_SEPARATOR)[0] in old
-                }
+                state = {slot: tensor for name in names for slot, tensor in slots(name).items()}
                 wanted, following = apply_merge(record, changes, self._policy.outer, old, state)
                 new, payloads, errors = self._encoded(record.version, old, wanted, state)
                 _write(weights, _part(number), new)
@@ -196,7 +190,6 @@ class Aggregator:
                 _write(update, _part(number), payloads)
             weights.link(sorted(before.folder.glob("model-frozen-*.safetensors")))
             weights.write_json(STATE, facts)
-            outer.write_json(_GROUPS, groups)
             update.finish()
             outer.finish()
             weights.finish()
@@ -220,7 +213,7 @@ class Aggregator:
         payloads: dict[str, Tensor] = {}
         following: dict[str, Tensor] = {}
         for name, value in old.items():
-            prefix = f"{name}{_SEPARATOR}{_CODEC}"
+            prefix = slot_name(name, _CODEC)
             known = {
                 slot.removeprefix(prefix): tensor for slot, tensor in state.items() if slot.startswith(prefix)
             }
@@ -244,7 +237,7 @@ class Aggregator:
             oldest_base: the oldest version with which a branch computes; later updates are kept.
             loading: versions that members of branches load; their weights are kept.
         """
-        # The shapes of parameters are read from version 0.
+        # Names and shapes of parameters are read from version 0.
         kept = {0, *loading, *range(version - _VERSIONS_KEPT + 1, version + 1)}
         names = {self.version_folder(each).name for each in kept}
         for folder in finished_folders(self._folder / "versions"):
@@ -257,10 +250,17 @@ class Aggregator:
             if int(folder.name) <= oldest_base:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    @cached_property
     def _groups(self) -> list[list[str]]:
-        (newest,) = finished_folders(self._folder / "outer")[-1:]
-        groups: list[list[str]] = json.loads((newest / _GROUPS).read_text())
+        """Names of the trained parameters of each shard."""
+        groups: list[list[str]] = json.loads((self.version_folder(0) / _GROUPS).read_text())
         return groups
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the trained parameters."""
+        shapes = WeightFolder(self.version_folder(0)).shapes()
+        return {name: shapes[name] for group in self._groups for name in group}
 
 
 def payload_bytes(folder: Path) -> int:
@@ -285,9 +285,14 @@ def _write(writer: FolderWriter, file: str, tensors: Mapping[str, Tensor]) -> No
             writer.write(file, content)
 
 
-def _optional(folder: Path) -> WeightFolder | None:
-    """Return the tensors of a folder; None if it has none."""
-    return WeightFolder(folder) if any(folder.glob("model*.safetensors")) else None
+def _slots(folder: Path) -> Callable[[str], dict[str, Tensor]]:
+    """Return a function that reads the state of a parameter, by slot's name; empty if it has none."""
+    if not any(folder.glob("model*.safetensors")):
+        return lambda _name: {}
+    found, names = WeightFolder(folder), defaultdict[str, list[str]](list)
+    for slot in found.names():
+        names[parameter_of(slot)].append(slot)
+    return lambda name: {slot: found.read(slot) for slot in names[name]}
 
 
 def _opened(folder: Path, run: BranchRun) -> WeightFolder:

@@ -13,10 +13,11 @@ from share_compute.compression.checks import require_length
 from share_compute.compression.codec import State
 from share_compute.compression.factory import codec_of, codec_of_round, codec_of_update
 from share_compute.errors import VerificationFailed
+from share_compute.models.storage.slots import slot_name
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.specification import TrainingSpec
 
-_MARK: Final = "::branch."
+_MARK: Final = slot_name("", "branch.")
 """Between a parameter's name and the name of a slot; other slots belong to the optimizer (`training.optimizers`)."""
 _BASE: Final = "base"
 _VERSION: Final = "version"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from share_compute.errors import VerificationFailed
 from share_compute.models.numbers import is_finite
+from share_compute.models.storage.slots import slot_name
 from share_compute.specification.synchronization import (
     OuterAdamSpec,
     OuterNesterovSpec,
@@ -24,8 +25,6 @@ from share_compute.synchronization.records import BranchRun, MergeRecord
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """Float32 tensors by parameter name."""
-_SEPARATOR = "::"
-"""Between a parameter's name and a slot of the outer optimizer's state, as in `training.optimizers`."""
 
 
 def difference(after: Tensors, before: Tensors) -> dict[str, Tensor]:
@@ -56,11 +55,11 @@ def outer_state(outer: OuterSpec, weights: Tensors) -> dict[str, Tensor]:
         case OuterSgdSpec():
             return {}
         case OuterNesterovSpec():
-            return {_slot(name, "momentum"): torch.zeros_like(value) for name, value in weights.items()}
+            return {slot_name(name, "momentum"): torch.zeros_like(value) for name, value in weights.items()}
         case OuterAdamSpec():
-            state = {_slot(name, "step"): torch.zeros(()) for name in weights}
+            state = {slot_name(name, "step"): torch.zeros(()) for name in weights}
             for slot in ("exp_avg", "exp_avg_sq"):
-                state |= {_slot(name, slot): torch.zeros_like(value) for name, value in weights.items()}
+                state |= {slot_name(name, slot): torch.zeros_like(value) for name, value in weights.items()}
             return state
 
 
@@ -86,16 +85,16 @@ def outer_step(
             case OuterSgdSpec():
                 step = delta
             case OuterNesterovSpec():
-                momentum = state[_slot(name, "momentum")] * outer.momentum + delta
-                next_state[_slot(name, "momentum")] = momentum
+                momentum = state[slot_name(name, "momentum")] * outer.momentum + delta
+                next_state[slot_name(name, "momentum")] = momentum
                 step = momentum * outer.momentum + delta
             case OuterAdamSpec():
                 step, slots = _adam(
                     outer,
                     delta,
-                    {slot: state[_slot(name, slot)] for slot in ("step", "exp_avg", "exp_avg_sq")},
+                    {slot: state[slot_name(name, slot)] for slot in ("step", "exp_avg", "exp_avg_sq")},
                 )
-                next_state |= {_slot(name, slot): value for slot, value in slots.items()}
+                next_state |= {slot_name(name, slot): value for slot, value in slots.items()}
         following[name] = weight + step * outer.learning_rate
     return following, next_state
 
@@ -208,7 +207,3 @@ def _problem(contribution: Tensors, weights: Tensors) -> str:
         if not is_finite(value):
             return f"{name} is not finite"
     return ""
-
-
-def _slot(name: str, slot: str) -> str:
-    return f"{name}{_SEPARATOR}{slot}"

@@ -11,10 +11,10 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
 from share_compute.errors import UserError
+from share_compute.models.storage.slots import slot_name, split_name
 from share_compute.specification import OptimizerName, OptimizerSpec, TrainingSpec
 from share_compute.synchronization.branch import is_branch_slot
 
-_SEPARATOR = "::"
 _NO_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 """Patterns of names of parameters without weight decay (``get_decay_parameter_names`` in ``transformers``)."""
 
@@ -96,13 +96,8 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[str, nn.Parameter]) -
     for name, parameter in names.items():
         for slot, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
-                tensors[f"{name}{_SEPARATOR}{slot}"] = torch.as_tensor(value)
+                tensors[slot_name(name, slot)] = torch.as_tensor(value)
     return tensors
-
-
-def parameter_of(name: str) -> str:
-    """Return the name of the parameter that a tensor of the optimizer's state, or of the branch's state, belongs to."""
-    return name.partition(_SEPARATOR)[0]
 
 
 def restore_optimizer(
@@ -115,7 +110,7 @@ def restore_optimizer(
     for key, value in tensors.items():
         if is_branch_slot(key):
             continue
-        name, slot = key.split(_SEPARATOR)
+        name, slot = split_name(key)
         parameter = names[name]
         # The step counter is on the CPU, except for fused kernels, which read it on the parameter's device.
         near = value.dim() > 0 or bool(optimizer.param_groups[0].get("fused"))

@@ -14,12 +14,13 @@ from torch import Tensor
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, VerificationFailed
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
+from share_compute.models.storage.slots import parameter_of
 from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard
 from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
-from share_compute.training.optimizers import parameter_of, restore_optimizer
+from share_compute.training.optimizers import restore_optimizer
 from share_compute_actors.training.backups import copying, followers
 from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.backups.copying import Copied, Copier, ShardOutline, ShardRange

@@ -15,10 +15,11 @@ from torch.nn import Parameter
 from share_compute.errors import ShareComputeError, StaleEpoch
 from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.models.stage import Stage
+from share_compute.models.storage.slots import parameter_of
 from share_compute.protocol.membership import Worker
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
-from share_compute.training.optimizers import parameter_of, undecayed_parameters
+from share_compute.training.optimizers import undecayed_parameters
 from share_compute_actors.transport.pieces import Piece
 
 ShardRange = tuple[int, int]

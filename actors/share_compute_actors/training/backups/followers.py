@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed
 from share_compute.models.boundary import Expected
+from share_compute.models.storage.slots import parameter_of
 from share_compute.models.storage.weights import batches
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import SKIPPED, LossScale
@@ -31,7 +32,6 @@ from share_compute.training.optimizers import (
     build_optimizer,
     learning_rates,
     optimizer_tensors,
-    parameter_of,
     restore_optimizer,
 )
 from share_compute_actors.training.backups.copy_quota import CopyQuota, is_out_of_space

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import psutil
 from torch import Tensor
 
+from share_compute.models.storage.slots import parameter_of
 from share_compute.specification import LoraSpec
-from share_compute.training.optimizers import parameter_of
 from share_compute_actors.group.allocator import is_out_of_memory
 from share_compute_actors.messages import FolderKind
 from share_compute_actors.training.member.runner import Runner
