@@ -285,7 +285,7 @@ class RoundMerged(StrictModel):
     branches: tuple[BranchRound, ...]
     """Branches whose contributions were merged, in the order of the sum."""
     missing: tuple[int, ...] = ()
-    """Branches without a contribution to this round."""
+    """Branches without a contribution to this round; empty if branches push one after another."""
     update_bytes: int = Field(ge=0)
     """Size of the update that each branch receives."""
     weight_bytes: int = Field(ge=0)

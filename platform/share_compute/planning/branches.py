@@ -149,16 +149,13 @@ def neighbours(topology: Topology, places: Sequence[BranchPlace]) -> list[tuple[
         return 0.0 if here is there else between(here.machines, there.machines)
 
     numbers = sorted(island)
-    nearest = {
-        one: min(
-            (other for other in numbers if other != one), key=lambda other, one=one: distance(one, other)
-        )
-        for one in numbers[1:]
-    }
-    edges = {(min(edge), max(edge)) for edge in nearest.items()}
+    edges = set[tuple[int, int]]()
+    for one in numbers[1:]:
+        nearest = min((distance(one, other), other) for other in numbers if other != one)[1]
+        edges.add((min(one, nearest), max(one, nearest)))
     joined = dict.fromkeys(numbers[1:], numbers[0])
     while joined:
-        new = min(joined, key=lambda number: (distance(joined[number], number), number))
+        _, new = min((distance(end, number), number) for number, end in joined.items())
         edges.add((min(new, joined[new]), max(new, joined.pop(new))))
         for number, end in joined.items():
             if distance(new, number) < distance(end, number):

@@ -68,9 +68,9 @@ class TrainingSpec(SpecModel):
     """Steps and options of training."""
 
     steps: int = Field(default=100, ge=1, le=2**31 - 1)
-    """Number of optimizer updates; with ``synchronization: local``, of each branch."""
+    """Number of optimizer updates; with branches, of each branch."""
     batch_size: int = Field(default=16, ge=1, le=2**20)
-    """Samples in one step, over all machines; with ``synchronization: local``, in one step of each branch."""
+    """Samples in one step, over all machines; with branches, in one step of each branch."""
     microbatches: int | None = Field(default=None, ge=1, le=2**20)
     """Number of microbatches per batch; default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)

@@ -33,24 +33,14 @@ from share_compute.lifecycle.attempt_events import (
     BranchAssignment,
     BranchRound,
     CheckpointSaved,
-    LayersTimed,
-    LinkCut,
     Note,
-    Offended,
-    Planned,
-    Reformed,
-    ReplanAbandoned,
     ReplanProposed,
     RoundMerged,
-    Started,
-    StepCommitted,
-    Validated,
 )
 from share_compute.lifecycle.branch_ids import branch_id
 from share_compute.models.factory import dissect
 from share_compute.models.storage.checkpoints import STATE
 from share_compute.planning.branches import BranchPlace, island_topology, neighbours, place_branches
-from share_compute.planning.plan import Plan
 from share_compute.planning.planner import solve
 from share_compute.quantities import listed
 from share_compute.specification import TrainJob
@@ -72,6 +62,7 @@ from share_compute_actors.training.membership.control_requests import ControlReq
 from share_compute_actors.training.preparation import prepare, suspended
 from share_compute_actors.training.rounds.beginning import beginning_facts, initial_shards, own_checkpoint
 from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place
+from share_compute_actors.training.rounds.branch_events import BranchEvents
 from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdate, BranchUpdates
 from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
 from share_compute_actors.training.step_log import StepLog, superseded
@@ -85,7 +76,6 @@ _MOST_UPDATES = 16
 """Number of the newest updates that are kept for branches that are late; later ones begin with the newest weights."""
 _RESTARTED = {ContributorLost.code, LinkLost.code, ShardStoreLost.code, PlanInfeasible.code}
 """Errors after which a branch is started again."""
-_OF_ANY_BRANCH = (Note, LayersTimed, Offended, LinkCut)
 
 
 class Synchronizer:
@@ -120,10 +110,7 @@ class Synchronizer:
         self._branches: list[BranchAttempt] = []
         self._contributions: dict[BranchRun, tuple[BranchReport, float]] = {}
         """Reports of contributions that are not merged yet, each with the time of its arrival in seconds."""
-        self._validations: list[tuple[int, float]] = []
-        self._known_step = assignment.known_step
-        """Last step of the first branch that the control plane knows."""
-        self._has_planned = False
+        self._events = BranchEvents(self._branches, report, assignment.known_step)
         self._forwarded: tuple[Any, frozenset[str]] = (None, frozenset())
         """Latest offer and machines to leave that the branches know."""
 
@@ -155,7 +142,7 @@ class Synchronizer:
         self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), records)
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
-        self._validations = [(step, loss) for step, loss in state["validations"]]
+        self._events.validations = [(step, loss) for step, loss in state["validations"]]
         chosen = {number: place for place in places for number in place.branches}
         for number in range(self._policy.branches):
             place = self._place_with_members(number, chosen[number])
@@ -240,7 +227,7 @@ class Synchronizer:
                 "topology": island_topology(self._topology, branch.place),
                 "folder": folder,
                 "checkpoint": checkpoint,
-                "known_step": self._known_step if number == 0 else 0,
+                "known_step": self._events.known_step if number == 0 else 0,
                 "checkpoint_every_s": None,  # the weights of each version are on the server
                 "branch": BranchAssignment(
                     number=number, version=version, step=step, data=assignment.folder / "data"
@@ -312,7 +299,10 @@ class Synchronizer:
             if isinstance(event, AttemptEnded):
                 branch.has_ended = True
                 return self._on_ended(branch, event)
-            self._pass_on(branch, event)
+            if isinstance(event, ReplanProposed):
+                branch.offer(self._topology, event.step)
+            else:
+                self._events.pass_on(branch, event)
         return None
 
     def _on_ended(self, branch: BranchAttempt, event: AttemptEnded) -> AttemptEnded | None:
@@ -413,11 +403,11 @@ class Synchronizer:
         """Compute a merge and store its record; then all branches that wait get the update."""
         began_s = time.monotonic()
         found = {run: self._contributions[run] for run in record.runs}
-        missing = self._machine.missing(record.runs)
+        missing = () if self._policy.merges_apart else self._machine.missing(record.runs)
         version = record.version
         rounds = min(version, self._machine.rounds_done + 1)
         step = self._policy.steps_after(rounds, self._assignment.spec.training.steps)
-        self._state |= {"step": step, "version": version, "validations": self._validations}
+        self._state |= {"step": step, "version": version, "validations": self._events.validations}
         folders = {run: report.folder for run, (report, _) in found.items()}
         distance = self._aggregator.merge(record, folders, self._state)
         self._step_log.merge(record)
@@ -487,61 +477,7 @@ class Synchronizer:
             self._kill_members(branch)
             self._restart(branch, "it is too late for the updates of the rounds that it missed", moves=False)
 
-    # -- events ------------------------------------------------------------------------------------------------------
-
-    def _pass_on(self, branch: BranchAttempt, event: AttemptEvent) -> None:
-        """Report an event of a branch as an event of the job."""
-        if isinstance(event, Started):
-            branch.has_begun = True
-        if isinstance(event, Planned):
-            branch.plan = event.plan
-            self._report_plan()
-        elif isinstance(event, Reformed):
-            branch.plan = event.plan
-            sentence = f"branch {branch.number}: {event.sentence}"
-            if self._has_planned:
-                self._report(event.model_copy(update={"plan": self._plan, "sentence": sentence}))
-        elif isinstance(event, ReplanProposed):
-            branch.offer(self._topology, event.step)
-        elif isinstance(event, Note) and branch.number:
-            self._report(event.model_copy(update={"message": f"branch {branch.number}: {event.message}"}))
-        elif isinstance(event, _OF_ANY_BRANCH):
-            self._report(event)
-        elif branch.number == 0 and not isinstance(event, ReplanAbandoned):
-            self._report(self._of_all(event))
-
-    def _of_all(self, event: AttemptEvent) -> AttemptEvent:
-        """Return an event of the first branch with the figures of all branches."""
-        if isinstance(event, Validated) and event.split == "validation":
-            self._validations.append((event.step, event.loss))
-        if isinstance(event, StepCommitted):
-            self._known_step = event.step
-            factor = self._policy.branches
-            return event.model_copy(
-                update={
-                    "samples": event.samples * factor,
-                    "tokens": event.tokens * factor,
-                    "tokens_per_s": event.tokens_per_s * factor,
-                }
-            )
-        return event
-
-    def _report_plan(self) -> None:
-        if all(branch.plan is not None for branch in self._branches):
-            self._has_planned = True
-            self._report(Planned(plan=self._plan))
-
-    @property
-    def _plan(self) -> Plan:
-        """The plan of the job: that of the first branch, with the stages of all branches."""
-        first = self._branches[0].plan
-        assert first is not None
-        branches = tuple(branch.branch_plan for branch in self._branches)
-        used = {
-            member.contributor_id for each in branches for stage in each.stages for member in stage.members
-        }
-        idle = tuple(machine for machine in first.idle if machine.contributor_id not in used)
-        return first.model_copy(update={"branches": branches, "idle": idle})
+    # -- the log -----------------------------------------------------------------------------------------------------
 
     def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
         self._report(Note(message=message, level=level))
