@@ -28,7 +28,6 @@ from share_compute.models.export import adapter_description
 from share_compute.models.storage.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
-from share_compute.specification.synchronization import LocalSpec
 from share_compute.training.loss_scale import LossScale, first_loss_scale
 from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.stalled import close_stalled_connections
@@ -191,8 +190,8 @@ class ShardStore:
         order = StepOrder(training.seed, size, training.batch_size, self._spec.data.shuffle)
         if branch is None:
             return order
-        policy = training.synchronization
-        assert isinstance(policy, LocalSpec), "only jobs with local steps have branches"
+        policy = training.rounds
+        assert policy is not None, "the job has no branches"
         return replace(order, branches=policy.branches, branch=branch.number)
 
     def _checkpoint(self) -> Chosen:
@@ -240,8 +239,9 @@ class ShardStore:
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == self._microbatches:
             self._runs = tuple(state["runs"])
+        branch = self._assignment.branch
         self._state = TrainingState(
-            int(state["step"]),
+            int(state["step"]) if branch is None or branch.step is None else branch.step,
             LossScale(**state["loss_scale"]) if "loss_scale" in state else self._state.loss_scale,
             tuple((int(step), float(loss)) for step, loss in state.get("validations", ())),
         )

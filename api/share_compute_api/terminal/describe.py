@@ -149,6 +149,8 @@ def _round(data: dict[str, Any]) -> str:
         f"sent {bytes_text(sent)}, received {bytes_text(merged.update_bytes)} "
         f"of {bytes_text(merged.weight_bytes)}"
     )
+    if merged.consensus_distance is not None:
+        parts.append(f"consensus distance {merged.consensus_distance:.3g}")
     if merged.missing:
         missing = listed([str(number) for number in merged.missing], _MOST_NAMES)
         parts.append(f"[yellow]without branch {missing}[/yellow]")

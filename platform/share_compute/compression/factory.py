@@ -17,7 +17,6 @@ from share_compute.specification.compression import (
     QuantizationSpec,
     TopKSpec,
 )
-from share_compute.specification.synchronization import LocalSpec
 
 _ROW_CODECS: dict[str, RowCodec] = {
     "float32": FloatCodec(),
@@ -62,23 +61,25 @@ def codec_of_round(training: TrainingSpec, round_number: int) -> Codec:
 
 
 def codec_of_update(training: TrainingSpec, version: int) -> Codec:
-    """Return the codec of the update that makes a version, the result of a round with the same number.
+    """Return the codec of the update that makes a version.
 
     An update of top-k contributions may have other places than each of them, so it keeps as many values as all
-    contributions together, up to all.
+    contributions together, up to all. Branches with weights of their own get the result of the job as it is.
     """
+    policy = training.rounds
+    assert policy is not None
+    if policy.keeps_own_weights and version >= policy.rounds(training.steps):
+        return FloatCodec()
     spec = _spec_of_round(training, version)
-    policy = training.synchronization
-    if isinstance(spec, TopKSpec) and isinstance(policy, LocalSpec):
+    if isinstance(spec, TopKSpec) and not policy.merges_apart:
         spec = spec.model_copy(update={"density": min(1.0, spec.density * policy.branches)})
     return codec_of(spec, training.seed)
 
 
 def _spec_of_round(training: TrainingSpec, number: int) -> CompressionSpec:
-    spec, policy = training.compression, training.synchronization
-    is_early = (
-        not isinstance(spec, NoCompressionSpec)
-        and isinstance(policy, LocalSpec)
-        and number * policy.every < spec.from_step
-    )
-    return NoCompressionSpec() if is_early else spec
+    spec, policy = training.compression, training.rounds
+    if isinstance(spec, NoCompressionSpec) or policy is None:
+        return spec
+    # Branches that push one after another to a parameter server make a version each.
+    rounds = number / policy.branches if policy.merges_apart else number
+    return NoCompressionSpec() if rounds * policy.every < spec.from_step else spec

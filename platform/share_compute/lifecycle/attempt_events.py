@@ -22,6 +22,8 @@ class BranchAssignment(StrictModel):
     """Number of the branch, from 0."""
     version: int = Field(ge=0)
     """Number of merges that the weights include with which the attempt begins."""
+    step: int | None = Field(default=None, ge=0)
+    """Number of steps that the branch has taken; None: as many as its checkpoint says."""
     data: Path
     """Folder with the prepared data, which all branches of the job share."""
 
@@ -279,15 +281,20 @@ class RoundMerged(StrictModel):
     round: int
     """Number of the merge, from 1."""
     step: int
-    """Number of steps that a branch takes until this merge, if it is never late."""
+    """Number of steps that each branch has taken, except those that are late."""
     branches: tuple[BranchRound, ...]
     """Branches whose contributions were merged, in the order of the sum."""
     missing: tuple[int, ...] = ()
-    """Branches without a contribution to this round."""
+    """Branches without a contribution to this round; empty if branches push one after another."""
     update_bytes: int = Field(ge=0)
     """Size of the update that each branch receives."""
     weight_bytes: int = Field(ge=0)
     """Size of the trained weights in float32, for comparison."""
+    consensus_distance: float | None = Field(default=None, ge=0)
+    """Root mean square distance of the branches' weights from the merged ones, relative to the latter's norm.
+
+    None if all branches have the merged weights.
+    """
     merge_s: float = Field(ge=0)
     """Time that the merge took."""
 

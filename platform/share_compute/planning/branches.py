@@ -20,7 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from heapq import heapify, heapreplace
+from itertools import product
 
 from share_compute.compression.codec import Codec
 from share_compute.compression.factory import codec_of_round, codec_of_update
@@ -39,7 +41,7 @@ from share_compute.planning.search.partitioning import load_strategy
 from share_compute.planning.search.strategies import AutoPartitioning, is_measured
 from share_compute.planning.search.thorough import proposed, simple
 from share_compute.specification import TrainJob
-from share_compute.specification.synchronization import LocalSpec
+from share_compute.specification.synchronization import BranchesSpec
 from share_compute.specification.training import TrainingSpec
 from share_compute.topology import HEAD, Link, Topology, absurdities
 
@@ -73,7 +75,7 @@ def place_branches(
     Machines without a branch are in no island; `idle_machines` lists them.
 
     Args:
-        job: a job with ``synchronization: {kind: local}``.
+        job: a job with branches.
         topology: the machines that the job may use, the links between them, and their links to the server.
         profile: cost profile of the job's model.
         timings: measured times of layers, which replace estimates.
@@ -125,6 +127,42 @@ def island_topology(topology: Topology, place: BranchPlace) -> Topology:
     return _part(topology, place.machines, len(place.branches))
 
 
+def neighbours(topology: Topology, places: Sequence[BranchPlace]) -> list[tuple[int, int]]:
+    """Return the edges of a graph of the branches whose links are fast; each edge has the smaller number first.
+
+    The graph is a minimum spanning tree by latency, which joins all branches, and an edge from each branch to the
+    nearest other one. Branches of one island are at no distance. Pairs without a measured link are the farthest.
+    """
+    island = {number: place for place in places for number in place.branches}
+    latencies: dict[tuple[str, str], float] = {}
+    for link in topology.links:
+        if not link.is_dead and not any(absurdities(link)):
+            latencies[link.source, link.target] = link.latency_s
+
+    @cache
+    def between(one: tuple[str, ...], other: tuple[str, ...]) -> float:
+        pairs = [*product(one, other), *product(other, one)]
+        return min((latencies[pair] for pair in pairs if pair in latencies), default=math.inf)
+
+    def distance(one: int, other: int) -> float:
+        here, there = island[one], island[other]
+        return 0.0 if here is there else between(here.machines, there.machines)
+
+    numbers = sorted(island)
+    edges = set[tuple[int, int]]()
+    for one in numbers[1:]:
+        nearest = min((distance(one, other), other) for other in numbers if other != one)[1]
+        edges.add((min(one, nearest), max(one, nearest)))
+    joined = dict.fromkeys(numbers[1:], numbers[0])
+    while joined:
+        _, new = min((distance(end, number), number) for number, end in joined.items())
+        edges.add((min(new, joined[new]), max(new, joined.pop(new))))
+        for number, end in joined.items():
+            if distance(new, number) < distance(end, number):
+                joined[number] = new
+    return sorted(edges)
+
+
 def contribution_bytes(training: TrainingSpec, profile: ModelProfile) -> int:
     """Return the approximate bytes of one branch's contribution, as the codec of the last round writes it.
 
@@ -135,8 +173,15 @@ def contribution_bytes(training: TrainingSpec, profile: ModelProfile) -> int:
 
 
 def update_bytes(training: TrainingSpec, profile: ModelProfile) -> int:
-    """Return the approximate bytes of the update after the last round, counted as in `contribution_bytes`."""
-    return _bytes(codec_of_update(training, _last_round(training)), profile)
+    """Return the approximate bytes of updates that a branch receives in a round, counted as in `contribution_bytes`.
+
+    Branches that push one after another to a parameter server may receive an update for the push of each branch.
+    """
+    policy = _rounds(training)
+    versions = policy.branches if policy.merges_apart else 1
+    # Branches with weights of their own receive the result of the last round without compression.
+    last = max(1, _last_round(training) - policy.keeps_own_weights)
+    return versions * _bytes(codec_of_update(training, last * versions), profile)
 
 
 def uncompressed_bytes(profile: ModelProfile) -> int:
@@ -174,11 +219,10 @@ def _slowest_s(links: Sequence[Link], size_bytes: float) -> float:
     return transfer_s(2 * latency_s, min(link.bytes_per_s for link in links), size_bytes)
 
 
-def _rounds(training: TrainingSpec) -> LocalSpec:
-    policy = training.synchronization
-    if policy.kind != "local":
-        raise ValueError(f"a job with synchronization {policy.kind} has no branches")
-    return policy
+def _rounds(training: TrainingSpec) -> BranchesSpec:
+    if training.rounds is None:
+        raise ValueError(f"a job with synchronization {training.synchronization.kind} has no branches")
+    return training.rounds
 
 
 def _last_round(training: TrainingSpec) -> int:

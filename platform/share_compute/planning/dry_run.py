@@ -30,7 +30,6 @@ from share_compute.planning.search.partitioning import strategy_names
 from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.planning.serving.plan import plan_serving
 from share_compute.specification import TrainJob
-from share_compute.specification.synchronization import LocalSpec
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
 
@@ -66,7 +65,7 @@ def dry_run(
     spec = _with_strategy(spec, strategy)
     rounds = None
     try:
-        if isinstance(spec.training.synchronization, LocalSpec):
+        if spec.training.rounds is not None:
             solution, rounds, topology = plan_rounds(spec, topology, profile)
         else:
             solution = solve(spec, topology, profile, 0, {})

@@ -21,7 +21,7 @@ from share_compute.planning.plan import BranchPlan
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.report import BranchIsland, RoundsPrediction
 from share_compute.specification import TrainJob
-from share_compute.specification.synchronization import AllReduceSpec, LocalSpec
+from share_compute.specification.synchronization import AllReduceSpec
 from share_compute.topology import Topology
 
 
@@ -31,7 +31,7 @@ def plan_rounds(
     """Return the solution of the first branch with the plans of all branches, the figures, and its island.
 
     Args:
-        spec: a job with ``synchronization: {kind: local}``.
+        spec: a job with branches.
         topology: the machines, real or hypothetical.
         profile: cost profile of the job's model.
 
@@ -67,8 +67,8 @@ def _predict(
     places: Sequence[BranchPlace],
     steps_s: Sequence[float | None],
 ) -> RoundsPrediction:
-    training, policy = spec.training, spec.training.synchronization
-    assert isinstance(policy, LocalSpec)
+    training, policy = spec.training, spec.training.rounds
+    assert policy is not None
     up, down, plain = (
         contribution_bytes(training, profile),
         update_bytes(training, profile),

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel, known_tag
 
-POLICIES: Final = ("allreduce", "local")
+POLICIES: Final = ("allreduce", "local", "elastic", "gossip", "parameter_server")
 OUTER_OPTIMIZERS: Final = ("sgd", "nesterov", "adam")
 GRAPHS: Final = ("ring", "exponential", "measured", "random_pairs")
 MOST_BRANCHES: Final = 1024
@@ -80,17 +80,51 @@ class BranchesSpec(SpecModel):
 
     branches: int = Field(ge=1, le=MOST_BRANCHES)
     """Number of branches: virtual workers that train apart. It is independent of the number of machines."""
+    every: int = Field(default=10, ge=1, le=2**31 - 1, title="Steps in a round")
+    """Steps that each branch takes in a round."""
+    inner_state: Literal["keep", "reset"] = "keep"
+    """Keep the state of each branch's optimizer from round to round, or reset it at the start of each round."""
+
+    def rounds(self, steps: int) -> int:
+        """Return the number of rounds in which each branch takes ``steps`` steps; the last round may be shorter."""
+        return -(-steps // self.every)
+
+    def ends_round(self, step: int, steps: int) -> bool:
+        """Return whether a round ends after a step of a branch that takes ``steps`` steps."""
+        return step % self.every == 0 or step == steps
+
+    def steps_after(self, rounds: int, steps: int) -> int:
+        """Return the number of steps of a branch after some rounds, if it takes ``steps`` steps in all."""
+        return min(rounds * self.every, steps)
+
+    @property
+    def needed(self) -> int:
+        """Number of branches without which a round cannot end."""
+        return self.branches
+
+    @property
+    def patience_s(self) -> float:
+        """Time that a round waits for the other branches when those that it needs are there, in seconds."""
+        return 0.0
+
+    @property
+    def keeps_own_weights(self) -> bool:
+        """Whether each branch continues with weights of its own after a merge, instead of common weights."""
+        return False
+
+    @property
+    def merges_apart(self) -> bool:
+        """Whether each contribution is merged as soon as it arrives, instead of with those of other branches."""
+        return False
 
 
 class RoundsSpec(BranchesSpec):
-    """Common options of policies that merge the branches of a round in one place."""
+    """Common options of policies that merge all branches of a round together."""
 
     quorum: int | None = Field(default=None, ge=1)
     """Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round."""
     grace_s: float = Field(default=60.0, ge=0, le=86_400, title="Grace period (s)")
     """Seconds that a round waits for the other branches when it has a quorum."""
-    late: Literal["merge", "drop"] = "merge"
-    """Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it."""
 
     @model_validator(mode="after")
     def _quorum_can_be_reached(self) -> Self:
@@ -102,6 +136,11 @@ class RoundsSpec(BranchesSpec):
     def needed(self) -> int:
         """Number of branches without which a round cannot end."""
         return self.branches if self.quorum is None else self.quorum
+
+    @property
+    def patience_s(self) -> float:
+        """Time that a round waits for the other branches when those that it needs are there, in seconds."""
+        return self.grace_s
 
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
@@ -125,16 +164,8 @@ class LocalSpec(RoundsSpec):
     """Steps that each branch takes in a round."""
     outer: OuterSpec = OuterSgdSpec()
     """Optimizer that adds the branches' mean change to the weights."""
-    inner_state: Literal["keep", "reset"] = "keep"
-    """Keep the state of each branch's optimizer from round to round, or reset it at the start of each round."""
-
-    def rounds(self, steps: int) -> int:
-        """Return the number of rounds in which each branch takes ``steps`` steps; the last round may be shorter."""
-        return -(-steps // self.every)
-
-    def ends_round(self, step: int, steps: int) -> bool:
-        """Return whether a round ends after a step of a branch that takes ``steps`` steps."""
-        return step % self.every == 0 or step == steps
+    late: Literal["merge", "drop"] = "merge"
+    """Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,8 +179,6 @@ class ElasticSpec(RoundsSpec):
 
     kind: Literal["elastic"] = "elastic"
     """Name of the policy."""
-    every: int = Field(default=10, ge=1, le=2**31 - 1, title="Steps in a round")
-    """Steps that each branch takes in a round."""
     rate: float = Field(default=0.1, gt=0, le=1)
     """Fraction of the difference to the centre by which a branch and the centre move; times branches at most 1."""
 
@@ -162,8 +191,13 @@ class ElasticSpec(RoundsSpec):
             )
         return self
 
+    @property
+    def keeps_own_weights(self) -> bool:
+        """Whether each branch continues with weights of its own after a merge, instead of common weights."""
+        return True
 
-class GossipSpec(BranchesSpec):
+
+class GossipSpec(RoundsSpec):
     """Let each branch keep its own weights, and average them with its neighbours' weights after some steps."""
 
     kind: Literal["gossip"] = "gossip"
@@ -172,25 +206,39 @@ class GossipSpec(BranchesSpec):
     """Number of branches: virtual workers that train apart. It is independent of the number of machines."""
     graph: Graph = "exponential"
     """Neighbours of a branch: ring, exponential (distances 1, 2, 4, ...), measured, or random_pairs (NoLoCo)."""
-    every: int = Field(default=10, ge=1, le=2**31 - 1, title="Steps in a round")
-    """Steps that each branch takes in a round."""
-    grace_s: float = Field(default=60.0, ge=0, le=86_400, title="Grace period (s)")
-    """Seconds that a branch waits for its neighbours; then it continues without those that are not ready."""
+
+    @property
+    def keeps_own_weights(self) -> bool:
+        """Whether each branch continues with weights of its own after a merge, instead of common weights."""
+        return True
 
 
 class ParameterServerSpec(BranchesSpec):
-    """Let servers hold the weights; branches read them, and push updates without waiting for all others."""
+    """Let the server hold the weights; branches push their changes to it, and continue with its newest weights."""
 
     kind: Literal["parameter_server"] = "parameter_server"
     """Name of the policy."""
-    servers: int = Field(default=1, ge=1, le=MOST_BRANCHES)
-    """Number of ranges into which the weights are divided among servers."""
+    every: int = Field(default=1, ge=1, le=2**31 - 1, title="Steps in a round")
+    """Steps that each branch takes before it pushes their change."""
     staleness: Annotated[int, Field(ge=0, le=2**31 - 1)] | Literal["unbounded"] = 0
-    """Updates that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous."""
+    """Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous."""
+
+    @property
+    def needed(self) -> int:
+        """Number of branches without which a round cannot end."""
+        return 1 if self.merges_apart else self.branches
+
+    @property
+    def merges_apart(self) -> bool:
+        """Whether each contribution is merged as soon as it arrives, instead of with those of other branches."""
+        return self.staleness != 0
 
 
 SynchronizationSpec = Annotated[
-    Annotated[AllReduceSpec | LocalSpec, Field(discriminator="kind")],
+    Annotated[
+        AllReduceSpec | LocalSpec | ElasticSpec | GossipSpec | ParameterServerSpec,
+        Field(discriminator="kind"),
+    ],
     known_tag("kind", POLICIES, "synchronization"),
 ]
 """A policy that jobs can use, with its options; the field ``kind`` says which one."""

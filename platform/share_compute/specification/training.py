@@ -13,7 +13,7 @@ from share_compute.specification.compression import (
     NoCompressionSpec,
 )
 from share_compute.specification.optimization import GradientFusionSpec, OptimizerSpec, ScheduleSpec
-from share_compute.specification.synchronization import AllReduceSpec, LocalSpec, SynchronizationSpec
+from share_compute.specification.synchronization import AllReduceSpec, BranchesSpec, SynchronizationSpec
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DEFAULT_LR_END = 1e-7
@@ -68,9 +68,9 @@ class TrainingSpec(SpecModel):
     """Steps and options of training."""
 
     steps: int = Field(default=100, ge=1, le=2**31 - 1)
-    """Number of optimizer updates; with ``synchronization: local``, of each branch."""
+    """Number of optimizer updates; with branches, of each branch."""
     batch_size: int = Field(default=16, ge=1, le=2**20)
-    """Samples in one step, over all machines; with ``synchronization: local``, in one step of each branch."""
+    """Samples in one step, over all machines; with branches, in one step of each branch."""
     microbatches: int | None = Field(default=None, ge=1, le=2**20)
     """Number of microbatches per batch; default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)
@@ -145,10 +145,10 @@ class TrainingSpec(SpecModel):
 
     @model_validator(mode="after")
     def _rounds_fit(self) -> Self:
-        policy = self.synchronization
-        if not isinstance(policy, LocalSpec):
+        policy = self.rounds
+        if policy is None:
             if self.compression.name != "none":
-                raise ValueError("compression needs synchronization: {kind: local}")
+                raise ValueError("compression needs a synchronization with branches, such as {kind: local}")
             return self
         if policy.every > self.steps:
             raise ValueError(
@@ -163,9 +163,14 @@ class TrainingSpec(SpecModel):
             if steps is not None and steps % policy.every:
                 raise ValueError(
                     f"{name} {steps} is not a multiple of synchronization.every {policy.every}: "
-                    "branches have the same weights only after a round"
+                    "branches are merged only after a round"
                 )
         return self
+
+    @property
+    def rounds(self) -> BranchesSpec | None:
+        """The policy by which branches merge; None if the job has no branches."""
+        return self.synchronization if isinstance(self.synchronization, BranchesSpec) else None
 
     @property
     def microbatch_size(self) -> int:
@@ -181,7 +186,7 @@ class TrainingSpec(SpecModel):
     @property
     def branch_tensors(self) -> int:
         """Number of tensors that a branch keeps for each trained parameter, of the same size; 0 without branches."""
-        if not isinstance(self.synchronization, LocalSpec):
+        if self.rounds is None:
             return 0
         codec = self.compression
         has_residual = isinstance(codec, LossyCompressionSpec) and codec.error_feedback is not None

@@ -2,8 +2,7 @@
 
 The aggregator's folder contains:
 
-- ``versions/STEP``: the weights after a merge, in the format of a checkpoint without optimizer state. ``STEP`` is the
-  number of steps that each branch takes until then.
+- ``versions/VERSION``: the weights after a merge, in the format of a checkpoint without optimizer state.
 - ``outer/VERSION``: state of the outer optimizer, and of the codec of updates.
 - ``updates/VERSION``: the encoded change of the weights from one version to the next.
 
@@ -17,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,28 +23,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from share_compute.compression.codec import Codec
 from share_compute.compression.factory import codec_of_round, codec_of_update
-from share_compute.errors import UserError, VerificationFailed
+from share_compute.errors import UserError
 from share_compute.models.numbers import is_finite
 from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.models.storage.checkpoints import STATE
 from share_compute.models.storage.checksums import damage
-from share_compute.models.storage.slots import parameter_of, slot_name
-from share_compute.models.storage.weights import FolderWriter, WeightFolder, finished_folders, stream_file
+from share_compute.models.storage.slots import slot_name
+from share_compute.models.storage.weights import WeightFolder, finished_folders
 from share_compute.specification import TrainingSpec
-from share_compute.specification.synchronization import LocalSpec
-from share_compute.synchronization.merging import apply_merge, outer_state
-from share_compute.synchronization.records import BranchRun, MergeRecord
+from share_compute.specification.synchronization import LocalSpec, OuterSgdSpec, OuterSpec
+from share_compute.synchronization.merge_files import damaged, decoded, opened, read_slots, write, writer_of
+from share_compute.synchronization.merging import Tensors, apply_merge, outer_state
+from share_compute.synchronization.records import Branch, BranchRun, MergeRecord
 
 _GROUPS = "groups.json"
 """File with the names of the trained parameters of each shard, in the folder of version 0."""
 _CODEC = "codec."
 """Prefix of the codec's state among the slots of a parameter."""
 _VERSIONS_KEPT = 2
+_DIGITS = 8
+"""Digits of a version in the name of its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +66,35 @@ class Aggregator:
     """
 
     def __init__(self, folder: Path, training: TrainingSpec) -> None:
-        assert isinstance(training.synchronization, LocalSpec)
+        assert training.rounds is not None
         self._folder = folder
         self._training = training
-        self._policy = training.synchronization
+        self._policy = training.rounds
 
     def version_folder(self, version: int) -> Path:
         """Return the path of the weights after a merge; version 0 is the initial weights."""
-        return self._folder / "versions" / f"step-{self.step_of(version):08}"
+        return self._folder / "versions" / f"{version:08}"
 
-    def update_folder(self, version: int) -> Path:
-        """Return the path of the encoded change from the version before to this version."""
+    def update_folder(self, version: int, branch: Branch) -> Path:  # noqa: ARG002 - all branches get the same update
+        """Return the path of the encoded change of a branch's weights by the merge that makes a version."""
         return self._folder / "updates" / f"{version:08}"
+
+    def beginning(self, version: int, branch: Branch) -> tuple[Path, int]:  # noqa: ARG002
+        """Return the folder of the weights with which a branch begins, and the last merge that they include.
+
+        Args:
+            version: the newest version.
+            branch: the branch.
+        """
+        return self.version_folder(version), version
+
+    def follows(self, base: int, version: int, branch: Branch) -> bool:
+        """Return whether all updates are there that lead a branch from weights of one version to another."""
+        versions = range(base + 1, version + 1)
+        return all(self.update_folder(each, branch).is_dir() for each in versions)
 
     def _outer_folder(self, version: int) -> Path:
         return self._folder / "outer" / f"{version:08}"
-
-    def step_of(self, version: int) -> int:
-        """Return the number of steps that a branch takes until a version, if it is never late."""
-        return min(version * self._policy.every, self._training.steps)
 
     @property
     def weight_bytes(self) -> int:
@@ -95,10 +104,13 @@ class Aggregator:
     def newest_whole(self, version: int) -> int | None:
         """Return the newest version up to this one whose files are whole; None if there is none."""
         for each in range(version, -1, -1):
-            folders = (self.version_folder(each), self._outer_folder(each))
-            if all(folder.is_dir() and damage(folder) is None for folder in folders):
+            if all(folder.is_dir() and damage(folder) is None for folder in self._needed(each)):
                 return each
         return None
+
+    def _needed(self, version: int) -> Iterable[Path]:
+        """Return the folders from which the job can continue after a merge."""
+        return self.version_folder(version), self._outer_folder(version)
 
     def begin(self, shards: Iterable[InitialShard], facts: Mapping[str, Any]) -> None:
         """Write version 0.
@@ -112,7 +124,7 @@ class Aggregator:
         """
         with ExitStack() as stack:
             weights, outer = (
-                _writer(stack, folder) for folder in (self.version_folder(0), self._outer_folder(0))
+                writer_of(stack, folder) for folder in (self.version_folder(0), self._outer_folder(0))
             )
             known: set[str] = set()
             groups: list[list[str]] = []
@@ -122,9 +134,9 @@ class Aggregator:
                 frozen = {name: value for name, value in shard.frozen.items() if name not in known}
                 known |= trained.keys() | frozen.keys()
                 groups.append(sorted(trained))
-                _write(weights, _part(number), trained)
-                _write(weights, f"model-frozen-{number:04}.safetensors", frozen)
-                _write(outer, _part(number), outer_state(self._policy.outer, trained))
+                write(weights, _part(number), trained)
+                write(weights, f"model-frozen-{number:04}.safetensors", frozen)
+                write(outer, _part(number), outer_state(self._outer, trained))
             weights.write_json(STATE, facts)
             weights.write_json(_GROUPS, groups)
             outer.finish()
@@ -141,21 +153,22 @@ class Aggregator:
             VerificationFailed: the contribution has other parameters than the model, wrong sizes, or numbers that are
                 not finite.
         """
-        found = _opened(folder, run)
+        found = opened(folder, run)
         if odd := sorted(self._shapes.keys() ^ set(found.names())):
-            raise _damaged(run, f"only one of it and the model has {odd[0]}")
+            raise damaged(run, f"only one of it and the model has {odd[0]}")
         codec = codec_of_round(self._training, run.round)
         for name, shape in self._shapes.items():
-            if not is_finite(_decoded(codec, found, name, shape, run)):
-                raise _damaged(run, f"{name} is not finite")
+            if not is_finite(decoded(codec, found, name, shape, run)):
+                raise damaged(run, f"{name} is not finite")
         return found.digest()
 
     def merge(
         self, record: MergeRecord, contributions: Mapping[BranchRun, Path], facts: Mapping[str, Any]
-    ) -> None:
+    ) -> float | None:
         """Compute and write the version that a record makes, and its update.
 
-        Repeating a merge writes the same bits again.
+        Repeating a merge writes the same bits again. Return the consensus distance if branches keep weights of their
+        own: the root of the mean square of their distances from the merged weights, relative to the latter's norm.
 
         Args:
             record: record of the merge.
@@ -167,38 +180,59 @@ class Aggregator:
             UserError: the weights are not finite after the merge, or cannot be encoded.
             VerificationFailed: a contribution is damaged.
         """
-        before = WeightFolder(self.version_folder(record.version - 1))
-        slots = _slots(self._outer_folder(record.version - 1))
-        opened = [(run, _opened(contributions[run], run)) for run in record.runs]
+        found = {run: opened(contributions[run], run) for run in record.runs}
+        frozen = sorted(self.version_folder(record.version - 1).glob("model-frozen-*.safetensors"))
+        whole, others = self._outputs(record)
         with ExitStack() as stack:
-            weights, outer, update = (
-                _writer(stack, folder)
-                for folder in (
-                    self.version_folder(record.version),
-                    self._outer_folder(record.version),
-                    self.update_folder(record.version),
-                )
-            )
+            writers = {folder: writer_of(stack, folder) for folder in (*others, *whole)}
+            merge_group = self._group_merger(record, found)
             for number, names in enumerate(self._groups):
-                old = {name: before.read(name) for name in names}
-                changes = {run: self._changes(found, old, run) for run, found in opened}
-                state = {slot: tensor for name in names for slot, tensor in slots(name).items()}
-                wanted, following = apply_merge(record, changes, self._policy.outer, old, state)
-                new, payloads, errors = self._encoded(record.version, old, wanted, state)
-                _write(weights, _part(number), new)
-                _write(outer, _part(number), {**following, **errors})
-                _write(update, _part(number), payloads)
-            weights.link(sorted(before.folder.glob("model-frozen-*.safetensors")))
-            weights.write_json(STATE, facts)
-            update.finish()
-            outer.finish()
-            weights.finish()
+                for folder, tensors in merge_group(names).items():
+                    write(writers[folder], _part(number), tensors)
+            for folder in whole:
+                writers[folder].link(frozen)
+                writers[folder].write_json(STATE, facts)
+            for writer in writers.values():
+                writer.finish()
+        return self._distance
+
+    def _outputs(self, record: MergeRecord) -> tuple[list[Path], list[Path]]:
+        """Return the checkpoints that a merge writes, the version last, and the other folders that it writes."""
+        version = record.version
+        return [self.version_folder(version)], [self.update_folder(version, 0), self._outer_folder(version)]
+
+    def _group_merger(
+        self, record: MergeRecord, found: Mapping[BranchRun, WeightFolder]
+    ) -> Callable[[Sequence[str]], dict[Path, Tensors]]:
+        """Return a function that merges some parameters, and returns the tensors for each folder of `_outputs`."""
+        version = record.version
+        before = WeightFolder(self.version_folder(version - 1))
+        slots = read_slots(self._outer_folder(version - 1))
+
+        def merge_group(names: Sequence[str]) -> dict[Path, Tensors]:
+            old = {name: before.read(name) for name in names}
+            changes = {run: self._changes(folder, old, run) for run, folder in found.items()}
+            state = {slot: tensor for name in names for slot, tensor in slots(name).items()}
+            wanted, following = apply_merge(record, changes, self._outer, old, state)
+            new, payloads, errors = self._encoded(version, old, wanted, state, _CODEC)
+            return {
+                self.version_folder(version): new,
+                self._outer_folder(version): {**following, **errors},
+                self.update_folder(version, 0): payloads,
+            }
+
+        return merge_group
+
+    @property
+    def _distance(self) -> float | None:
+        """Consensus distance after the last merge; None if all branches have the same weights."""
+        return None
 
     def _changes(
         self, folder: WeightFolder, weights: Mapping[str, Tensor], run: BranchRun
     ) -> dict[str, Tensor]:
         codec = codec_of_round(self._training, run.round)
-        return {name: _decoded(codec, folder, name, value.shape, run) for name, value in weights.items()}
+        return {name: decoded(codec, folder, name, value.shape, run) for name, value in weights.items()}
 
     def _encoded(
         self,
@@ -206,14 +240,23 @@ class Aggregator:
         old: Mapping[str, Tensor],
         wanted: Mapping[str, Tensor],
         state: Mapping[str, Tensor],
+        codec_slot: str,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the weights that everybody gets, the payloads of the update, and the next state of its codec."""
+        """Return the weights after an update, the payloads of the update, and the next state of its codec.
+
+        Args:
+            version: version that the update makes.
+            old: weights before the update.
+            wanted: weights that the update should make.
+            state: slots of the parameters.
+            codec_slot: first part of the names of the codec's slots.
+        """
         codec = codec_of_update(self._training, version)
         new: dict[str, Tensor] = {}
         payloads: dict[str, Tensor] = {}
         following: dict[str, Tensor] = {}
         for name, value in old.items():
-            prefix = slot_name(name, _CODEC)
+            prefix = slot_name(name, codec_slot)
             known = {
                 slot.removeprefix(prefix): tensor for slot, tensor in state.items() if slot.startswith(prefix)
             }
@@ -225,7 +268,7 @@ class Aggregator:
             if not is_finite(new[name]):
                 raise UserError(
                     f"{name} is not finite after round {version}",
-                    hint="lower training.synchronization.outer.learning_rate, or optimizer.learning_rate",
+                    hint="lower training.optimizer.learning_rate, or the learning rate of the outer optimizer",
                 )
         return new, payloads, following
 
@@ -239,16 +282,20 @@ class Aggregator:
         """
         # Names and shapes of parameters are read from version 0.
         kept = {0, *loading, *range(version - _VERSIONS_KEPT + 1, version + 1)}
-        names = {self.version_folder(each).name for each in kept}
-        for folder in finished_folders(self._folder / "versions"):
-            if folder.name not in names:
+        self._remove(self._folder / "versions", lambda each: each not in kept)
+        self._remove(self._folder / "outer", lambda each: each <= version - _VERSIONS_KEPT)
+        self._remove(self._folder / "updates", lambda each: each <= oldest_base)
+
+    @staticmethod
+    def _remove(parent: Path, is_old: Callable[[int], bool]) -> None:
+        """Remove the folders in ``parent`` of old versions; their names begin with the version."""
+        for folder in finished_folders(parent):
+            if is_old(int(folder.name[:_DIGITS])):
                 shutil.rmtree(folder, ignore_errors=True)
-        for folder in finished_folders(self._folder / "outer"):
-            if int(folder.name) <= version - _VERSIONS_KEPT:
-                shutil.rmtree(folder, ignore_errors=True)
-        for folder in finished_folders(self._folder / "updates"):
-            if int(folder.name) <= oldest_base:
-                shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _outer(self) -> OuterSpec:
+        return self._policy.outer if isinstance(self._policy, LocalSpec) else OuterSgdSpec()
 
     @cached_property
     def _groups(self) -> list[list[str]]:
@@ -270,50 +317,3 @@ def payload_bytes(folder: Path) -> int:
 
 def _part(number: int) -> str:
     return f"model-0000-{number:04}.part"
-
-
-def _writer(stack: ExitStack, folder: Path) -> FolderWriter:
-    """Return a writer whose incomplete folder is removed at the end of the stack."""
-    writer = FolderWriter(folder)
-    stack.callback(writer.discard)
-    return writer
-
-
-def _write(writer: FolderWriter, file: str, tensors: Mapping[str, Tensor]) -> None:
-    if tensors:
-        for content in stream_file({name: tensors[name] for name in sorted(tensors)}):
-            writer.write(file, content)
-
-
-def _slots(folder: Path) -> Callable[[str], dict[str, Tensor]]:
-    """Return a function that reads the state of a parameter, by slot's name; empty if it has none."""
-    if not any(folder.glob("model*.safetensors")):
-        return lambda _name: {}
-    found, names = WeightFolder(folder), defaultdict[str, list[str]](list)
-    for slot in found.names():
-        names[parameter_of(slot)].append(slot)
-    return lambda name: {slot: found.read(slot) for slot in names[name]}
-
-
-def _opened(folder: Path, run: BranchRun) -> WeightFolder:
-    try:
-        return WeightFolder(folder)
-    except UserError as failure:
-        raise _damaged(run, failure.message) from failure
-
-
-def _decoded(codec: Codec, folder: WeightFolder, name: str, shape: Sequence[int], run: BranchRun) -> Tensor:
-    try:
-        payload = folder.read(name)
-        if payload.dtype is not torch.uint8 or payload.numel() != codec.num_bytes(shape):
-            raise _damaged(run, f"{name} is {payload.dtype} {list(payload.shape)}")
-        return codec.decode(payload, shape)
-    except (UserError, VerificationFailed) as failure:
-        raise _damaged(run, failure.message) from failure
-
-
-def _damaged(run: BranchRun, what: str) -> VerificationFailed:
-    return VerificationFailed(
-        f"the contribution of branch {run.branch} to round {run.round} is damaged: {what}",
-        hint="no action needed: the branch is run again",
-    )

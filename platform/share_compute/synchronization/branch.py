@@ -51,7 +51,8 @@ class BranchState:
 
     A round turns ``base`` into the weights by training. The contribution of the branch is ``weights - base``, encoded.
     The update of the merge is the decoded change of the common weights. All branches add the same update to the same
-    base, so they begin the next round with the same bits.
+    base, so they begin the next round with the same bits. In policies in which branches keep weights of their own, the
+    update is the change of the branch's weights beside its contribution.
 
     Each parameter has its own version, because a shard may be loaded from several members, some of which have merged.
 
@@ -106,22 +107,31 @@ class BranchState:
         """Drop the codec's next state; call this whenever training changes the weights."""
         self._following.clear()
 
-    def update_bytes(self, version: int) -> dict[str, int]:
+    def update_bytes(self, version: int, before: int) -> dict[str, int]:
         """Return the size of the payload of each parameter that lacks the update to a version.
+
+        Args:
+            version: version that the update makes.
+            before: version of the weights to which the update is added.
 
         Raises:
             VerificationFailed: an update before this one is missing.
         """
         codec = codec_of_update(self._training, version)
-        return {name: codec.num_bytes(self._parameters[name].shape) for name in self._before(version)}
+        lacking = self._lacking(version, before)
+        return {name: codec.num_bytes(self._parameters[name].shape) for name in lacking}
 
-    def merge(self, version: int, payloads: Mapping[str, Tensor], *, closes_round: bool) -> tuple[str, ...]:
+    def merge(
+        self, version: int, before: int, payloads: Mapping[str, Tensor], *, closes_round: bool
+    ) -> tuple[str, ...]:
         """Add an update to the base, and replace the weights with the result.
 
-        Parameters that include the update already stay as they are, so a repeated merge changes nothing.
+        If the branch keeps weights of its own, its decoded contribution is added first. Parameters that include the
+        update already stay as they are, so a repeated merge changes nothing.
 
         Args:
             version: version that the update makes.
+            before: version of the weights to which the update is added.
             payloads: encoded update of each parameter, by stored name; others are ignored.
             closes_round: whether the update ends the open round of this branch. If so, the codec's next state takes
                 effect. A branch that is late then applies later updates, which do not end a round.
@@ -134,7 +144,7 @@ class BranchState:
             VerificationFailed: an update before this one is missing, or a payload is missing or damaged. Parameters
                 before the damaged one include the update then.
         """
-        sizes = self.update_bytes(version)
+        sizes = self.update_bytes(version, before)
         for name, size in sizes.items():
             if name not in payloads:
                 raise VerificationFailed(
@@ -143,11 +153,18 @@ class BranchState:
                 )
             require_length(payloads[name], size)
         codec = codec_of_update(self._training, version)
+        policy = self._training.rounds
+        assert policy is not None
         for name in sizes:
             weight, kept = self._parameters[name], self._kept[name]
             change = codec.decode(payloads[name], weight.shape)
             following = self._following.pop(name, None)
-            if closes_round:
+            if policy.keeps_own_weights:
+                contribution, following = self._encoded(name)
+                round_codec = codec_of_round(self._training, kept.version + 1)
+                kept.base.add_(round_codec.decode(contribution, weight.shape))
+                kept.state = following
+            elif closes_round:
                 # The state follows from the weights that the merge is about to replace.
                 kept.state = self._encoded(name)[1] if following is None else following
             kept.base.add_(change)
@@ -187,14 +204,14 @@ class BranchState:
             if not name.endswith(f"{_MARK}{_VERSION}"):
                 own[name].copy_(tensors[name])
 
-    def _before(self, version: int) -> tuple[str, ...]:
+    def _lacking(self, version: int, before: int) -> tuple[str, ...]:
         """Return the names of the parameters that lack exactly the last update of a version."""
         behind = tuple(name for name, kept in self._kept.items() if kept.version < version)
         for name in behind:
-            if self._kept[name].version != version - 1:
+            if self._kept[name].version != before:
                 raise VerificationFailed(
-                    f"{name} is of version {self._kept[name].version}, so the update to version {version} cannot be "
-                    f"applied: updates between them are missing",
+                    f"{name} is of version {self._kept[name].version}, so the update from version {before} to "
+                    f"{version} cannot be applied: updates between them are missing",
                     hint="no action needed if the job continues: the branch begins again with common weights",
                 )
         return behind

@@ -118,13 +118,13 @@ def apply_merge(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the weights and the outer optimizer's state of the version that a record makes.
 
-    Elastic averaging and parameter servers that receive updates have the outer optimizer sgd with learning rate 1.
+    Elastic averaging and parameter servers have the outer optimizer sgd with learning rate 1.
 
     Args:
         record: the merge record.
         contributions: tensors of the runs in the record; others are ignored.
         outer: the outer optimizer.
-        weights: weights of the version before; for a parameter server, of one range.
+        weights: weights of the version before.
         state: state of the outer optimizer.
 
     Raises:
@@ -143,32 +143,25 @@ def apply_merge(
     return outer_step(outer, weights, change, state)
 
 
-def mix(own: Tensors, record: MergeRecord, others: Mapping[BranchRun, Tensors]) -> dict[str, Tensor]:
-    """Return the weights of a branch after averaging with neighbours: x + sum of c_j (x_j - x).
+def mix(own: Tensors, neighbours: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Return the weights of a branch after averaging with neighbours: x + sum of w_j (x_j - x).
 
-    The mean of all branches stays the same if each edge is used in both directions with the same coefficient.
+    The mean of all branches stays the same if each edge is used in both directions with the same weight.
 
     Source: Xiao and Boyd 2004, doi 10.1016/j.sysconle.2004.02.022.
 
     Args:
         own: weights of the branch.
-        record: record of the merge; without terms nothing changes.
-        others: weights of the neighbours.
-
-    Raises:
-        VerificationFailed: a neighbour's weights are missing or do not fit.
+        neighbours: weights of the neighbours; without any, nothing changes.
+        weights: weight of each neighbour.
     """
-    if not record.terms:
+    if not neighbours:
         return dict(own)
-    changes = {}
-    for run in record.runs:
-        if run in others:
-            require_fitting(others[run], own, run)
-            changes[run] = difference(others[run], own)
-    return apply_merge(record, changes, OuterSgdSpec(), own, {})[0]
+    change = combine([difference(each, own) for each in neighbours], weights)
+    return {name: value + change[name] for name, value in own.items()}
 
 
-def elastic_pull(weights: Tensors, contribution: Tensors, coefficient: float) -> dict[str, Tensor]:
+def elastic_pull(weights: Tensors, centre: Tensors, coefficient: float) -> dict[str, Tensor]:
     """Return the weights of a branch after elastic averaging: x - coefficient * (x - centre).
 
     The centre moves by the same amount in the other direction when the same record is applied to it (EASGD, arXiv
@@ -176,10 +169,15 @@ def elastic_pull(weights: Tensors, contribution: Tensors, coefficient: float) ->
 
     Args:
         weights: weights of the branch, x.
-        contribution: the contribution that was merged, x - centre.
+        centre: the centre before the merge.
         coefficient: coefficient of the contribution in the record; the rate, if it was not late.
     """
-    return {name: value - contribution[name] * coefficient for name, value in weights.items()}
+    return {name: value - (value - centre[name]) * coefficient for name, value in weights.items()}
+
+
+def mean(weights: Sequence[Tensors]) -> dict[str, Tensor]:
+    """Return the mean of weights that all have the same names and shapes."""
+    return combine(weights, [1.0 / len(weights)] * len(weights))
 
 
 def require_fitting(contribution: Tensors, weights: Tensors, run: BranchRun) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+from share_compute.specification.synchronization import BranchesSpec, ElasticSpec
 
 Branch: TypeAlias = int
 
@@ -41,7 +43,7 @@ class MergeRecord:
     """Entry of the durable log: which contributions are merged, in which order, with which factors."""
 
     version: int
-    """Version that the merge makes; in gossip, of the weights of one branch."""
+    """Version that the merge makes."""
     terms: tuple[MergeTerm, ...]
 
     @property
@@ -58,18 +60,27 @@ def age_scale(age: int) -> float:
     return 1.0 / (1.0 + age)
 
 
-def mean_coefficients(contributions: Iterable[Contribution], version: int) -> list[float]:
-    """Return the factors of a weighted mean, in the given order.
+def coefficients(
+    policy: BranchesSpec, contributions: Sequence[Contribution], version: int
+) -> Sequence[float]:
+    """Return the factors of contributions in a merge, in the given order.
+
+    - If branches merge together, the factors are those of a weighted mean. In gossip nothing depends on them.
+    - In elastic averaging (EASGD), they are the fractions of their differences by which branches pull the centre.
+    - Branches that push one after another to a parameter server each add an equal part of their change. A round of all
+      branches then moves the weights as far as one merge of them would.
 
     Args:
+        policy: options of the policy.
         contributions: contributions of one merge.
-        version: version that the merge makes; earlier rounds are scaled by their age.
+        version: version that the merge makes. Contributions to earlier rounds are scaled by their age, except those to
+            a parameter server, whose branches are behind as a matter of course.
     """
-    weights = [each.weight * age_scale(version - each.run.round) for each in contributions]
+    ages = [age_scale(version - each.run.round) for each in contributions]
+    if isinstance(policy, ElasticSpec):
+        return [policy.rate * age for age in ages]
+    if policy.merges_apart:
+        return [1.0 / policy.branches] * len(contributions)
+    weights = [each.weight * age for each, age in zip(contributions, ages, strict=True)]
     total = sum(weights)
     return [weight / total for weight in weights]
-
-
-def elastic_coefficients(contributions: Iterable[Contribution], version: int, rate: float) -> list[float]:
-    """Return the fractions of their differences by which branches pull the centre (EASGD), in the given order."""
-    return [rate * age_scale(version - each.run.round) for each in contributions]

@@ -4,25 +4,30 @@ A merge depends on its record alone: not on the machines that ran the branches, 
 
 - If the quorum is all branches, each record has all of them, so losses of machines do not change the weights.
 - With a smaller quorum, the grace period begins when the quorum is there. Branches that are missing when it ends are
-  late: their contributions go into the next merge, scaled by their age, or are dropped.
+  late. Local steps merge their contributions in the next merge, scaled by their age, or drop them. In elastic averaging
+  and gossip, a late contribution counts as the one to the open round.
+- To a parameter server with staleness, each contribution is merged as soon as it arrives. A branch that is too far
+  ahead of the slowest one waits before it continues.
 
 Sources: local SGD (Stich 2018, arXiv 1805.09767); DiLoCo (Douillard et al. 2023, arXiv 2311.08105); SparseLoCo (Sarfi
-et al. 2025, arXiv 2508.15706); quorum and grace period as in Decoupled DiLoCo (arXiv 2604.21428).
+et al. 2025, arXiv 2508.15706); quorum and grace period as in Decoupled DiLoCo (arXiv 2604.21428); bounded staleness (Ho
+et al. 2013, NeurIPS).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from share_compute.specification.synchronization import LocalSpec
+from share_compute.specification.synchronization import BranchesSpec, LocalSpec, ParameterServerSpec
 from share_compute.synchronization.records import (
     BranchRun,
     Contribution,
     MergeRecord,
     MergeTerm,
-    mean_coefficients,
+    coefficients,
 )
 
 
@@ -73,20 +78,22 @@ class RoundsMachine:
     """Decides on the merges of one job.
 
     Args:
-        spec: options of the policy.
+        policy: options of the policy.
         rounds: number of rounds of the job.
-        version: number of merges that are recorded.
-        merged: runs whose contributions earlier merges contain.
+        records: records of the merges so far, in order.
     """
 
-    def __init__(
-        self, spec: LocalSpec, rounds: int, version: int = 0, merged: Iterable[BranchRun] = ()
-    ) -> None:
-        self._spec = spec
+    def __init__(self, policy: BranchesSpec, rounds: int, records: Iterable[MergeRecord] = ()) -> None:
+        self._policy = policy
         self._rounds = rounds
-        self.version = version
+        self.version = 0
         """Number of merges that are recorded."""
-        self._merged = set(merged)
+        self._merged: dict[BranchRun, int] = {}
+        """Version that contains each merged run."""
+        self._clocks: Counter[int] = Counter()
+        """Number of merged runs of each branch."""
+        for record in records:
+            self._count(record)
         self._waiting: dict[BranchRun, Contribution] = {}
         """Contributions for the next merge, late ones as well."""
         self._record: MergeRecord | None = None
@@ -103,17 +110,76 @@ class RoundsMachine:
     @property
     def is_over(self) -> bool:
         """Whether all rounds are merged."""
+        if isinstance(self._policy, ParameterServerSpec):
+            return self._slowest >= self._rounds
         return self.version >= self._rounds
 
+    @property
+    def _slowest(self) -> int:
+        return min(self.clock(branch) for branch in range(self._policy.branches))
+
+    @property
+    def rounds_done(self) -> int:
+        """Number of rounds that all branches have finished, except those that are late."""
+        return self._slowest if isinstance(self._policy, ParameterServerSpec) else self.version
+
+    def clock(self, branch: int) -> int:
+        """Return the number of runs of a branch that are merged."""
+        return self._clocks[branch]
+
+    def is_done(self, branch: int) -> bool:
+        """Return whether a branch has no round left; it may have to wait for other branches."""
+        return self.is_over or self.clock(branch) >= self._rounds
+
     def missing(self, there: Iterable[BranchRun]) -> tuple[int, ...]:
-        """Return the branches without a run of the open round among these runs."""
-        present = {run.branch for run in there if run.round == self.open_round}
-        return tuple(branch for branch in range(self._spec.branches) if branch not in present)
+        """Return the branches without a run for the open round among these runs."""
+        is_local = isinstance(self._policy, LocalSpec)
+        present = {run.branch for run in there if run.round == self.open_round or not is_local}
+        return tuple(branch for branch in range(self._policy.branches) if branch not in present)
 
     def has(self, run: BranchRun) -> bool:
         """Return whether a run's contribution waits for a merge, or is merged."""
         is_recording = self._record is not None and run in self._record.runs
         return is_recording or run in self._waiting or run in self._merged
+
+    def withdraw(self, branch: int) -> list[BranchRun]:
+        """Forget the contributions of a branch that wait for a merge, and return their runs.
+
+        Call this when the branch begins a round again without the state with which it began before: it might compute
+        another contribution, and a branch with weights of its own adds it to them. Branches with common weights do not,
+        so theirs are kept.
+        """
+        if not self._policy.keeps_own_weights:
+            return []
+        withdrawn = [run for run in self._waiting if run.branch == branch]
+        for run in withdrawn:
+            del self._waiting[run]
+        return withdrawn
+
+    def updates(self, run: BranchRun) -> range | None:
+        """Return the versions whose updates a branch needs to continue after a run; None if it has to wait.
+
+        Args:
+            run: the last run of the branch, merged or not.
+        """
+        policy = self._policy
+        if isinstance(policy, LocalSpec):
+            return range(run.round, self.version + 1) if run.round <= self.version else None
+        merged = self._merged.get(run)
+        if merged is None:
+            return None
+        if policy.keeps_own_weights:
+            return range(merged, merged + 1)
+        waits = self.is_done(run.branch) or self._is_too_far_ahead(self.clock(run.branch))
+        if waits and not self.is_over:
+            return None
+        return range(run.round, self.version + 1)
+
+    def _is_too_far_ahead(self, clock: int) -> bool:
+        policy = self._policy
+        if not isinstance(policy, ParameterServerSpec) or policy.staleness == "unbounded":
+            return False
+        return clock - self._slowest > policy.staleness
 
     def handle(self, event: RoundEvent) -> list[RoundEffect]:
         """Process one event, and return the effects to carry out."""
@@ -135,15 +201,15 @@ class RoundsMachine:
 
     def _refusal(self, contribution: Contribution) -> str:
         """Return the reason why a contribution is ignored; empty if it is used."""
-        run = contribution.run
+        run, policy = contribution.run, self._policy
         is_late = run.round < self.open_round or self._record is not None
         refusals = {
             "the last round is merged": self.is_over,
-            f"branch {run.branch} is unknown": not 0 <= run.branch < self._spec.branches,
+            f"branch {run.branch} is unknown": not 0 <= run.branch < policy.branches,
             f"round {self.open_round} is open": not 1 <= run.round <= self.open_round,
             f"its weight is {contribution.weight}": not 0 < contribution.weight < inf,
             "it is a duplicate": self.has(run),
-            "it is late": is_late and self._spec.late == "drop",
+            "it is late": is_late and isinstance(policy, LocalSpec) and policy.late == "drop",
         }
         return next((reason for reason, applies in refusals.items() if applies), "")
 
@@ -151,15 +217,21 @@ class RoundsMachine:
         """Close the round if all branches are there, or if the grace period after the quorum is over."""
         if self._record is not None or self.is_over:
             return []
-        there = self._spec.branches - len(self.missing(self._waiting))
-        if there >= self._spec.needed and self._quorum_s is None:
+        policy = self._policy
+        missing = self.missing(self._waiting)
+        there = policy.branches - len(missing)
+        if policy.keeps_own_weights and self.open_round == self._rounds and 0 in missing:
+            return []  # the first branch saves the result, so the last merge has to give it to this branch
+        if there < policy.needed:
+            self._quorum_s = None
+            return []
+        if self._quorum_s is None:
             self._quorum_s = self._now_s
-        is_over = self._quorum_s is not None and self._now_s >= self._quorum_s + self._spec.grace_s
-        if there < self._spec.branches and not is_over:
+        if missing and self._now_s < self._quorum_s + policy.patience_s:
             return []
         contributions = [self._waiting[run] for run in sorted(self._waiting)]
-        coefficients = mean_coefficients(contributions, self.open_round)
-        terms = zip(contributions, coefficients, strict=True)
+        factors = coefficients(policy, contributions, self.open_round)
+        terms = zip(contributions, factors, strict=True)
         self._record = MergeRecord(self.open_round, tuple(MergeTerm(*term) for term in terms))
         self._waiting.clear()
         return [RecordMerge(self._record)]
@@ -167,6 +239,11 @@ class RoundsMachine:
     def _on_recorded(self, record: MergeRecord) -> list[RoundEffect]:
         if record != self._record:
             return []
-        self._merged.update(record.runs)
-        self.version, self._record, self._quorum_s = record.version, None, None
+        self._count(record)
+        self._record, self._quorum_s = None, None
         return self._merge_if_due()
+
+    def _count(self, record: MergeRecord) -> None:
+        self.version = record.version
+        self._merged |= dict.fromkeys(record.runs, record.version)
+        self._clocks.update(run.branch for run in record.runs)

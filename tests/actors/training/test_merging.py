@@ -74,7 +74,7 @@ def update_of(trainer: Trainer, version: int) -> dict[str, Tensor]:
 
 
 def merge(trainer: Trainer, version: int) -> None:
-    trainer.runner.merge(version, update_of(trainer, version), closes_round=True)
+    trainer.runner.merge(version, version - 1, update_of(trainer, version), closes_round=True)
 
 
 def cells(runner: Runner, step: int, samples: Tensor, targets: Tensor) -> None:
@@ -112,7 +112,7 @@ def test_one_step_in_a_round_is_a_step_with_the_samples_of_all_branches() -> Non
             first, second = (codec.decode(each[name], parameter.shape) for each in given)
             update[name] = codec.encode((first + second) / 2, {})[0]
         for runner in branches:
-            runner.merge(step, update, closes_round=True)
+            runner.merge(step, step - 1, update, closes_round=True)
             for name, parameter in runner.parameters.items():
                 assert torch.allclose(parameter, whole.parameters[name], rtol=0, atol=1e-6)
     assert all(
@@ -150,12 +150,12 @@ def test_the_inner_optimizer_is_kept_or_reset(inner_state: str) -> None:
     before = {name for name in trainer.runner.state_tensors() if "::branch." not in name}
     assert before
     update = update_of(trainer, 1)
-    trainer.runner.merge(1, update, closes_round=True)
+    trainer.runner.merge(1, 0, update, closes_round=True)
     after = {name for name in trainer.runner.state_tensors() if "::branch." not in name}
     assert after == (before if inner_state == "keep" else set())
     trainer.take_step()
-    trainer.runner.merge(1, update, closes_round=True)  # repeated: nothing is reset any more
-    trainer.runner.merge(2, update, closes_round=False)
+    trainer.runner.merge(1, 0, update, closes_round=True)  # repeated: nothing is reset any more
+    trainer.runner.merge(2, 1, update, closes_round=False)
     assert {name for name in trainer.runner.state_tensors() if "::branch." not in name} == before
 
 
@@ -169,7 +169,7 @@ def test_a_step_after_a_contribution_changes_the_contribution() -> None:
         trainer.take_step()
     update = update_of(once, 1)
     for trainer in (once, twice):
-        trainer.runner.merge(1, update, closes_round=True)
+        trainer.runner.merge(1, 0, update, closes_round=True)
     assert all(torch.equal(tensor, twice.state()[name]) for name, tensor in once.state().items())
 
 
@@ -182,7 +182,7 @@ def test_frozen_parameters_are_no_part_of_a_contribution() -> None:
     assert folder_tensors(trainer.runner, None, "contribution")["model"].keys() == trained
     untrained = a_branch(shard=(2, 3))
     assert folder_tensors(untrained.runner, None, "contribution") == {"model": {}}
-    untrained.runner.merge(1, {}, closes_round=True)
+    untrained.runner.merge(1, 0, {}, closes_round=True)
 
 
 # -- backup copies -----------------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from share_compute.lifecycle.attempt_events import AttemptEvent, RoundMerged
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.topology import Link, Topology
 from share_compute_actors.group.naming import workers_of
+from share_compute_actors.training.step_log import StepLog
 
 pytestmark = pytest.mark.slow
 
@@ -118,8 +120,13 @@ def test_rounds_of_one_step_equal_all_reduce_over_the_whole_batch(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
 ) -> None:
     plain = {"optimizer": {"name": "sgd", "learning_rate": 0.05}, "max_gradient_norm": None, "steps": 5}
-    document = job(licence, {"every": 1}, **plain)
-    require_success(attempt(document, folder=tmp_path / "rounds", machines=part(topology, "c0", "c1")))
+    for name, policy in (
+        ("rounds", {"every": 1}),
+        ("server", {"kind": "parameter_server", "every": 1, "staleness": 0}),
+    ):
+        document = job(licence, policy, **plain)
+        require_success(attempt(document, folder=tmp_path / name, machines=part(topology, "c0", "c1")))
+    assert digest(tmp_path / "rounds") == digest(tmp_path / "server")
     whole = job(licence, **plain)
     whole["training"] |= {"batch_size": 8, "microbatches": 4}
     del whole["training"]["synchronization"]
@@ -127,6 +134,67 @@ def test_rounds_of_one_step_equal_all_reduce_over_the_whole_batch(
     expected, found = model(tmp_path / "whole"), model(tmp_path / "rounds")
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+
+
+OWN_WEIGHTS: dict[str, dict[str, Any]] = {
+    "elastic": {"kind": "elastic", "rate": 0.3},
+    "gossip": {"kind": "gossip", "graph": "random_pairs"},
+}
+"""Policies whose branches keep weights of their own."""
+
+
+@pytest.mark.parametrize("name", OWN_WEIGHTS)
+def test_branches_with_weights_of_their_own_survive_all_losses_with_the_same_bits(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, name: str
+) -> None:
+    """The coordinators die, and then an island."""
+    policy = {**OWN_WEIGHTS[name], "inner_state": "reset"}
+    document = job(licence, policy, compression={"name": "int8", "error_feedback": None})
+    machines = part(topology, "c0", "c1")
+    undisturbed = attempt(document, folder=tmp_path / "undisturbed", machines=machines)
+    require_success(undisturbed)
+    distances = [event.consensus_distance for event in rounds_of(undisturbed)]
+    assert len(distances) == 3
+    assert all(distance is not None and distance > 1e-5 for distance in distances[:2])
+    assert distances[2] == pytest.approx(0.0, abs=1e-6)
+    result = model(tmp_path / "undisturbed")
+    merged = WeightFolder(tmp_path / "undisturbed" / "rounds" / "versions" / "00000003")
+    for tensor_name in merged.names():
+        torch.testing.assert_close(result[tensor_name], merged.read(tensor_name), rtol=0, atol=1e-6)
+
+    def die(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 6:
+            ray.kill(coordinator)
+
+    folder = tmp_path / "killed"
+    attempt(document, folder=folder, machines=machines, on_event=die)
+    second = attempt(document, folder=folder, machines=machines, number=2, known=6)
+    require_success(second)
+    assert digest(tmp_path / "undisturbed") == digest(folder)
+
+    events = attempt(document, folder=tmp_path / "lost", machines=machines, on_event=kill_member(nodes, 1))
+    require_success(events)
+    assert digest(tmp_path / "undisturbed") == digest(tmp_path / "lost")
+
+
+@pytest.mark.parametrize("staleness", [1, "unbounded"])
+def test_a_parameter_server_gets_each_push_once_though_an_island_is_lost(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, staleness: Any
+) -> None:
+    policy = {"kind": "parameter_server", "every": 3, "staleness": staleness}
+    document = job(licence, policy, steps=12, optimizer={"name": "adamw", "learning_rate": 0.003})
+    machines = part(topology, "c0", "c1")
+    events = attempt(document, folder=tmp_path, machines=machines, on_event=kill_member(nodes, 1))
+    require_success(events)
+    with closing(StepLog(tmp_path, 1)) as log:
+        records = log.merges()
+    assert [record.version for record in records] == list(range(1, len(records) + 1))
+    pushes = [run for record in records for run in record.runs]
+    assert Counter(run.branch for run in pushes) == {0: 4, 1: 4}
+    assert len(set(pushes)) == len(pushes)
+    assert rounds_of(events)[-1].step == 12
+    losses = [event.loss for event in events if event.type == "step"]
+    assert losses[-1] < losses[0]
 
 
 def kill_member(nodes: list[Any], index: int) -> Callable[[AttemptEvent, Any], None]:

@@ -19,6 +19,7 @@ from share_compute.planning.branches import (
     exchange_s,
     idle_machines,
     island_topology,
+    neighbours,
     place_branches,
     uncompressed_bytes,
 )
@@ -179,6 +180,18 @@ def test_an_exchange_takes_the_slowest_link_to_the_server() -> None:
     unlinked = Topology(topology.contributors, (links[2], Link.dead("a", "c")))
     assert exchange_s(unlinked, ("a",), 1e3) == pytest.approx(2 * 0.5 + 1)
     assert exchange_s(Topology(topology.contributors), ("a",), 1e3) == 0
+
+
+def test_neighbours_are_joined_by_the_fastest_links() -> None:
+    """Two islands with two branches each, and a third one that is nearer to the second than to the first."""
+    topology = Topology((), (Link("a", "b", 0.05, 1e6), Link("c", "b", 0.02, 1e6), Link("a", "c", 0.09, 1e6)))
+    places = [
+        BranchPlace(("a",), (0, 3), 1.0),
+        BranchPlace(("b",), (1, 4), 1.0),
+        BranchPlace(("c",), (2,), 1.0),
+    ]
+    assert neighbours(topology, places) == [(0, 1), (0, 3), (1, 2), (1, 4)]
+    assert neighbours(Topology((), ()), places) == [(0, 1), (0, 2), (0, 3), (1, 4)]
 
 
 def test_a_job_without_rounds_has_no_branches() -> None:

@@ -313,7 +313,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("training", "message"),
         [
-            ({"synchronization": {"kind": "gossip", "branches": 4}}, "unknown synchronization 'gossip'"),
+            ({"synchronization": {"kind": "gosip", "branches": 4}}, "unknown synchronization 'gosip'"),
             (
                 {"synchronization": {"kind": "local", "branches": 1025}},
                 "training.synchronization.branches: Input should be less than or equal to 1024",
@@ -341,7 +341,7 @@ class TestRefused:
                 },
                 "samples.every 8 is not a multiple of synchronization.every 7",
             ),
-            ({"compression": {"name": "int8"}}, "compression needs synchronization: {kind: local}"),
+            ({"compression": {"name": "int8"}}, "compression needs a synchronization with branches"),
             (
                 {
                     "synchronization": {"kind": "local", "branches": 2},

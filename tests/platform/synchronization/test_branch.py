@@ -95,7 +95,7 @@ def test_branches_and_merges_by_hand_are_plain_computations(codec: str) -> None:
             update[name], states[2][name] = both.encode((means[0] + means[1]) / 2, states[2][name])
             common[name] = common[name] + both.decode(update[name], shape)
         for number, branch in enumerate(branches):
-            assert branch.merge(version, update, closes_round=True) == tuple(SHAPES)
+            assert branch.merge(version, version - 1, update, closes_round=True) == tuple(SHAPES)
             assert branch.version == version
             assert same(weights[number], common)
             for name in SHAPES:
@@ -120,7 +120,7 @@ def test_repeated_contributions_are_equal_also_after_a_load(codec: str) -> None:
         assert same(loaded.contribution(), first)
         update = update_of(training, version)
         for one in (branch, loaded):
-            one.merge(version, update, closes_round=True)
+            one.merge(version, version - 1, update, closes_round=True)
         assert same(branch.tensors(), loaded.tensors())
         assert same(weights, elsewhere)
 
@@ -136,9 +136,9 @@ def test_a_repeated_merge_changes_only_parameters_that_lack_it(
     before, weights_before = copied(branch.tensors()), copied(weights)
     branch.contribution()
     update = update_of(training, 5)
-    branch.merge(5, update, closes_round=True)
+    branch.merge(5, 4, update, closes_round=True)
     after = copied(branch.tensors())
-    assert branch.merge(5, {}, closes_round=True) == ()
+    assert branch.merge(5, 4, {}, closes_round=True) == ()
     assert same(branch.tensors(), after)
 
     # A member loads some parameters from a member that has merged, and the rest from another one.
@@ -149,8 +149,8 @@ def test_a_repeated_merge_changes_only_parameters_that_lack_it(
     assert loaded.version == (4 if lacking else 5)
     if has_given and not merged:
         loaded.contribution()
-    assert loaded.update_bytes(5).keys() == lacking
-    assert set(loaded.merge(5, update, closes_round=True)) == lacking
+    assert loaded.update_bytes(5, 4).keys() == lacking
+    assert set(loaded.merge(5, 4, update, closes_round=True)) == lacking
     assert same(loaded.tensors(), after)
     assert same(mixed, weights)
 
@@ -171,12 +171,12 @@ def test_a_late_branch_applies_later_updates_and_keeps_the_state_of_its_own_roun
     on_time, behind = BranchState(training, prompt, 0), BranchState(training, late, 0)
     for version in (1, 2, 3):
         train(on_time, prompt, version)
-        on_time.merge(version, update_of(training, version), closes_round=True)
+        on_time.merge(version, version - 1, update_of(training, version), closes_round=True)
     train(behind, late, 9)
     change = {name: late[name] - drawn(0)[name] for name in SHAPES}
     behind.contribution()
     for version in (1, 2, 3):
-        behind.merge(version, update_of(training, version), closes_round=version == 1)
+        behind.merge(version, version - 1, update_of(training, version), closes_round=version == 1)
     assert behind.version == 3
     assert same(prompt, late)
     one = codec_of_round(training, 1)
@@ -190,9 +190,12 @@ def test_an_update_after_a_missing_one_is_refused_and_changes_nothing() -> None:
     training, weights = settings(), drawn(0)
     branch = BranchState(training, weights, 2)
     before = copied(branch.tensors()), copied(weights)
-    with pytest.raises(VerificationFailed, match=r"matrix is of version 2.* version 4 cannot be applied"):
-        branch.merge(4, update_of(training, 4), closes_round=True)
-    assert branch.merge(1, {}, closes_round=True) == ()
+    with pytest.raises(
+        VerificationFailed,
+        match=r"matrix is of version 2, so the update from version 3 to 4 cannot be applied",
+    ):
+        branch.merge(4, 3, update_of(training, 4), closes_round=True)
+    assert branch.merge(1, 0, {}, closes_round=True) == ()
     assert same(branch.tensors(), before[0])
     assert same(weights, before[1])
 
@@ -223,7 +226,7 @@ def test_a_wrong_payload_is_refused_before_anything_changes(
     spoil(update)
     before = copied(branch.tensors())
     with pytest.raises(VerificationFailed, match=r"bias|bytes"):
-        branch.merge(1, update, closes_round=True)
+        branch.merge(1, 0, update, closes_round=True)
     assert same(branch.tensors(), before)
     assert same(weights, drawn(0))
 

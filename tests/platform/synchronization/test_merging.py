@@ -18,6 +18,7 @@ from share_compute.specification.synchronization import (
     OuterNesterovSpec,
     OuterSgdSpec,
     OuterSpec,
+    ParameterServerSpec,
 )
 from share_compute.synchronization.graphs import edges_of, metropolis_weights
 from share_compute.synchronization.merging import (
@@ -36,8 +37,7 @@ from share_compute.synchronization.records import (
     MergeRecord,
     MergeTerm,
     age_scale,
-    elastic_coefficients,
-    mean_coefficients,
+    coefficients,
 )
 
 Tensors = dict[str, Tensor]
@@ -51,12 +51,12 @@ def drawn(seed: int, scale: float = 1.0) -> Tensors:
     }
 
 
-def a_record(number: int, coefficients: Mapping[int, float]) -> MergeRecord:
+def a_record(number: int, factors: Mapping[int, float]) -> MergeRecord:
     return MergeRecord(
         number,
         tuple(
             MergeTerm(Contribution(BranchRun(number, branch), 1.0, "digest"), coefficient)
-            for branch, coefficient in coefficients.items()
+            for branch, coefficient in factors.items()
         ),
     )
 
@@ -70,9 +70,9 @@ def farthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def test_a_combination_adds_in_the_given_order_without_fused_operations() -> None:
-    parts, coefficients = [drawn(seed) for seed in range(3)], [0.2, 0.3, 0.5]
+    parts, factors = [drawn(seed) for seed in range(3)], [0.2, 0.3, 0.5]
     expected = parts[0]["matrix"] * 0.2 + parts[1]["matrix"] * 0.3 + parts[2]["matrix"] * 0.5
-    assert torch.equal(combine(parts, coefficients)["matrix"], expected)
+    assert torch.equal(combine(parts, factors)["matrix"], expected)
     assert torch.equal(parts[0]["matrix"], drawn(0)["matrix"]), "inputs do not change"
 
 
@@ -139,8 +139,8 @@ def test_one_step_and_the_mean_are_allreduce() -> None:
             after = {name: value - 0.1 * found[name] for name, value in local.items()}
             contributions[BranchRun(number, branch)] = difference(after, local)
         given = [Contribution(run, len(batches[run.branch]), "digest") for run in contributions]
-        coefficients = dict(enumerate(mean_coefficients(given, number)))
-        local, _ = apply_merge(a_record(number, coefficients), contributions, OuterSgdSpec(), local, {})
+        factors = dict(enumerate(coefficients(LocalSpec(branches=4), given, number)))
+        local, _ = apply_merge(a_record(number, factors), contributions, OuterSgdSpec(), local, {})
         found = gradient(synchronous, torch.cat(batches))
         synchronous = {name: value - 0.1 * found[name] for name, value in synchronous.items()}
     assert farthest(local, synchronous) < 1e-6
@@ -149,7 +149,7 @@ def test_one_step_and_the_mean_are_allreduce() -> None:
 def test_elastic_averaging_follows_its_closed_form_on_a_quadratic() -> None:
     """On h/2 x^2, H steps multiply x by a = (1 - rate h)^H, so centre and mean follow the power of a 2 x 2 matrix."""
     branches, rate, curvature, learning_rate, steps, rounds = 4, 0.2, 1.5, 0.1, 3, 12
-    ElasticSpec(branches=branches, rate=rate)
+    policy = ElasticSpec(branches=branches, rate=rate)
     starts = [4.0, -1.0, 2.5, 0.5]
     own = [{"x": torch.tensor([start])} for start in starts]
     centre: dict[str, Tensor] = {"x": torch.tensor([1.0])}
@@ -162,13 +162,10 @@ def test_elastic_averaging_follows_its_closed_form_on_a_quadratic() -> None:
             own[branch] = {"x": x}
             contributions[BranchRun(number, branch)] = difference(own[branch], centre)
         given = [Contribution(run, 1.0, "digest") for run in contributions]
-        coefficients = elastic_coefficients(given, number, rate)
-        record = a_record(number, dict(enumerate(coefficients)))
+        factors = coefficients(policy, given, number)
+        record, before = a_record(number, dict(enumerate(factors))), centre
         centre, _ = apply_merge(record, contributions, OuterSgdSpec(), centre, {})
-        own = [
-            elastic_pull(weights, contributions[BranchRun(number, branch)], coefficients[branch])
-            for branch, weights in enumerate(own)
-        ]
+        own = [elastic_pull(weights, before, factors[branch]) for branch, weights in enumerate(own)]
     decay = (1 - learning_rate * curvature) ** steps
     matrix = np.array([[1 - branches * rate, branches * rate * decay], [rate, (1 - rate) * decay]])
     expected_centre, expected_mean = np.linalg.matrix_power(matrix, rounds) @ [1.0, np.mean(starts)]
@@ -179,8 +176,10 @@ def test_elastic_averaging_follows_its_closed_form_on_a_quadratic() -> None:
 
 
 def gossip_round(weights: list[Tensors], rows: Mapping[int, Mapping[int, float]]) -> list[Tensors]:
-    runs = {BranchRun(1, branch): each for branch, each in enumerate(weights)}
-    return [mix(each, a_record(1, rows[branch]), runs) for branch, each in enumerate(weights)]
+    return [
+        mix(each, [weights[other] for other in rows[branch]], list(rows[branch].values()))
+        for branch, each in enumerate(weights)
+    ]
 
 
 def spread_of(weights: list[Tensors]) -> float:
@@ -228,14 +227,17 @@ def test_random_pairs_keep_the_mean_and_agree_in_the_end() -> None:
 
 def test_a_branch_without_neighbours_keeps_its_weights() -> None:
     own = drawn(0)
-    assert mix(own, MergeRecord(1, ()), {}) == own
+    assert mix(own, [], []) == own
 
 
 def test_late_contributions_count_less() -> None:
     on_time, late = (Contribution(BranchRun(number, 0), 6.0, "digest") for number in (5, 3))
     assert [age_scale(age) for age in (0, 1, 2)] == [1.0, 0.5, pytest.approx(1 / 3)]
-    assert mean_coefficients([late, on_time], 5) == pytest.approx([0.25, 0.75])
-    assert elastic_coefficients([late, on_time], 5, 0.3) == pytest.approx([0.1, 0.3])
+    assert coefficients(LocalSpec(branches=2), [late, on_time], 5) == pytest.approx([0.25, 0.75])
+    elastic = ElasticSpec(branches=2, rate=0.3)
+    assert coefficients(elastic, [late, on_time], 5) == pytest.approx([0.1, 0.3])
+    pushes = ParameterServerSpec(branches=2, staleness=4)
+    assert coefficients(pushes, [late, on_time], 5) == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -256,8 +258,6 @@ def test_damaged_contributions_are_refused(change: Tensors, problem: str) -> Non
     record = MergeRecord(4, (MergeTerm(Contribution(run, 1.0, "digest"), 1.0),))
     with pytest.raises(VerificationFailed, match=problem):
         apply_merge(record, {run: damaged}, OuterSgdSpec(), weights, {})
-    with pytest.raises(VerificationFailed, match=problem):
-        mix(weights, record, {run: damaged})
 
 
 def test_a_missing_contribution_is_named() -> None:

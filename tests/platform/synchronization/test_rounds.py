@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from share_compute.specification.synchronization import LocalSpec
-from share_compute.synchronization.records import BranchRun, Contribution, MergeRecord
+from share_compute.specification import TrainingSpec
+from share_compute.specification.synchronization import (
+    BranchesSpec,
+    ElasticSpec,
+    LocalSpec,
+    ParameterServerSpec,
+)
+from share_compute.synchronization.records import BranchRun, Contribution, MergeRecord, MergeTerm
 from share_compute.synchronization.rounds import (
     Contributed,
     ContributionIgnored,
@@ -28,6 +35,11 @@ def local(**options: Any) -> LocalSpec:
 
 def contributed(number: int, branch: int, weight: float = 1.0) -> Contributed:
     return Contributed(Contribution(BranchRun(number, branch), weight, f"{number}/{branch}"))
+
+
+def a_record(version: int, branches: int = 3) -> MergeRecord:
+    contributions = [contributed(version, branch).contribution for branch in range(branches)]
+    return MergeRecord(version, tuple(MergeTerm(each, 1 / branches) for each in contributions))
 
 
 def only_record(effects: list[RoundEffect]) -> MergeRecord:
@@ -112,28 +124,98 @@ class TestBadContributions:
         assert reason(RoundsMachine(local(), 5).handle(event)) == expected
 
     def test_one_that_was_merged_is_a_duplicate_for_later_coordinators_as_well(self) -> None:
-        machine = RoundsMachine(local(), 5, version=1, merged=[BranchRun(1, branch) for branch in range(3)])
+        machine = RoundsMachine(local(), 5, [a_record(1)])
         assert reason(machine.handle(contributed(1, 0))) == "it is a duplicate"
 
     def test_none_is_used_after_the_last_round(self) -> None:
-        machine = RoundsMachine(local(), 1, version=1)
+        machine = RoundsMachine(local(), 1, [a_record(1)])
         assert machine.is_over
         assert reason(machine.handle(contributed(1, 0))) == "the last round is merged"
 
 
-class World:
-    """A machine with branches that may be slow, and a log that may answer late."""
+POLICIES: dict[str, dict[str, Any]] = {
+    "local": {"kind": "local", "grace_s": 5.0},
+    "local, late ones dropped": {"kind": "local", "grace_s": 5.0, "late": "drop"},
+    "elastic": {"kind": "elastic", "grace_s": 5.0, "rate": 0.2},
+    "gossip": {"kind": "gossip", "grace_s": 5.0},
+    "synchronous": {"kind": "parameter_server", "staleness": 0},
+    "bounded": {"kind": "parameter_server", "staleness": 2},
+    "unbounded": {"kind": "parameter_server", "staleness": "unbounded"},
+}
 
-    def __init__(self, spec: LocalSpec, rounds: int) -> None:
+
+def policy(name: str, branches: int, **options: Any) -> BranchesSpec:
+    document = {"branches": branches, "every": 2, **POLICIES[name], **options}
+    found = TrainingSpec.model_validate({"steps": 8, "synchronization": document}).rounds
+    assert found is not None
+    return found
+
+
+class World:
+    """Branches that train one round after another, islands that die, and a coordinator that is replaced."""
+
+    def __init__(self, spec: BranchesSpec, rounds: int) -> None:
         self.spec, self.rounds = spec, rounds
         self.machine = RoundsMachine(spec, rounds)
         self.bases = dict.fromkeys(range(spec.branches), 0)
-        self.merged: list[BranchRun] = []
+        """Version with which each branch trains, or whose next version it waits for."""
+        self.trains = dict.fromkeys(range(spec.branches), True)
+        self.kept: dict[int, Contributed] = {}
+        """Contributions that branches have announced and for which they have no updates yet."""
+        self.log: list[MergeRecord] = []
         self.pending: list[MergeRecord] = []
+        self.ignored: list[BranchRun] = []
         self.now_s = 0.0
 
+    @property
+    def merged(self) -> list[BranchRun]:
+        return [run for record in self.log for run in record.runs]
+
     def contribute(self, branch: int) -> None:
-        self._take(self.machine.handle(contributed(self.bases[branch] + 1, branch)))
+        """Let a branch that trains finish its round."""
+        if self.trains[branch] and not self.machine.is_over:
+            self.trains[branch] = False
+            self.kept[branch] = contributed(self.bases[branch] + 1, branch)
+            self._announce(branch)
+
+    def _announce(self, branch: int) -> None:
+        self._take(self.machine.handle(TimeRead(self.now_s)))
+        if not self.machine.has(self.kept[branch].contribution.run):
+            self._take(self.machine.handle(self.kept[branch]))
+        self.answer()
+
+    def answer(self) -> None:
+        """Let each branch continue that may."""
+        for branch, event in list(self.kept.items()):
+            versions = self.machine.updates(event.contribution.run)
+            if versions is None or self.machine.is_over:
+                continue
+            assert versions.stop - 1 <= self.machine.version
+            if not self.spec.keeps_own_weights:
+                assert versions.start == self.bases[branch] + 1
+                assert versions.stop - 1 == self.machine.version
+            self._check_staleness(branch)
+            del self.kept[branch]
+            self.bases[branch], self.trains[branch] = versions.stop - 1, True
+
+    def _check_staleness(self, branch: int) -> None:
+        spec = self.spec
+        if isinstance(spec, ParameterServerSpec) and spec.staleness != "unbounded":
+            clocks = [sum(run.branch == each for run in self.merged) for each in range(spec.branches)]
+            assert clocks[branch] - min(clocks) <= spec.staleness
+
+    def lose(self, branch: int) -> None:
+        """Let a branch lose its island: another one begins with the weights that the server has of it."""
+        while self.pending:  # the synchronizer stores a record before it handles the next event
+            self.store()
+        self.kept.pop(branch, None)
+        self.machine.withdraw(branch)
+        if self.spec.keeps_own_weights:
+            own = [record.version for record in self.log for run in record.runs if run.branch == branch]
+            self.bases[branch] = max(own, default=0)
+        else:
+            self.bases[branch] = self.machine.version
+        self.trains[branch] = not self.machine.is_done(branch)
 
     def repeat(self, run: BranchRun) -> None:
         self._take(self.machine.handle(contributed(*run)))
@@ -142,60 +224,107 @@ class World:
         self.now_s += seconds
         self._take(self.machine.handle(TimeRead(self.now_s)))
 
-    def store(self, fast: set[int]) -> None:
-        """Store the pending record; only the fast branches begin with the new version."""
+    def store(self) -> None:
+        """Store the pending record: the merge is committed."""
         record = self.pending.pop()
-        self.merged += record.runs
+        self.log.append(record)
         self._take(self.machine.handle(MergeRecorded(record)))
-        self.bases.update(dict.fromkeys(fast, self.machine.version))
+        self.answer()
 
-    def restart(self) -> None:
-        """Replace the coordinator; the contributions that wait are announced again, or lost."""
+    def restart(self, *, is_stored: bool) -> None:
+        """Replace the coordinator, before or after the commit of a pending merge; branches announce again."""
+        if is_stored:
+            self.log += self.pending
         self.pending.clear()
-        self.machine = RoundsMachine(self.spec, self.rounds, self.machine.version, self.merged)
-        self.wait(0.0)
+        self.machine = RoundsMachine(self.spec, self.rounds, self.log)
+        for branch in list(self.kept):
+            if branch in self.kept:  # an answer to another one may have been for this branch, too
+                self._announce(branch)
 
     def _take(self, effects: list[RoundEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, RecordMerge):
-                record = effect.record
-                assert record.version == self.machine.version + 1
-                assert sum(run.round == record.version for run in record.runs) >= self.spec.needed
-                assert list(record.runs) == sorted(set(record.runs))
-                assert not set(record.runs) & set(self.merged)
-                assert sum(term.coefficient for term in record.terms) == pytest.approx(1.0)
-                self.pending.append(record)
+            if not isinstance(effect, RecordMerge):
+                self.ignored.append(effect.run)
+                continue
+            record = effect.record
+            assert record.version == self.machine.version + 1
+            assert list(record.runs) == sorted(set(record.runs))
+            assert not set(record.runs) & set(self.merged)
+            is_local = isinstance(self.spec, LocalSpec)
+            there = {run.branch for run in record.runs if run.round == record.version or not is_local}
+            assert len(there) >= self.spec.needed
+            factors = [term.coefficient for term in record.terms]
+            if isinstance(self.spec, ElasticSpec):
+                assert all(0 < factor <= self.spec.rate for factor in factors)
+            elif self.spec.merges_apart:
+                assert set(factors) == {1 / self.spec.branches}
+            else:
+                assert sum(factors) == pytest.approx(1.0)
+            self.pending.append(record)
         assert len(self.pending) <= 1
 
     def finish(self) -> None:
-        """A round ends once the quorum is there and the grace period is over, whatever happened before."""
-        while not self.machine.is_over:
-            for branch in range(self.spec.needed):
-                self.bases[branch] = self.machine.version
+        """End the job without the branches that it does not need, whatever happened before."""
+        needed = self.spec.branches if isinstance(self.spec, ParameterServerSpec) else self.spec.needed
+        for _ in range(3 * self.rounds * self.spec.branches + 3):
+            for branch in range(needed):
                 self.contribute(branch)
-            self.wait(self.spec.grace_s)
-            self.store(set())
+            self.wait(self.spec.patience_s)
+            if self.pending:
+                self.store()
+        assert self.machine.is_over
 
 
-@settings(max_examples=100, deadline=None)
+MOMENTS = [
+    "contribute",
+    "contribute",
+    "repeat",
+    "wait",
+    "store",
+    "lose",
+    "restart",
+    "restart after the commit",
+]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_each_contribution_is_merged_at_most_once_and_no_round_is_held(data: st.DataObject) -> None:
-    branches = data.draw(st.integers(1, 4))
-    quorum = data.draw(st.none() | st.integers(1, branches))
-    late = data.draw(st.sampled_from(["merge", "drop"]))
-    world = World(local(branches=branches, quorum=quorum, grace_s=5.0, late=late), rounds=4)
-    for _ in range(data.draw(st.integers(10, 60))):
-        match data.draw(st.sampled_from(["contribute", "repeat", "wait", "store", "restart"])):
+def test_each_contribution_is_merged_once_and_no_round_is_held(name: str, data: st.DataObject) -> None:
+    branches = data.draw(st.integers(2, 4))
+    options = {}
+    if not name.endswith("ed") and name != "synchronous":
+        options["quorum"] = data.draw(st.none() | st.integers(1, branches))
+    world = World(policy(name, branches, **options), rounds=4)
+    play(world, data.draw(st.lists(st.sampled_from(MOMENTS), min_size=10, max_size=60)), data.draw)
+    if isinstance(world.spec, ParameterServerSpec):
+        # Each branch pushes each of its rounds exactly once, and none is ignored.
+        clocks = Counter(run.branch for run in world.merged)
+        assert set(clocks.values()) == {world.rounds}
+        assert not world.ignored
+
+
+def play(world: World, moments: list[str], draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+    """Play a schedule with a loss at any point, and then end the job."""
+    branches = world.spec.branches
+    for moment in moments:
+        match moment:
             case "contribute":
-                world.contribute(data.draw(st.integers(0, branches - 1)))
+                world.contribute(draw(st.integers(0, branches - 1)))
             case "repeat" if world.merged:
-                world.repeat(data.draw(st.sampled_from(world.merged)))
+                world.repeat(draw(st.sampled_from(world.merged)))
+                if world.ignored:
+                    world.ignored.pop()
             case "wait":
-                world.wait(data.draw(st.floats(0, 10)))
+                world.wait(draw(st.floats(0, 10)))
             case "store" if world.pending:
-                world.store(data.draw(st.sets(st.integers(0, branches - 1))))
+                world.store()
+            case "lose":
+                world.lose(draw(st.integers(0, branches - 1)))
             case "restart":
-                world.restart()
+                world.restart(is_stored=False)
+            case "restart after the commit":
+                world.restart(is_stored=True)
     if world.pending:
-        world.store(set())
+        world.store()
     world.finish()

@@ -71,7 +71,7 @@ function Training({ job }: { job: JobView }) {
   const { data } = useQuery(log(job.id));
   const departures = useMemo(() => departuresIn(data ?? []), [data]);
   const rounds = useMemo(() => roundsIn(data ?? []), [data]);
-  const hasRounds = job.spec.kind === "train" && job.spec.training.synchronization.kind === "local";
+  const hasRounds = job.spec.kind === "train" && job.spec.training.synchronization.kind !== "allreduce";
   const first = job.plan?.branches[0];
   return (
     <>

@@ -58,10 +58,10 @@ class BranchRounds:
         protection: ProtectionWatch,
     ) -> None:
         assert assignment.branch is not None
-        assert assignment.spec.training.synchronization.kind == "local"
+        assert assignment.spec.training.rounds is not None
         self._branch = assignment.branch
         self._training = assignment.spec.training
-        self._every = assignment.spec.training.synchronization.every
+        self._every = assignment.spec.training.rounds.every
         self._connections = connections
         self._group = group
         self._conductor = conductor
@@ -85,17 +85,14 @@ class BranchRounds:
         """
         versions = self._versions()
         base = self._step_log.meet(state.step, min(versions))
-        if min(versions) > base:  # another coordinator died after the merge
-            self._finish(state)
-            return False
         folder = f"contributions/{base + 1:08}"
-        if max(versions) == base:  # if not, the merge was interrupted, and the contribution is there
+        if max(versions) == base:  # if not, the merge was interrupted, and the contribution has arrived
             self._checkpoints.contribute(folder, state)
         self._report(base + 1, self._checkpoints.path(folder), state)
         updates = self._conductor.at_pause(partial(self._wait, base, state))
-        for version, update in enumerate(updates.folders, base + 1):
-            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update)))
-            self._ask_all(NOTHING, "merge", version, closes_round=version == base + 1)
+        for number, update in enumerate(updates.updates):
+            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update.folder)))
+            self._ask_all(NOTHING, "merge", update.version, update.before, closes_round=number == 0)
         self._finish(state)
         return updates.is_over
 

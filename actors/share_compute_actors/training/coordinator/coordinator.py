@@ -78,7 +78,7 @@ class Coordinator:
         from share_compute_actors.training.rounds.synchronizer import Synchronizer  # noqa: PLC0415
 
         assignment = self._assignment
-        if assignment.branch is None and assignment.spec.training.synchronization.kind == "local":
+        if assignment.branch is None and assignment.spec.training.rounds is not None:
             return Synchronizer(
                 assignment, self._report, self._requests, self._reports, self._start_branch
             ).run()

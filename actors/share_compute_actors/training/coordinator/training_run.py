@@ -203,8 +203,9 @@ class TrainingRun(Listener):
     def _ends_round(self, step: int) -> bool:
         """Return whether a round of branches, or the whole training, ends after a step."""
         training = self._training
-        policy = training.synchronization
-        return step == training.steps or (policy.kind == "local" and policy.ends_round(step, training.steps))
+        return step == training.steps or (
+            training.rounds is not None and training.rounds.ends_round(step, training.steps)
+        )
 
     @property
     def _is_first_branch(self) -> bool:

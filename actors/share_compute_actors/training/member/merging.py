@@ -37,13 +37,14 @@ class MergesBranches:
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
-    def merge(self, version: int, *, closes_round: bool) -> None:
+    def merge(self, version: int, before: int, *, closes_round: bool) -> None:
         """Load the update that the shard store has open, and apply it; see `BranchState.merge`.
 
         The member's backup copies become outdated. Call `restart_copies` after all members have merged.
 
         Args:
             version: version that the update makes.
+            before: version of the weights to which the update is added.
             closes_round: whether the update ends the open round of this branch.
 
         Raises:
@@ -52,21 +53,21 @@ class MergesBranches:
             UserError: the change of a parameter in this round is not finite or too large.
             VerificationFailed: the update does not fit the shard, or an update before this one is missing.
         """
-        self._engine.order(partial(self._merge, version, closes_round=closes_round))
+        self._engine.order(partial(self._merge, version, before, closes_round=closes_round))
 
-    def _merge(self, version: int, *, closes_round: bool) -> None:
+    def _merge(self, version: int, before: int, *, closes_round: bool) -> None:
         self._engine.copies.outdate(self._machine.applied)
         runner = self._runner
         if runner is None or runner.branch is None:
             return
-        sizes = runner.branch.update_bytes(version)
+        sizes = runner.branch.update_bytes(version, before)
         if not sizes:
             return
         client = SourceClient(Sources((server_source(self._shard_store),)))
         _require_fit(version, sizes, client.ask(client.sources.all[0], "update_bytes"))
         payloads = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         fill(payloads, client, "update", dtype=torch.uint8)
-        runner.merge(version, payloads, closes_round=closes_round)
+        runner.merge(version, before, payloads, closes_round=closes_round)
 
     @ray.method(concurrency_group="copies")
     @answers(NOTHING)

@@ -23,7 +23,6 @@ from share_compute.models.stage import Stage, loss_sum
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import TrainingSpec
-from share_compute.specification.synchronization import LocalSpec
 from share_compute.synchronization.branch import BranchState
 from share_compute.training.finiteness import NonFiniteValue, find_nonfinite
 from share_compute.training.gradients import GradientBuckets
@@ -132,16 +131,16 @@ class Runner:
         trained = {name: each for name, each in self.parameters.items() if each.requires_grad}
         self.branch = BranchState(self._training, trained, version) if trained else None
 
-    def merge(self, version: int, payloads: Mapping[str, Tensor], *, closes_round: bool) -> None:
+    def merge(self, version: int, before: int, payloads: Mapping[str, Tensor], *, closes_round: bool) -> None:
         """Apply an update; see `BranchState.merge`.
 
         If a round ends and the job resets the inner optimizer, also reset the optimizer's state of changed parameters.
         """
         if self.branch is None:
             return
-        changed = self.branch.merge(version, payloads, closes_round=closes_round)
-        policy = self._training.synchronization
-        if closes_round and isinstance(policy, LocalSpec) and policy.inner_state == "reset":
+        changed = self.branch.merge(version, before, payloads, closes_round=closes_round)
+        policy = self._training.rounds
+        if closes_round and policy is not None and policy.inner_state == "reset":
             assert self.optimizer is not None
             for name in changed:
                 self.optimizer.state.pop(self.parameters[name], None)

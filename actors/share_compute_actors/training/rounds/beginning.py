@@ -69,18 +69,17 @@ def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, runs: tuple[int, ...
     }
 
 
-def own_checkpoint(folder: Path, version: int) -> Path | None:
-    """Return the newest undamaged checkpoint of a branch, if its weights are of the given version.
+def own_checkpoint(folder: Path) -> tuple[Path, int] | None:
+    """Return the newest undamaged checkpoint of a branch with its optimizer's state, and the version of its weights.
 
     Args:
         folder: folder of the branch.
-        version: number of merges that the weights must include.
     """
     for checkpoint in reversed(finished_folders(folder / "checkpoints")):
         if damage(checkpoint) is None:
-            optimizer = any(checkpoint.glob("optimizer*.safetensors"))
-            is_current = optimizer and version_of(WeightFolder(checkpoint, "optimizer")) == version
-            return checkpoint if is_current else None
+            has_optimizer = any(checkpoint.glob("optimizer*.safetensors"))
+            version = version_of(WeightFolder(checkpoint, "optimizer")) if has_optimizer else None
+            return None if version is None else (checkpoint, version)
     return None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from share_compute.errors import ContributorLost
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Offer, attempt_events
 from share_compute.planning.branches import BranchPlace, island_topology
 from share_compute.planning.plan import BranchPlan, Plan
@@ -116,3 +117,31 @@ class BranchAttempt:
             stages=self.plan.stages,
             step_s=None if prediction is None else prediction.step_s,
         )
+
+
+def other_place(
+    branch: BranchAttempt, branches: Sequence[BranchAttempt], left: Collection[str], why: str
+) -> BranchPlace:
+    """Return machines for a branch that lost some of its own: those of the branch with the fewest neighbours.
+
+    Args:
+        branch: the branch.
+        branches: all branches of the job.
+        left: ids of the machines that the job may use.
+        why: the reason of the loss, for the user.
+
+    Raises:
+        ContributorLost: no machine is left.
+    """
+    loads: dict[tuple[str, ...], list[BranchAttempt]] = {}
+    for other in branches:
+        if not other.has_ended and other is not branch and set(left).issuperset(other.place.machines):
+            loads.setdefault(other.place.machines, []).append(other)
+    if loads:
+        machines = min(loads, key=lambda key: (len(loads[key]), key))
+        numbers = sorted([branch.number, *(other.number for other in loads[machines])])
+        return BranchPlace(machines, tuple(numbers), loads[machines][0].place.step_s)
+    own = tuple(machine for machine in branch.place.machines if machine in left)
+    if not own:
+        raise ContributorLost(why, hint="let a machine join; the job continues by itself")
+    return BranchPlace(own, (branch.number,), branch.place.step_s)

@@ -31,12 +31,23 @@ class BranchReport(StrictModel):
         return BranchRun(self.round, self.branch)
 
 
+class BranchUpdate(StrictModel):
+    """The change of a branch's weights by one merge."""
+
+    version: int
+    """Version that the update makes."""
+    before: int
+    """Version of the weights to which the update is added."""
+    folder: Path
+    """Folder of the update on the head."""
+
+
 class BranchUpdates(StrictModel):
     """Answer of the synchronizer to a `BranchReport`."""
 
     base: int
     """Version of the weights with which the branch began its round."""
-    folders: tuple[Path, ...]
-    """Folders of the updates from this version to the newest one, in order; at least one."""
+    updates: tuple[BranchUpdate, ...]
+    """Updates from this version to the newest one, in order; at least one. The first one closes the round."""
     is_over: bool
     """Whether all rounds are merged."""

@@ -10,7 +10,7 @@ import json
 import queue
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal
@@ -33,29 +33,20 @@ from share_compute.lifecycle.attempt_events import (
     BranchAssignment,
     BranchRound,
     CheckpointSaved,
-    LayersTimed,
-    LinkCut,
     Note,
-    Offended,
-    Planned,
-    Reformed,
-    ReplanAbandoned,
     ReplanProposed,
     RoundMerged,
-    Started,
-    StepCommitted,
-    Validated,
 )
 from share_compute.lifecycle.branch_ids import branch_id
 from share_compute.models.factory import dissect
 from share_compute.models.storage.checkpoints import STATE
-from share_compute.planning.branches import BranchPlace, island_topology, place_branches
-from share_compute.planning.plan import Plan
+from share_compute.planning.branches import BranchPlace, island_topology, neighbours, place_branches
 from share_compute.planning.planner import solve
 from share_compute.quantities import listed
 from share_compute.specification import TrainJob
-from share_compute.specification.synchronization import LocalSpec
-from share_compute.synchronization.aggregator import Aggregator, payload_bytes
+from share_compute.specification.synchronization import GossipSpec, LocalSpec
+from share_compute.synchronization.aggregator import payload_bytes
+from share_compute.synchronization.aggregators import EDGES, aggregator_of
 from share_compute.synchronization.records import BranchRun, Contribution, MergeRecord
 from share_compute.synchronization.rounds import (
     Contributed,
@@ -70,8 +61,9 @@ from share_compute_actors.group.naming import members_of, workers_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.preparation import prepare, suspended
 from share_compute_actors.training.rounds.beginning import beginning_facts, initial_shards, own_checkpoint
-from share_compute_actors.training.rounds.branch_attempt import BranchAttempt
-from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
+from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place
+from share_compute_actors.training.rounds.branch_events import BranchEvents
+from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdate, BranchUpdates
 from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
 from share_compute_actors.training.step_log import StepLog, superseded
 
@@ -84,7 +76,6 @@ _MOST_UPDATES = 16
 """Number of the newest updates that are kept for branches that are late; later ones begin with the newest weights."""
 _RESTARTED = {ContributorLost.code, LinkLost.code, ShardStoreLost.code, PlanInfeasible.code}
 """Errors after which a branch is started again."""
-_OF_ANY_BRANCH = (Note, LayersTimed, Offended, LinkCut)
 
 
 class Synchronizer:
@@ -106,8 +97,8 @@ class Synchronizer:
         reports: queue.SimpleQueue[BranchReport],
         start_branch: Callable[[Assignment], Any],
     ) -> None:
-        policy = assignment.spec.training.synchronization
-        assert isinstance(policy, LocalSpec)
+        policy = assignment.spec.training.rounds
+        assert policy is not None
         self._assignment = assignment
         self._report = report
         self._requests = requests
@@ -115,14 +106,11 @@ class Synchronizer:
         self._start_branch = start_branch
         self._policy = policy
         self._topology = assignment.topology
-        self._aggregator = Aggregator(assignment.folder / "rounds", assignment.spec.training)
+        self._aggregator = aggregator_of(assignment.folder / "rounds", assignment.spec.training)
         self._branches: list[BranchAttempt] = []
         self._contributions: dict[BranchRun, tuple[BranchReport, float]] = {}
         """Reports of contributions that are not merged yet, each with the time of its arrival in seconds."""
-        self._validations: list[tuple[int, float]] = []
-        self._known_step = assignment.known_step
-        """Last step of the first branch that the control plane knows."""
-        self._has_planned = False
+        self._events = BranchEvents(self._branches, report, assignment.known_step)
         self._forwarded: tuple[Any, frozenset[str]] = (None, frozenset())
         """Latest offer and machines to leave that the branches know."""
 
@@ -148,19 +136,27 @@ class Synchronizer:
         facts = self._prepare()
         spec, profile = self._assignment.spec, dissect(facts.blueprint)
         places = place_branches(spec, self._topology, profile)
-        version = self._recover(facts, places[0])
+        version = self._recover(facts, places)
         training = self._assignment.spec.training
-        merged = [run for record in self._step_log.merges() for run in record.runs]
-        self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), version, merged)
+        records = self._step_log.merges()
+        self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), records)
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
-        self._validations = [(step, loss) for step, loss in state["validations"]]
+        self._events.validations = [(step, loss) for step, loss in state["validations"]]
         chosen = {number: place for place in places for number in place.branches}
         for number in range(self._policy.branches):
             place = self._place_with_members(number, chosen[number])
             self._branches.append(BranchAttempt(number, place, self._start_branch))
         for branch in self._branches:
-            branch.begin(self._assignment_of(branch))
+            if not self._waits_for_the_end(branch):
+                branch.begin(self._assignment_of(branch))
+
+    def _waits_for_the_end(self, branch: BranchAttempt) -> bool:
+        """Return whether a branch has nothing to do before all others have pushed all their changes.
+
+        Then only the first branch has something left to do: it saves the result.
+        """
+        return self._machine.is_done(branch.number) and not self._machine.is_over
 
     def _prepare(self) -> ShardStoreFacts:
         """Prepare the data that all branches share."""
@@ -180,12 +176,12 @@ class Synchronizer:
         machines = tuple(machine.id for machine in self._topology.contributors if machine.id in held)
         return chosen if set(chosen.machines).issuperset(machines) else replace(chosen, machines=machines)
 
-    def _recover(self, facts: ShardStoreFacts, first: BranchPlace) -> int:
+    def _recover(self, facts: ShardStoreFacts, places: Sequence[BranchPlace]) -> int:
         """Return the version from which the job continues; write version 0 if the job has no version yet.
 
         Args:
             facts: the facts that the shard store returned.
-            first: machines of the first branch.
+            places: machines of the branches.
         """
         recorded = max((record.version for record in self._step_log.merges()), default=0)
         version = self._aggregator.newest_whole(recorded)
@@ -193,7 +189,7 @@ class Synchronizer:
             self._note("the initial weights are written")
             self._aggregator.begin(
                 initial_shards(self._assignment.spec, facts),
-                beginning_facts(self._assignment.spec, facts, self._runs(facts, first)),
+                self._facts(facts, places),
             )
             version = 0
         if version < recorded:
@@ -204,31 +200,57 @@ class Synchronizer:
             self._step_log.unmerge(version)
         return version
 
-    def _runs(self, facts: ShardStoreFacts, first: BranchPlace) -> tuple[int, ...]:
-        """Return the order of additions of all branches, from the plan of the first branch."""
-        machines, profile = island_topology(self._topology, first), dissect(facts.blueprint)
-        return max(solve(self._assignment.spec, machines, profile, 0, {}).plan.shares, key=len)
+    def _facts(self, facts: ShardStoreFacts, places: Sequence[BranchPlace]) -> dict[str, Any]:
+        """Return the training state of version 0; the order of additions is that of the first branch's plan."""
+        spec, profile = self._assignment.spec, dissect(facts.blueprint)
+        solution = solve(spec, island_topology(self._topology, places[0]), profile, 0, {})
+        found = beginning_facts(spec, facts, max(solution.plan.shares, key=len))
+        is_measured = isinstance(self._policy, GossipSpec) and self._policy.graph == "measured"
+        return found | {EDGES: neighbours(self._topology, places)} if is_measured else found
 
     def _assignment_of(self, branch: BranchAttempt) -> Assignment:
         """Return the assignment with which a branch begins or continues."""
-        assignment, number, version = self._assignment, branch.number, self._machine.version
+        assignment, number, newest = self._assignment, branch.number, self._machine.version
+        checkpoint, version = self._aggregator.beginning(newest, number)
+        step: int | None = self._steps(number)
         folder = assignment.folder
         if number > 0:
             folder = folder / "branches" / f"{number:04}"
         folder.mkdir(parents=True, exist_ok=True)
-        own = own_checkpoint(folder, version)
+        own = own_checkpoint(folder)
+        if own is not None and self._continues(own[1], version, number):
+            checkpoint, version, step = *own, None
         return assignment.model_copy(
             update={
                 "job_id": self._id_of(number),
                 "spec": _spec_of(assignment.spec, number),
                 "topology": island_topology(self._topology, branch.place),
                 "folder": folder,
-                "checkpoint": own or self._aggregator.version_folder(version),
-                "known_step": self._known_step if number == 0 else 0,
+                "checkpoint": checkpoint,
+                "known_step": self._events.known_step if number == 0 else 0,
                 "checkpoint_every_s": None,  # the weights of each version are on the server
-                "branch": BranchAssignment(number=number, version=version, data=assignment.folder / "data"),
+                "branch": BranchAssignment(
+                    number=number, version=version, step=step, data=assignment.folder / "data"
+                ),
             }
         )
+
+    def _continues(self, version: int, newest: int, number: int) -> bool:
+        """Return whether a branch continues from its own checkpoint with the weights of a version.
+
+        To a parameter server, a branch may push a change to weights that are not the newest.
+        """
+        is_old = self._policy.merges_apart and self._aggregator.follows(version, newest, number)
+        return version == newest or (is_old and version < newest)
+
+    def _steps(self, number: int) -> int:
+        """Return the number of steps of a branch that the merged weights include.
+
+        Branches of local steps continue with the common weights, so a late one skips the steps that it missed.
+        """
+        is_local = isinstance(self._policy, LocalSpec)
+        rounds = self._machine.version if is_local else self._machine.clock(number)
+        return self._policy.steps_after(rounds, self._assignment.spec.training.steps)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +299,10 @@ class Synchronizer:
             if isinstance(event, AttemptEnded):
                 branch.has_ended = True
                 return self._on_ended(branch, event)
-            self._pass_on(branch, event)
+            if isinstance(event, ReplanProposed):
+                branch.offer(self._topology, event.step)
+            else:
+                self._events.pass_on(branch, event)
         return None
 
     def _on_ended(self, branch: BranchAttempt, event: AttemptEnded) -> AttemptEnded | None:
@@ -304,9 +329,18 @@ class Synchronizer:
                 hint="look at the job's log for the machines that were lost",
             )
         branch.restarts += 1
+        if self._waits_for_the_end(branch):
+            branch.has_ended = True
+            return
         if moves:
-            branch.place = self._other_place(branch, why)
+            left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
+            branch.place = other_place(branch, self._branches, left, why)
         assignment = self._assignment_of(branch)
+        assert assignment.branch is not None
+        if assignment.branch.step is not None:  # not from the branch's own checkpoint
+            for run in self._machine.withdraw(branch.number):
+                report, _ = self._contributions.pop(run)
+                shutil.rmtree(report.folder, ignore_errors=True)
         names = listed(sorted(self._name(machine) for machine in branch.place.machines))
         loss = f"; {self._lost_state(assignment)}" if moves else ""
         self._note(f"branch {branch.number} is started again on {names}{loss}: {why}", "warning")
@@ -314,36 +348,18 @@ class Synchronizer:
 
     def _lost_state(self, assignment: Assignment) -> str:
         """Return what a branch lacks that begins a round with new members, for the user."""
-        training, version = self._assignment.spec.training, self._machine.version
+        training = self._assignment.spec.training
+        assert assignment.branch is not None
+        version = assignment.branch.version
         lost = []
         if self._policy.inner_state == "keep":
             lost.append("the state of its optimizer")
         if training.compression.name != "none" and training.compression.error_feedback is not None:
             lost.append("the error of its codec")
-        is_whole = assignment.checkpoint != self._aggregator.version_folder(version)
+        is_whole = assignment.branch.step is None
         if is_whole or version == 0 or not lost:
             return f"it begins round {version + 1} as before"
         return f"it begins round {version + 1} with the merged weights, but without {listed(lost)}"
-
-    def _other_place(self, branch: BranchAttempt, why: str) -> BranchPlace:
-        """Return machines for a branch that lost some of its own: those of the branch with the fewest neighbours.
-
-        Raises:
-            ContributorLost: no machine is left.
-        """
-        left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
-        loads: dict[tuple[str, ...], list[BranchAttempt]] = {}
-        for other in self._branches:
-            if not other.has_ended and other is not branch and left.issuperset(other.place.machines):
-                loads.setdefault(other.place.machines, []).append(other)
-        if loads:
-            machines = min(loads, key=lambda key: (len(loads[key]), key))
-            numbers = sorted([branch.number, *(other.number for other in loads[machines])])
-            return BranchPlace(machines, tuple(numbers), loads[machines][0].place.step_s)
-        own = tuple(machine for machine in branch.place.machines if machine in left)
-        if not own:
-            raise ContributorLost(why, hint="let a machine join; the job continues by itself")
-        return BranchPlace(own, (branch.number,), branch.place.step_s)
 
     # -- merges ------------------------------------------------------------------------------------------------------
 
@@ -387,11 +403,13 @@ class Synchronizer:
         """Compute a merge and store its record; then all branches that wait get the update."""
         began_s = time.monotonic()
         found = {run: self._contributions[run] for run in record.runs}
-        missing = self._machine.missing(record.runs)
-        version, step = record.version, self._aggregator.step_of(record.version)
-        self._state |= {"step": step, "version": version, "validations": self._validations}
+        missing = () if self._policy.merges_apart else self._machine.missing(record.runs)
+        version = record.version
+        rounds = min(version, self._machine.rounds_done + 1)
+        step = self._policy.steps_after(rounds, self._assignment.spec.training.steps)
+        self._state |= {"step": step, "version": version, "validations": self._events.validations}
         folders = {run: report.folder for run, (report, _) in found.items()}
-        self._aggregator.merge(record, folders, self._state)
+        distance = self._aggregator.merge(record, folders, self._state)
         self._step_log.merge(record)
         self._report(
             RoundMerged(
@@ -401,8 +419,11 @@ class Synchronizer:
                     self._figures(report, began_s - arrived_s) for report, arrived_s in found.values()
                 ),
                 missing=missing,
-                update_bytes=payload_bytes(self._aggregator.update_folder(version)),
+                update_bytes=max(
+                    payload_bytes(self._aggregator.update_folder(version, run.branch)) for run in found
+                ),
                 weight_bytes=self._aggregator.weight_bytes,
+                consensus_distance=distance,
                 merge_s=time.monotonic() - began_s,
             )
         )
@@ -413,6 +434,9 @@ class Synchronizer:
             del self._contributions[run]
             shutil.rmtree(report.folder, ignore_errors=True)
         self._carry_out(self._machine.handle(MergeRecorded(record)))
+        first = self._branches[0]
+        if self._machine.is_over and first.has_ended:
+            first.begin(self._assignment_of(first))
         for branch in self._branches:
             self._answer(branch)
         newest, oldest = self._machine.version, min(branch.base for branch in self._branches)
@@ -432,75 +456,28 @@ class Synchronizer:
         )
 
     def _answer(self, branch: BranchAttempt) -> None:
-        """Send a branch that waits all updates since its round began, if its round or a later one is merged."""
-        report, version = branch.waiting, self._machine.version
-        if report is None or version < report.round:
+        """Send a branch that waits the updates with which it continues, unless it has to wait for other branches."""
+        report = branch.waiting
+        versions = None if report is None else self._machine.updates(report.run)
+        if report is None or versions is None:
             return
-        folders = tuple(map(self._aggregator.update_folder, range(report.round, version + 1)))
-        if all(folder.is_dir() for folder in folders):
-            branch.update(
-                BranchUpdates(base=report.round - 1, folders=folders, is_over=self._machine.is_over)
+        base, number = report.round - 1, branch.number
+        updates = tuple(
+            BranchUpdate(
+                version=version,
+                before=base if version == versions.start else version - 1,
+                folder=self._aggregator.update_folder(version, number),
             )
+            for version in versions
+        )
+        if all(update.folder.is_dir() for update in updates):
+            branch.update(BranchUpdates(base=base, updates=updates, is_over=self._machine.is_over))
         else:
             branch.kill()
             self._kill_members(branch)
             self._restart(branch, "it is too late for the updates of the rounds that it missed", moves=False)
 
-    # -- events ------------------------------------------------------------------------------------------------------
-
-    def _pass_on(self, branch: BranchAttempt, event: AttemptEvent) -> None:
-        """Report an event of a branch as an event of the job."""
-        if isinstance(event, Started):
-            branch.has_begun = True
-        if isinstance(event, Planned):
-            branch.plan = event.plan
-            self._report_plan()
-        elif isinstance(event, Reformed):
-            branch.plan = event.plan
-            sentence = f"branch {branch.number}: {event.sentence}"
-            if self._has_planned:
-                self._report(event.model_copy(update={"plan": self._plan, "sentence": sentence}))
-        elif isinstance(event, ReplanProposed):
-            branch.offer(self._topology, event.step)
-        elif isinstance(event, Note) and branch.number:
-            self._report(event.model_copy(update={"message": f"branch {branch.number}: {event.message}"}))
-        elif isinstance(event, _OF_ANY_BRANCH):
-            self._report(event)
-        elif branch.number == 0 and not isinstance(event, ReplanAbandoned):
-            self._report(self._of_all(event))
-
-    def _of_all(self, event: AttemptEvent) -> AttemptEvent:
-        """Return an event of the first branch with the figures of all branches."""
-        if isinstance(event, Validated) and event.split == "validation":
-            self._validations.append((event.step, event.loss))
-        if isinstance(event, StepCommitted):
-            self._known_step = event.step
-            factor = self._policy.branches
-            return event.model_copy(
-                update={
-                    "samples": event.samples * factor,
-                    "tokens": event.tokens * factor,
-                    "tokens_per_s": event.tokens_per_s * factor,
-                }
-            )
-        return event
-
-    def _report_plan(self) -> None:
-        if all(branch.plan is not None for branch in self._branches):
-            self._has_planned = True
-            self._report(Planned(plan=self._plan))
-
-    @property
-    def _plan(self) -> Plan:
-        """The plan of the job: that of the first branch, with the stages of all branches."""
-        first = self._branches[0].plan
-        assert first is not None
-        branches = tuple(branch.branch_plan for branch in self._branches)
-        used = {
-            member.contributor_id for each in branches for stage in each.stages for member in stage.members
-        }
-        idle = tuple(machine for machine in first.idle if machine.contributor_id not in used)
-        return first.model_copy(update={"branches": branches, "idle": idle})
+    # -- the log -----------------------------------------------------------------------------------------------------
 
     def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
         self._report(Note(message=message, level=level))

@@ -20,7 +20,7 @@ export function tokensPerStep(job: Pick<Job, "spec">): number {
   const { training, data } = job.spec;
   const { synchronization } = training;
   // The batch size is that of each branch, and the speed is that of all branches.
-  const samples = training.batch_size * (synchronization.kind === "local" ? synchronization.branches : 1);
+  const samples = training.batch_size * (synchronization.kind === "allreduce" ? 1 : synchronization.branches);
   return data.dataset == null ? samples * training.sequence_length : samples;
 }
 

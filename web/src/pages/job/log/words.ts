@@ -104,13 +104,14 @@ function stateChanged({ state, reason }: { state: string; reason: string }): str
   return sentence(reason === "" ? state : `${state}: ${reason}`);
 }
 
-function roundMerged({ round, step, branches, missing, update_bytes, weight_bytes }: RoundMerged): string {
+function roundMerged({ round, step, branches, missing, update_bytes, weight_bytes, consensus_distance }: RoundMerged): string {
   const losses = branches.flatMap(({ loss }) => (loss === null ? [] : [loss]));
   const mean = losses.reduce((sum, loss) => sum + loss, 0) / losses.length;
   const sent = Math.max(0, ...branches.map(({ sent_bytes }) => sent_bytes));
   const loss = losses.length === 0 ? "" : `, loss ${mean.toFixed(4)}`;
   const without = missing.length === 0 ? "" : ` Without branch ${missing.join(", ")}.`;
-  return `Round ${round} merged ${branches.length} branches after step ${step}${loss}: each sent ${bytes(sent)} and received ${bytes(update_bytes)}, of ${bytes(weight_bytes)} of weights.${without}`;
+  const apart = consensus_distance == null ? "" : ` Consensus distance ${consensus_distance.toPrecision(3)}.`;
+  return `Round ${round} merged ${branches.length} ${branches.length === 1 ? "branch" : "branches"} after step ${step}${loss}: each sent ${bytes(sent)} and received ${bytes(update_bytes)}, of ${bytes(weight_bytes)} of weights.${without}${apart}`;
 }
 
 function planned(plan: Plan): string {

@@ -32,11 +32,13 @@ export const Rounds = memo(function Rounds({ rounds }: { rounds: readonly Round[
     );
   }
   const { sent_bytes, received_bytes, ratio, computing } = totals;
+  const distance = rounds.at(-1)!.consensus_distance;
   const facts = [
     t("{{count}} rounds", { count: rounds.length }),
     t("each branch sent {{sent}} and received {{received}}", { sent: bytes(sent_bytes), received: bytes(received_bytes) }),
     ratio !== null && ratio >= LEAST_RATIO && t("{{ratio}} times less than float32 weights", { ratio: Number(ratio.toPrecision(3)) }),
     computing !== null && t("computing {{share}} % of the time", { share: Math.round(100 * computing) }),
+    distance != null && t("consensus distance {{distance}}", { distance: Number(distance.toPrecision(3)) }),
   ];
   const shown = rounds.slice(-MOST_ROUNDS);
   return (
@@ -64,7 +66,7 @@ function Picture({ rounds, branches }: Props) {
   const bottom = branches.length * height;
   const every = Math.ceil(NUMBER_PX / column);
   const isLate = rounds.some((round) => round.branches.some((run) => run.round < round.round));
-  const isMissing = rounds.some((round) => branches.some((number) => runsOf(round, number).length === 0));
+  const isMissing = rounds.some(({ missing }) => missing.length > 0);
   return (
     <figure className={classes.figure}>
       <Group component="figcaption" gap="md" className={classes.legend}>
@@ -142,6 +144,8 @@ function Cell({ round, number, width, height, scale, hatch }: CellProps) {
   const runs = runsOf(round, number);
   const name = t("branch {{number}}, round {{round}}", { number, round: round.round });
   if (runs.length === 0) {
+    // To a parameter server, branches push one after another.
+    if (!round.missing.includes(number)) return null;
     return <rect x={1} y={3} width={width - 2} height={height - 6} className={classes.frame} data-of="missing" data-words={`${name}: ${t("missing")}`} />;
   }
   const thick = (height - 4) / runs.length;
@@ -209,6 +213,7 @@ function Figures({ rounds, branches }: Props) {
           {rounds.flatMap((round) =>
             branches.flatMap((number) => {
               const runs = runsOf(round, number);
+              if (runs.length === 0 && !round.missing.includes(number)) return [];
               return (runs.length === 0 ? [undefined] : runs).map((run) => (
                 <Line key={`${round.round} ${number} ${run?.round}`} round={round} number={number} run={run} />
               ));

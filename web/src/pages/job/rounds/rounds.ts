@@ -25,6 +25,8 @@ export interface RoundMerged {
   update_bytes: number;
   /** Size of the weights in float32. */
   weight_bytes: number;
+  /** Distance of the branches' own weights from the merged ones, relative to their norm; null if they have none. */
+  consensus_distance?: number | null;
 }
 
 export interface Round extends RoundMerged {
