@@ -219,7 +219,7 @@ class ParameterServerSpec(BranchesSpec):
     kind: Literal["parameter_server"] = "parameter_server"
     """Name of the policy."""
     every: int = Field(default=1, ge=1, le=2**31 - 1, title="Steps in a round")
-    """Steps that each branch takes before it pushes their change."""
+    """Steps that each branch takes in a round."""
     staleness: Annotated[int, Field(ge=0, le=2**31 - 1)] | Literal["unbounded"] = 0
     """Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous."""
 

@@ -3104,6 +3104,99 @@ export interface components {
             patience: number;
         };
         /**
+         * ElasticSpec
+         * @description Let each branch keep its own weights, and pull them and a centre together after some steps (EASGD).
+         */
+        ElasticSpec: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 10
+             */
+            every: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "elastic";
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             */
+            quorum?: number | null;
+            /**
+             * Rate
+             * @description Fraction of the difference to the centre by which a branch and the centre move; times branches at most 1.
+             * @default 0.1
+             */
+            rate: number;
+        };
+        /**
+         * ElasticSpec
+         * @description Let each branch keep its own weights, and pull them and a centre together after some steps (EASGD).
+         */
+        ElasticSpecRequest: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 10
+             */
+            every: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "elastic";
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             * @default null
+             */
+            quorum: number | null;
+            /**
+             * Rate
+             * @description Fraction of the difference to the centre by which a branch and the centre move; times branches at most 1.
+             * @default 0.1
+             */
+            rate: number;
+        };
+        /**
          * EmbedDataSpec
          * @description Files whose rows hold texts that are embedded into vectors.
          */
@@ -3704,6 +3797,101 @@ export interface components {
              *     }
              */
             sampling: components["schemas"]["BatchSamplingSpecRequest"];
+        };
+        /**
+         * GossipSpec
+         * @description Let each branch keep its own weights, and average them with its neighbours' weights after some steps.
+         */
+        GossipSpec: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 10
+             */
+            every: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Graph
+             * @description Neighbours of a branch: ring, exponential (distances 1, 2, 4, ...), measured, or random_pairs (NoLoCo).
+             * @default exponential
+             * @enum {string}
+             */
+            graph: "ring" | "exponential" | "measured" | "random_pairs";
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "gossip";
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             */
+            quorum?: number | null;
+        };
+        /**
+         * GossipSpec
+         * @description Let each branch keep its own weights, and average them with its neighbours' weights after some steps.
+         */
+        GossipSpecRequest: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 10
+             */
+            every: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Graph
+             * @description Neighbours of a branch: ring, exponential (distances 1, 2, 4, ...), measured, or random_pairs (NoLoCo).
+             * @default exponential
+             * @enum {string}
+             */
+            graph: "ring" | "exponential" | "measured" | "random_pairs";
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "gossip";
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             * @default null
+             */
+            quorum: number | null;
         };
         /**
          * GradientFusionSpec
@@ -5686,6 +5874,76 @@ export interface components {
              * @default auto
              */
             strategy: string;
+        };
+        /**
+         * ParameterServerSpec
+         * @description Let the server hold the weights; branches push their changes to it, and continue with its newest weights.
+         */
+        ParameterServerSpec: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 1
+             */
+            every: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "parameter_server";
+            /**
+             * Staleness
+             * @description Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous.
+             * @default 0
+             */
+            staleness: number | "unbounded";
+        };
+        /**
+         * ParameterServerSpec
+         * @description Let the server hold the weights; branches push their changes to it, and continue with its newest weights.
+         */
+        ParameterServerSpecRequest: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Steps that each branch takes in a round.
+             * @default 1
+             */
+            every: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "parameter_server";
+            /**
+             * Staleness
+             * @description Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous.
+             * @default 0
+             */
+            staleness: number | "unbounded";
         };
         /**
          * Plan
@@ -8090,7 +8348,7 @@ export interface components {
             activation_checkpointing: boolean;
             /**
              * Batch Size
-             * @description Samples in one step, over all machines; with ``synchronization: local``, in one step of each branch.
+             * @description Samples in one step, over all machines; with branches, in one step of each branch.
              * @default 16
              */
             batch_size: number;
@@ -8197,7 +8455,7 @@ export interface components {
             sequence_length: number;
             /**
              * Steps
-             * @description Number of optimizer updates; with ``synchronization: local``, of each branch.
+             * @description Number of optimizer updates; with branches, of each branch.
              * @default 100
              */
             steps: number;
@@ -8208,7 +8466,7 @@ export interface components {
              *       "kind": "allreduce"
              *     }
              */
-            synchronization: components["schemas"]["AllReduceSpec"] | components["schemas"]["LocalSpec"];
+            synchronization: components["schemas"]["AllReduceSpec"] | components["schemas"]["LocalSpec"] | components["schemas"]["ElasticSpec"] | components["schemas"]["GossipSpec"] | components["schemas"]["ParameterServerSpec"];
             /**
              * Steps between validations
              * @description Steps between validations; null validates only at the end.
@@ -8228,7 +8486,7 @@ export interface components {
             activation_checkpointing: boolean;
             /**
              * Batch Size
-             * @description Samples in one step, over all machines; with ``synchronization: local``, in one step of each branch.
+             * @description Samples in one step, over all machines; with branches, in one step of each branch.
              * @default 16
              */
             batch_size: number;
@@ -8342,7 +8600,7 @@ export interface components {
             sequence_length: number;
             /**
              * Steps
-             * @description Number of optimizer updates; with ``synchronization: local``, of each branch.
+             * @description Number of optimizer updates; with branches, of each branch.
              * @default 100
              */
             steps: number;
@@ -8353,7 +8611,7 @@ export interface components {
              *       "kind": "allreduce"
              *     }
              */
-            synchronization: components["schemas"]["AllReduceSpecRequest"] | components["schemas"]["LocalSpecRequest"];
+            synchronization: components["schemas"]["AllReduceSpecRequest"] | components["schemas"]["LocalSpecRequest"] | components["schemas"]["ElasticSpecRequest"] | components["schemas"]["GossipSpecRequest"] | components["schemas"]["ParameterServerSpecRequest"];
             /**
              * Steps between validations
              * @description Steps between validations; null validates only at the end.

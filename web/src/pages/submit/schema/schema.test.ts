@@ -42,11 +42,13 @@ test("fields have the input that fits them", () => {
 test("alternatives are chosen by their tag, and a default that differs is none", () => {
   const at = (path: string) => find(train, path.split("."));
   expect(at("training.synchronization")).toMatchObject({ kind: "object", tag: "kind" });
-  expect(at("training.synchronization.kind")?.choices).toEqual(["allreduce", "local"]);
-  expect(at("training.synchronization.every")).toMatchObject({ only: ["local"], fallback: 30 });
+  expect(at("training.synchronization.kind")?.choices).toEqual(["allreduce", "elastic", "gossip", "local", "parameter_server"]);
+  expect(at("training.synchronization.every")).toMatchObject({ only: ["elastic", "gossip", "local", "parameter_server"] });
+  expect(at("training.synchronization.every")?.fallback).toBeUndefined(); // each policy has its own
+  expect(at("training.synchronization.rate")).toMatchObject({ only: ["elastic"], fallback: 0.1 });
   expect(at("training.synchronization.outer.learning_rate")?.fallback).toBeUndefined();
   expect(at("training.compression.density")?.only).toEqual(["topk"]);
-  const kept = { training: { synchronization: { kind: "local", branches: 4, every: 30, outer: { name: "sgd", learning_rate: 0.4 } }, compression: { name: "none" } } };
+  const kept = { training: { synchronization: { kind: "local", branches: 4, late: "merge", outer: { name: "sgd", learning_rate: 0.4 } }, compression: { name: "none" } } };
   expect(pruned(kept, train)).toEqual({
     training: { synchronization: { kind: "local", branches: 4, outer: { name: "sgd", learning_rate: 0.4 } } },
   });
