@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import ray
 import torch
+from tests.platform.compression.codecs import SPECS
 from tests.ray_nodes import Attempt, processes_on
 
-from share_compute.lifecycle.attempt_events import AttemptEvent, RoundMerged
+from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, RoundMerged
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.topology import Link, Topology
 from share_compute_actors.group.naming import workers_of
@@ -197,6 +198,35 @@ def test_a_parameter_server_gets_each_push_once_though_an_island_is_lost(
     assert losses[-1] < losses[0]
 
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "local": {"kind": "local", "preset": "diloco"},
+    **OWN_WEIGHTS,
+    "parameter_server": {"kind": "parameter_server", "staleness": 1},
+}
+PLACES = {
+    "a stage of two": ({"stages": 1, "members_per_stage": 2}, ("c0", "c1")),
+    "two stages": ({"stages": 2, "members_per_stage": 1}, ("c0", "c1")),
+    "two islands": ({"stages": 1, "members_per_stage": 1}, ("c0", "c1")),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_trains_with_every_codec(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, name: str, places: str
+) -> None:
+    parallelism, machines = PLACES[places]
+    for codec, compression in SPECS.items():
+        document = job(licence, {**POLICIES[name], "every": 1}, steps=3, compression=compression)
+        document["parallelism"] = parallelism
+        folder = tmp_path / codec
+        events = attempt(document, folder=folder, machines=part(topology, *machines))
+        require_success(events)
+        assert all(torch.isfinite(tensor).all() for tensor in model(folder).values())
+        assert {branch.number for event in rounds_of(events) for branch in event.branches} == {0, 1}
+
+
 def kill_member(nodes: list[Any], index: int) -> Callable[[AttemptEvent, Any], None]:
     """Return a listener that kills the members on a node in the middle of the second round."""
     killed: list[int] = []
@@ -318,6 +348,35 @@ def test_a_suspended_job_continues_in_the_middle_of_a_round(
     require_success(second)
     assert rounds_of(second)[-1].round == 3
     assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"preset": "diloco", "every": 4}, {"kind": "elastic", "rate": 0.3, "every": 4}]
+)
+def test_a_branch_moves_to_a_machine_that_joins_with_the_same_bits(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, policy: dict[str, Any]
+) -> None:
+    """The optimizer's state and the error of the codec move with the branch."""
+    document = job(licence, policy, steps=20, compression={"name": "topk", "density": 0.1})
+    require_success(attempt(document, folder=tmp_path / "stays", machines=part(topology, "c0")))
+    both = part(topology, "c0", "c1")
+
+    def join(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "round" and event.round == 1:
+            ray.get(coordinator.offer.remote(Offer(topology=both).model_dump_json()))
+        if event.type == "replan-proposed":
+            assert event.plan.machines == {"c0", "c1"}
+            offer = Offer(topology=both, answers=event.step)
+            ray.get(coordinator.offer.remote(offer.model_dump_json()))
+
+    events = attempt(document, folder=tmp_path / "moves", machines=part(topology, "c0"), on_event=join)
+    require_success(events)
+    notes = [event.message for event in events if event.type == "note"]
+    assert any("continues on machine-1" in note for note in notes), notes
+    first, *_, last = rounds_of(events)
+    assert {machine for branch in first.branches for machine in branch.machines} == {"c0"}
+    assert {machine for branch in last.branches for machine in branch.machines} == {"c0", "c1"}
+    assert digest(tmp_path / "stays") == digest(tmp_path / "moves")
 
 
 def test_a_cancelled_job_ends_all_branches(

@@ -61,9 +61,10 @@ from share_compute_actors.group.naming import members_of, workers_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.preparation import prepare, suspended
 from share_compute_actors.training.rounds.beginning import beginning_facts, initial_shards, own_checkpoint
-from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place
+from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place, places_of
 from share_compute_actors.training.rounds.branch_events import BranchEvents
 from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdate, BranchUpdates
+from share_compute_actors.training.rounds.relocation import Relocation
 from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
 from share_compute_actors.training.step_log import StepLog, superseded
 
@@ -110,6 +111,7 @@ class Synchronizer:
         self._branches: list[BranchAttempt] = []
         self._contributions: dict[BranchRun, tuple[BranchReport, float]] = {}
         """Reports of contributions that are not merged yet, each with the time of its arrival in seconds."""
+        self._relocation: Relocation | None = None
         self._events = BranchEvents(self._branches, report, assignment.known_step)
         self._forwarded: tuple[Any, frozenset[str]] = (None, frozenset())
         """Latest offer and machines to leave that the branches know."""
@@ -129,6 +131,8 @@ class Synchronizer:
                 return self._train()
             finally:
                 self._end_branches(is_over=step_log.is_claimed)
+                if self._relocation is not None:
+                    self._relocation.close()
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
@@ -143,6 +147,7 @@ class Synchronizer:
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
         self._events.validations = [(step, loss) for step, loss in state["validations"]]
+        self._relocation = Relocation(spec, profile, self._report)
         chosen = {number: place for place in places for number in place.branches}
         for number in range(self._policy.branches):
             place = self._place_with_members(number, chosen[number])
@@ -281,11 +286,35 @@ class Synchronizer:
             self._topology = offer.topology
             for branch in self._branches:
                 branch.offer(offer.topology)
+            if self._relocation is not None:
+                self._relocation.answer(offer)
         for machine in sorted(leaving - known_leaving):
             for branch in self._branches:
                 if machine in branch.place.machines:
                     branch.request("drain", machine)
         self._forwarded = offer, leaving
+        self._look_for_better_places()
+
+    def _look_for_better_places(self) -> None:
+        """Propose to move branches to machines that joined."""
+        assert self._relocation is not None
+        left = self._policy.rounds(self._assignment.spec.training.steps) - self._machine.rounds_done
+        if all(branch.has_begun for branch in self._branches) and not self._machine.is_over:
+            places = places_of(self._branches)
+            self._relocation.consider(self._topology, places, left)
+            self._relocation.propose(self._events.known_step, left)
+
+    def _move(self) -> None:
+        """Ask the branches that are to move to save their state; they end, and begin again on other machines."""
+        assert self._relocation is not None
+        left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
+        for number, place in self._relocation.take(left).items():
+            branch = self._branches[number]
+            if place.machines == branch.place.machines:
+                branch.place = place
+            elif not branch.has_ended:
+                branch.moves_to = place
+                branch.request("suspend")
 
     def _take_events(self, branch: BranchAttempt) -> AttemptEnded | None:
         """Handle new events of a branch; return the success of the first branch."""
@@ -313,6 +342,12 @@ class Synchronizer:
         error = event.error or {}
         if error.get("code") not in _RESTARTED:
             return event
+        if branch.moves_to is not None:
+            branch.place, branch.moves_to = branch.moves_to, None
+            names = listed(sorted(self._name(machine) for machine in branch.place.machines))
+            self._note(f"branch {branch.number} continues on {names}")
+            branch.begin(self._assignment_of(branch))
+            return None
         is_attached = error.get("code") in (LinkLost.code, ShardStoreLost.code)
         self._restart(branch, event.reason, moves=not is_attached)
         return None
@@ -439,6 +474,8 @@ class Synchronizer:
             first.begin(self._assignment_of(first))
         for branch in self._branches:
             self._answer(branch)
+        if not self._machine.is_over:
+            self._move()
         newest, oldest = self._machine.version, min(branch.base for branch in self._branches)
         loading = [branch.base for branch in self._branches if not branch.has_begun]
         self._aggregator.prune(newest, max(oldest, newest - _MOST_UPDATES), loading)
