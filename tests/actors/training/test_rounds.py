@@ -178,6 +178,28 @@ def test_branches_with_weights_of_their_own_survive_all_losses_with_the_same_bit
     assert digest(tmp_path / "undisturbed") == digest(tmp_path / "lost")
 
 
+def test_validations_and_samples_use_the_merged_weights(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    """The centre hardly moves, while the branches learn."""
+    document = job(
+        licence,
+        {"kind": "elastic", "rate": 0.001, "every": 5},
+        steps=20,
+        optimizer={"name": "adamw", "learning_rate": 0.01},
+        validate_every=10,
+        samples={"every": 10, "prompts": ["the"], "max_tokens": 4},
+    )
+    events = attempt(document, folder=tmp_path, machines=part(topology, "c0", "c1"))
+    require_success(events)
+    losses = [event.loss for event in events if event.type == "step"]
+    validated = {event.step: event.loss for event in events if event.type == "validated"}
+    assert losses[-1] < 0.9 * losses[0]
+    for step in (10, 20):
+        assert validated[step] == pytest.approx(losses[0], rel=0.02)
+    assert len([event for event in events if event.type == "sampled"]) == 2
+
+
 @pytest.mark.parametrize("staleness", [1, "unbounded"])
 def test_a_parameter_server_gets_each_push_once_though_an_island_is_lost(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, staleness: Any

@@ -69,6 +69,8 @@ class BranchRounds:
         self._shard_store = shard_store
         self._step_log = step_log
         self._protection = protection
+        self.merged: Path | None = None
+        """Folder of the merged weights after the last merge, if this branch has others and evaluates them."""
 
     def merge(self, state: TrainingState) -> bool:
         """Contribute to a merge, wait for it, and apply its update; return whether all rounds are merged.
@@ -94,6 +96,7 @@ class BranchRounds:
             ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update.folder)))
             self._ask_all(NOTHING, "merge", update.version, update.before, closes_round=number == 0)
         self._finish(state)
+        self.merged = updates.merged
         return updates.is_over
 
     def _finish(self, state: TrainingState) -> None:

@@ -187,6 +187,8 @@ class TrainingRun(Listener):
         training, progress = self._training, self._progress
         if self._rounds is not None and self._ends_round(step) and self._rounds.merge(progress.state):
             progress.end("all rounds are merged")
+        if self._rounds is not None:
+            self._evaluation.show_merged(self._rounds.merged)
         if not self._is_first_branch:
             self._save_after(step)
             return

@@ -69,6 +69,32 @@ class MergesBranches:
         fill(payloads, client, "update", dtype=torch.uint8)
         runner.merge(version, before, payloads, closes_round=closes_round)
 
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def show_merged(self, step: int) -> None:
+        """Load the merged weights that the shard store has open, for evaluations until the next step is trained.
+
+        Do nothing if they are loaded.
+
+        Args:
+            step: number of the last step that was applied.
+
+        Raises:
+            ContributorLost: data arrived damaged in every attempt.
+            ShardStoreLost: the shard store died.
+        """
+        self._engine.order(partial(self._show_merged, step))
+
+    def _show_merged(self, step: int) -> None:
+        runner = self._runner
+        if runner is None or runner.branch is None or runner.shown_step == step:
+            return
+        trained = {name: each for name, each in runner.parameters.items() if each.requires_grad}
+        weights = {name: torch.empty(each.shape) for name, each in trained.items()}
+        client = SourceClient(Sources((server_source(self._shard_store),)))
+        fill(weights, client, "update")
+        runner.show_merged(step, weights)
+
     @ray.method(concurrency_group="copies")
     @answers(NOTHING)
     def restart_copies(self) -> None:

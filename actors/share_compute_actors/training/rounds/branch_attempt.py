@@ -40,6 +40,8 @@ class BranchAttempt:
         """Plan that the branch carries out; None before its coordinator has planned."""
         self.base = 0
         """Version of the weights with which the branch computes its round, as far as the synchronizer knows."""
+        self.sent = 0
+        """Version of the last update that was sent to the branch."""
         self.has_begun = False
         """Whether members have loaded the weights of version `base`, or of a later one."""
         self.waiting: BranchReport | None = None
@@ -80,7 +82,7 @@ class BranchAttempt:
 
     def update(self, updates: BranchUpdates) -> None:
         """Send updates to the branch."""
-        self.waiting = None
+        self.waiting, self.sent = None, updates.updates[-1].version
         self._actor.take_updates.remote(updates.model_dump_json())
 
     def offer(self, topology: Topology, answers: int | None = None) -> None:

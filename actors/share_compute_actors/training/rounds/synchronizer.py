@@ -478,6 +478,10 @@ class Synchronizer:
             self._move()
         newest, oldest = self._machine.version, min(branch.base for branch in self._branches)
         loading = [branch.base for branch in self._branches if not branch.has_begun]
+        if self._policy.keeps_own_weights:
+            loading.append(
+                self._branches[0].base + 1
+            )  # the first branch may evaluate the weights after its round
         self._aggregator.prune(newest, max(oldest, newest - _MOST_UPDATES), loading)
 
     def _figures(self, report: BranchReport, waited_s: float) -> BranchRound:
@@ -508,7 +512,10 @@ class Synchronizer:
             for version in versions
         )
         if all(update.folder.is_dir() for update in updates):
-            branch.update(BranchUpdates(base=base, updates=updates, is_over=self._machine.is_over))
+            is_over = self._machine.is_over
+            evaluates = number == 0 and self._policy.keeps_own_weights and not is_over
+            merged = self._aggregator.version_folder(versions.stop - 1) if evaluates else None
+            branch.update(BranchUpdates(base=base, updates=updates, is_over=is_over, merged=merged))
         else:
             branch.kill()
             self._kill_members(branch)
