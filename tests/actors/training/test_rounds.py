@@ -350,11 +350,53 @@ def test_a_member_that_dies_at_the_end_of_a_round_changes_no_bit(
     assert digest(tmp_path / "undisturbed") == digest(tmp_path / "killed")
 
 
+STREAMING = {"preset": "diloco", "every": 4, "overlap": 3, "fragments": 2}
+
+
+def test_training_goes_on_while_a_round_is_merged(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path
+) -> None:
+    """Coordinators die during the overlap, and a member of each island dies as well: the same bits."""
+    document = job(licence, STREAMING, steps=13, compression={"name": "int8"})
+    document["parallelism"] = {"stages": 1, "members_per_stage": 2}
+    machines = two_sites(topology)
+    undisturbed = attempt(document, folder=tmp_path / "undisturbed", machines=machines)
+    require_success(undisturbed)
+    assert [(event.round, event.step) for event in rounds_of(undisturbed)] == [
+        (1, 4),
+        (2, 8),
+        (3, 12),
+        (4, 13),
+    ]
+    assert rounds_of(undisturbed)[0].branches[0].sent_bytes < 0.2 * rounds_of(undisturbed)[0].weight_bytes
+
+    def die(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 6:
+            ray.kill(coordinator)
+
+    killed: list[int] = []
+
+    def kill(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "step" and event.step == 9 and not killed:
+            for index in (1, 3):
+                for process in processes_on(nodes[index], "Member"):
+                    killed.append(process.pid)
+                    os.kill(process.pid, signal.SIGKILL)
+
+    folder = tmp_path / "killed"
+    attempt(document, folder=folder, machines=machines, on_event=die)
+    second = attempt(document, folder=folder, machines=machines, number=2, known=6, on_event=kill)
+    require_success(second)
+    assert killed
+    assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+@pytest.mark.parametrize("policy", [{"preset": "diloco", "every": 4}, STREAMING], ids=["local", "streaming"])
 def test_a_suspended_job_continues_in_the_middle_of_a_round(
-    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, policy: dict[str, Any]
 ) -> None:
     """Checkpoints of branches have the optimizer's state and the error of the codec."""
-    document = job(licence, {"preset": "diloco", "every": 4}, compression={"name": "topk", "density": 0.1})
+    document = job(licence, policy, compression={"name": "topk", "density": 0.1})
     machines = part(topology, "c0", "c1")
     require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
 

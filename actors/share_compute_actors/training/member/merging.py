@@ -37,6 +37,23 @@ class MergesBranches:
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
+    def end_round(self, base: int) -> None:
+        """Keep the weights as those at the end of the round; training then goes on while the round is merged.
+
+        The member's backup copies become outdated. Call `restart_copies` after this was called on all members.
+
+        Args:
+            base: version with which the round began.
+        """
+        self._engine.order(partial(self._end_round, base))
+
+    def _end_round(self, base: int) -> None:
+        self._engine.copies.outdate(self._machine.applied)
+        if self._runner is not None and self._runner.branch is not None:
+            self._runner.branch.end_round(base)
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def merge(self, version: int, before: int, *, closes_round: bool) -> None:
         """Load the update that the shard store has open, and apply it; see `BranchState.merge`.
 

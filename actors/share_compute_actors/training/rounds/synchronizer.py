@@ -243,9 +243,11 @@ class Synchronizer:
     def _continues(self, version: int, newest: int, number: int) -> bool:
         """Return whether a branch continues from its own checkpoint with the weights of a version.
 
-        To a parameter server, a branch may push a change to weights that are not the newest.
+        To a parameter server, a branch may push a change to weights that are not the newest. A branch that trains on
+        while its round is merged may not have the update yet.
         """
-        is_old = self._policy.merges_apart and self._aggregator.follows(version, newest, number)
+        may_be_old = self._policy.merges_apart or self._policy.overlapping > 0
+        is_old = may_be_old and self._aggregator.follows(version, newest, number)
         return version == newest or (is_old and version < newest)
 
     def _steps(self, number: int) -> int:
@@ -391,6 +393,10 @@ class Synchronizer:
             lost.append("the state of its optimizer")
         if training.compression.name != "none" and training.compression.error_feedback is not None:
             lost.append("the error of its codec")
+        if self._policy.overlapping:
+            lost.append("the steps that it took while the round was merged")
+        if isinstance(self._policy, LocalSpec) and self._policy.fragments > 1:
+            lost.append("its changes to the parts of the model that were not merged")
         is_whole = assignment.branch.step is None
         if is_whole or version == 0 or not lost:
             return f"it begins round {version + 1} as before"
@@ -492,7 +498,7 @@ class Synchronizer:
             loss=report.loss,
             samples=report.samples,
             seconds=report.seconds,
-            waited_s=waited_s,
+            waited_s=0.0 if self._policy.overlapping else waited_s,
             sent_bytes=payload_bytes(report.folder),
         )
 
