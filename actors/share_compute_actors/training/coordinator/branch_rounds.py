@@ -76,7 +76,7 @@ class BranchRounds:
         """Folder of the merged weights after the last merge, if this branch has others and evaluates them."""
 
     def contribute(self, state: TrainingState) -> None:
-        """Contribute to a merge at the end of a round; do nothing if the merge is over.
+        """Contribute to a merge at the end of a round; this may be repeated.
 
         Call this only while training is paused.
 
