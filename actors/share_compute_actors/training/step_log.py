@@ -346,6 +346,12 @@ class StepLog:
         """Return whether a merge after a step has begun, and not all members have its weights."""
         return bool(self._rows("SELECT 1 FROM meetings WHERE step = ? AND NOT is_over", step))
 
+    @property
+    def open_meeting(self) -> int | None:
+        """Step after which a branch contributed to a merge that its members do not have yet; None if there is none."""
+        ((step,),) = self._rows("SELECT max(step) FROM meetings WHERE NOT is_over")
+        return None if step is None else int(step)
+
     def merges(self) -> list[MergeRecord]:
         """Return the records of all merges, in order."""
         return [

@@ -269,7 +269,7 @@ class BranchRound(StrictModel):
     seconds: float = Field(ge=0)
     """Time that the steps took."""
     waited_s: float = Field(ge=0)
-    """Time from the report of the contribution to the merge."""
+    """Time from the report of the contribution to the merge; 0 if the branch trains on meanwhile."""
     sent_bytes: int = Field(ge=0)
     """Size of the contribution."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from share_compute.errors import PlanInfeasible
 from share_compute.models.profiles.profile import ModelProfile
@@ -17,12 +18,15 @@ from share_compute.planning.branches import (
     uncompressed_bytes,
     update_bytes,
 )
-from share_compute.planning.plan import BranchPlan
+from share_compute.planning.plan import BranchPlan, Plan
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.report import BranchIsland, RoundsPrediction
 from share_compute.specification import TrainJob
 from share_compute.specification.synchronization import AllReduceSpec
 from share_compute.topology import Topology
+
+LEAST_GAIN = 0.1
+"""Smallest fraction of a round's time for which branches move to other machines."""
 
 
 def plan_rounds(
@@ -38,7 +42,13 @@ def plan_rounds(
     Raises:
         PlanInfeasible, UserError: as `place_branches`.
     """
-    places = place_branches(spec, topology, profile)
+    return plan_places(spec, topology, profile, place_branches(spec, topology, profile))
+
+
+def plan_places(
+    spec: TrainJob, topology: Topology, profile: ModelProfile, places: Sequence[BranchPlace]
+) -> tuple[Solution, RoundsPrediction, Topology]:
+    """Return what `plan_rounds` returns, for branches that have their places."""
     islands = [island_topology(topology, place) for place in places]
     solutions = [solve(spec, island, profile, 0, {}) for island in islands]
     steps_s = [
@@ -58,6 +68,74 @@ def plan_rounds(
     )
     figures = _predict(spec, topology, profile, places, steps_s)
     return replace(solutions[0], plan=plan), figures, islands[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Better places for the branches of a running job."""
+
+    places: tuple[BranchPlace, ...]
+    plan: Plan
+    round_s: float
+    """Predicted time of a round with these places."""
+    current_round_s: float
+    """Predicted time of a round with the places that the branches have."""
+    move_s: float
+    """Predicted time in which the branches that change their machines move their state."""
+
+
+def better_places(
+    spec: TrainJob, topology: Topology, profile: ModelProfile, current: Sequence[BranchPlace], left: int
+) -> Move | None:
+    """Return places that pay off in the rounds that are left; None if there are none.
+
+    Branches that can stay on their machines stay there.
+
+    Args:
+        spec: a job with branches.
+        topology: the machines that the job may use from now on.
+        profile: cost profile of the job's model.
+        current: the places that the branches have; their machines may be gone.
+        left: number of rounds that are left.
+    """
+    try:
+        places = _renumbered(place_branches(spec, topology, profile), current)
+        solution, figures, _ = plan_places(spec, topology, profile, places)
+    except PlanInfeasible:
+        return None
+    before_s = max(_round_s(spec, topology, profile, place) for place in current)
+    before = {number: place.machines for place in current for number in place.branches}
+    moved = [
+        place for place in places if any(before.get(number) != place.machines for number in place.branches)
+    ]
+    if figures.round_s is None or not moved:
+        return None
+    state_bytes = (1 + spec.training.state_tensors) * uncompressed_bytes(profile)
+    move_s = max(
+        exchange_s(topology, place.machines, 2 * len(place.branches) * state_bytes) for place in moved
+    )
+    gain_s = before_s - figures.round_s
+    if gain_s < LEAST_GAIN * before_s or gain_s * left <= move_s:
+        return None
+    return Move(places, solution.plan, figures.round_s, before_s, move_s)
+
+
+def _renumbered(places: Sequence[BranchPlace], current: Sequence[BranchPlace]) -> tuple[BranchPlace, ...]:
+    """Return the same places, with the branches on them that are there already, as far as possible."""
+    held = {place.machines: list(place.branches) for place in current}
+    stays = [held.get(place.machines, [])[: len(place.branches)] for place in places]
+    others = iter(sorted({number for place in places for number in place.branches}.difference(*stays)))
+    return tuple(
+        replace(place, branches=tuple(sorted([*kept, *islice(others, len(place.branches) - len(kept))])))
+        for place, kept in zip(places, stays, strict=True)
+    )
+
+
+def _round_s(spec: TrainJob, topology: Topology, profile: ModelProfile, place: BranchPlace) -> float:
+    policy, branches = spec.training.rounds, len(place.branches)
+    assert policy is not None
+    size = contribution_bytes(spec.training, profile) + update_bytes(spec.training, profile)
+    return branches * policy.every * place.step_s + exchange_s(topology, place.machines, branches * size)
 
 
 def _predict(

@@ -93,6 +93,21 @@ class BranchesSpec(SpecModel):
         """Return whether a round ends after a step of a branch that takes ``steps`` steps."""
         return step % self.every == 0 or step == steps
 
+    def merges(self, name: str, round_number: int, rounds: int) -> bool:  # noqa: ARG002 - most policies merge all
+        """Return whether a round merges a parameter.
+
+        Args:
+            name: stored name of the parameter.
+            round_number: the round, from 1.
+            rounds: number of rounds of the job.
+        """
+        return True
+
+    @property
+    def overlapping(self) -> int:
+        """Number of steps that a branch trains on while the server merges its round."""
+        return 0
+
     def steps_after(self, rounds: int, steps: int) -> int:
         """Return the number of steps of a branch after some rounds, if it takes ``steps`` steps in all."""
         return min(rounds * self.every, steps)
@@ -166,6 +181,40 @@ class LocalSpec(RoundsSpec):
     """Optimizer that adds the branches' mean change to the weights."""
     late: Literal["merge", "drop"] = "merge"
     """Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it."""
+    overlap: int = Field(default=0, ge=0, le=2**31 - 1, title="Overlapping steps")
+    """Steps that a branch trains on while the server merges its round; less than ``every``."""
+    fragments: int = Field(default=1, ge=1, le=4096)
+    """Parts of the model, of which each round merges one in turn; the last round merges all of them."""
+
+    @model_validator(mode="after")
+    def _parts_of_rounds_fit(self) -> Self:
+        if self.fragments > 1 and self.quorum is not None and self.late == "merge":
+            raise ValueError(
+                "fragments needs late: drop where there is a quorum: the next round merges another part of the model"
+            )
+        if self.overlap >= self.every:
+            raise ValueError(
+                f"overlap {self.overlap} must be less than every {self.every}: rounds are merged one after the other"
+            )
+        return self
+
+    def merges(self, name: str, round_number: int, rounds: int) -> bool:
+        """Return whether a round merges a parameter.
+
+        Args:
+            name: stored name of the parameter. The first number in it, that of the layer, decides: neighbouring layers
+                are in different parts (the strided pattern of Streaming DiLoCo, arXiv 2501.18512).
+            round_number: the round, from 1.
+            rounds: number of rounds of the job; the last one merges all parameters.
+        """
+        numbers = (part for part in name.split(".") if part.isdecimal())
+        layer = int(next(numbers, 0))
+        return round_number >= rounds or layer % self.fragments == (round_number - 1) % self.fragments
+
+    @property
+    def overlapping(self) -> int:
+        """Number of steps that a branch trains on while the server merges its round."""
+        return self.overlap
 
     @model_validator(mode="before")
     @classmethod

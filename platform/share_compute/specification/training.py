@@ -190,4 +190,9 @@ class TrainingSpec(SpecModel):
             return 0
         codec = self.compression
         has_residual = isinstance(codec, LossyCompressionSpec) and codec.error_feedback is not None
-        return 1 + has_residual
+        others = (
+            has_residual,
+            self.rounds.keeps_own_weights,  # the merged weights, for evaluations
+            self.rounds.overlapping > 0,  # the weights at the end of the round
+        )
+        return 1 + sum(others)

@@ -154,10 +154,11 @@ class Aggregator:
                 not finite.
         """
         found = opened(folder, run)
-        if odd := sorted(self._shapes.keys() ^ set(found.names())):
+        shapes = {name: shape for name, shape in self._shapes.items() if self._merges(name, run.round)}
+        if odd := sorted(shapes.keys() ^ set(found.names())):
             raise damaged(run, f"only one of it and the model has {odd[0]}")
         codec = codec_of_round(self._training, run.round)
-        for name, shape in self._shapes.items():
+        for name, shape in shapes.items():
             if not is_finite(decoded(codec, found, name, shape, run)):
                 raise damaged(run, f"{name} is not finite")
         return found.digest()
@@ -210,18 +211,22 @@ class Aggregator:
         slots = read_slots(self._outer_folder(version - 1))
 
         def merge_group(names: Sequence[str]) -> dict[Path, Tensors]:
-            old = {name: before.read(name) for name in names}
-            changes = {run: self._changes(folder, old, run) for run, folder in found.items()}
+            whole = {name: before.read(name) for name in names}
             state = {slot: tensor for name in names for slot, tensor in slots(name).items()}
+            old = {name: value for name, value in whole.items() if self._merges(name, version)}
+            changes = {run: self._changes(folder, old, run) for run, folder in found.items()}
             wanted, following = apply_merge(record, changes, self._outer, old, state)
             new, payloads, errors = self._encoded(version, old, wanted, state, _CODEC)
             return {
-                self.version_folder(version): new,
-                self._outer_folder(version): {**following, **errors},
+                self.version_folder(version): {**whole, **new},
+                self._outer_folder(version): {**state, **following, **errors},
                 self.update_folder(version, 0): payloads,
             }
 
         return merge_group
+
+    def _merges(self, name: str, version: int) -> bool:
+        return self._policy.merges(name, version, self._policy.rounds(self._training.steps))
 
     @property
     def _distance(self) -> float | None:

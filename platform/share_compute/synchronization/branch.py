@@ -21,6 +21,8 @@ _MARK: Final = slot_name("", "branch.")
 """Between a parameter's name and the name of a slot; other slots belong to the optimizer (`training.optimizers`)."""
 _BASE: Final = "base"
 _VERSION: Final = "version"
+_SENT: Final = "sent"
+_PENDING: Final = "pending"
 
 
 def is_branch_slot(name: str) -> bool:
@@ -44,6 +46,10 @@ class _Kept:
     """Number of merges that `base` includes."""
     state: State
     """State of the codec before the open round."""
+    sent: Tensor | None
+    """Weights at the end of the round that is being merged; None if merges do not overlap with training."""
+    is_pending: bool = False
+    """Whether the round has ended, and training goes on while it is merged: then `sent` has a meaning."""
 
 
 class BranchState:
@@ -53,6 +59,9 @@ class BranchState:
     The update of the merge is the decoded change of the common weights. All branches add the same update to the same
     base, so they begin the next round with the same bits. In policies in which branches keep weights of their own, the
     update is the change of the branch's weights beside its contribution.
+
+    If merges overlap with training, ``sent`` has the weights at the end of the round. After the merge, the branch
+    continues with the common weights plus what it has learned since then.
 
     Each parameter has its own version, because a shard may be loaded from several members, some of which have merged.
 
@@ -66,14 +75,14 @@ class BranchState:
         self._training = training
         self._parameters = dict(parameters)
         codec = codec_of(training.compression, training.seed)
-        self._kept = {
-            name: _Kept(
-                _on_cpu(weight).clone(memory_format=torch.contiguous_format),
-                version,
-                codec.begin(name, weight.shape),
-            )
-            for name, weight in self._parameters.items()
-        }
+        assert training.rounds is not None
+        self._policy = training.rounds
+        self._rounds = self._policy.rounds(training.steps)
+        self._kept: dict[str, _Kept] = {}
+        for name, weight in self._parameters.items():
+            base = _on_cpu(weight).clone(memory_format=torch.contiguous_format)
+            sent = torch.zeros_like(base) if self._policy.overlapping else None
+            self._kept[name] = _Kept(base, version, codec.begin(name, weight.shape), sent)
         self._following: dict[str, State] = {}
         """State of the codec after the contribution of the open round, if it is known, by parameter."""
 
@@ -99,9 +108,24 @@ class BranchState:
                 hint="no action needed if the job continues: the last merge is repeated first",
             )
         payloads: dict[str, Tensor] = {}
-        for name in self._parameters:
-            payloads[name], self._following[name] = self._encoded(name)
+        for name, kept in self._kept.items():
+            if self._merges(name, kept.version + 1):
+                payloads[name], self._following[name] = self._encoded(name)
         return payloads
+
+    def end_round(self, base: int) -> None:
+        """End the open round; training then goes on while it is merged. Repeated calls have no effect.
+
+        Args:
+            base: version with which the round began; parameters of later versions stay as they are.
+        """
+        for name, kept in self._kept.items():
+            if kept.sent is not None and not kept.is_pending and kept.version == base:
+                kept.sent.copy_(self._parameters[name].detach())
+                kept.is_pending = True
+
+    def _merges(self, name: str, version: int) -> bool:
+        return self._policy.merges(name, version, self._rounds)
 
     def forget_contribution(self) -> None:
         """Drop the codec's next state; call this whenever training changes the weights."""
@@ -119,7 +143,8 @@ class BranchState:
         """
         codec = codec_of_update(self._training, version)
         lacking = self._lacking(version, before)
-        return {name: codec.num_bytes(self._parameters[name].shape) for name in lacking}
+        merged = (name for name in lacking if self._merges(name, version))
+        return {name: codec.num_bytes(self._parameters[name].shape) for name in merged}
 
     def merge(
         self, version: int, before: int, payloads: Mapping[str, Tensor], *, closes_round: bool
@@ -153,13 +178,15 @@ class BranchState:
                 )
             require_length(payloads[name], size)
         codec = codec_of_update(self._training, version)
-        policy = self._training.rounds
-        assert policy is not None
-        for name in sizes:
+        for name in self._lacking(version, before):
             weight, kept = self._parameters[name], self._kept[name]
+            if name not in sizes:  # another fragment is merged
+                kept.version, kept.is_pending = version, kept.is_pending and not closes_round
+                continue
+            learned = self._learned_apart(name, closes_round=closes_round)
             change = codec.decode(payloads[name], weight.shape)
             following = self._following.pop(name, None)
-            if policy.keeps_own_weights:
+            if self._policy.keeps_own_weights:
                 contribution, following = self._encoded(name)
                 round_codec = codec_of_round(self._training, kept.version + 1)
                 kept.base.add_(round_codec.decode(contribution, weight.shape))
@@ -170,14 +197,25 @@ class BranchState:
             kept.base.add_(change)
             with torch.no_grad():
                 weight.copy_(kept.base)
-            kept.version = version
+                if learned is not None and learned.any():  # adding zeros would change the sign of some zeros
+                    weight.add_(learned)
+            kept.version, kept.is_pending = version, False
         return tuple(sizes)
+
+    def _learned_apart(self, name: str, *, closes_round: bool) -> Tensor | None:
+        """Return the change of a parameter that no contribution has, and that a merge must keep; None if none."""
+        weight, kept = self._parameters[name].detach(), self._kept[name]
+        if kept.is_pending and kept.sent is not None:
+            return weight - kept.sent.to(weight.device)
+        return None if closes_round else weight - kept.base.to(weight.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state as float32 tensors ``{"<parameter>::branch.<slot>": tensor}``; not copies."""
         found: dict[str, Tensor] = {}
         for name, kept in self._kept.items():
             slots = {_BASE: kept.base, _VERSION: torch.tensor(float(kept.version)), **kept.state}
+            if kept.sent is not None:
+                slots |= {_SENT: kept.sent, _PENDING: torch.tensor(float(kept.is_pending))}
             found |= {f"{name}{_MARK}{slot}": tensor for slot, tensor in slots.items()}
         return found
 
@@ -200,8 +238,10 @@ class BranchState:
             if not version.is_integer() or version < 0:
                 raise _unfit(f"{name}{_MARK}{_VERSION}")
             self._kept[name].version = int(version)
+            if self._kept[name].sent is not None:
+                self._kept[name].is_pending = bool(tensors[f"{name}{_MARK}{_PENDING}"])
         for name in expected:
-            if not name.endswith(f"{_MARK}{_VERSION}"):
+            if not name.endswith((f"{_MARK}{_VERSION}", f"{_MARK}{_PENDING}")):
                 own[name].copy_(tensors[name])
 
     def _lacking(self, version: int, before: int) -> tuple[str, ...]:
@@ -219,7 +259,8 @@ class BranchState:
     def _encoded(self, name: str) -> tuple[Tensor, State]:
         """Return the payload of a parameter's change in the open round, and the codec's next state."""
         kept = self._kept[name]
-        change = _on_cpu(self._parameters[name]) - kept.base
+        weights = kept.sent if kept.is_pending and kept.sent is not None else _on_cpu(self._parameters[name])
+        change = weights - kept.base
         codec = codec_of_round(self._training, kept.version + 1)
         return codec.encode(change, kept.state)
 

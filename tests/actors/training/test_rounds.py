@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import ray
 import torch
+from tests.platform.compression.codecs import SPECS
 from tests.ray_nodes import Attempt, processes_on
 
-from share_compute.lifecycle.attempt_events import AttemptEvent, RoundMerged
+from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, RoundMerged
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.topology import Link, Topology
 from share_compute_actors.group.naming import workers_of
@@ -177,6 +178,28 @@ def test_branches_with_weights_of_their_own_survive_all_losses_with_the_same_bit
     assert digest(tmp_path / "undisturbed") == digest(tmp_path / "lost")
 
 
+def test_validations_and_samples_use_the_merged_weights(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    """The centre hardly moves, while the branches learn."""
+    document = job(
+        licence,
+        {"kind": "elastic", "rate": 0.001, "every": 5},
+        steps=20,
+        optimizer={"name": "adamw", "learning_rate": 0.01},
+        validate_every=10,
+        samples={"every": 10, "prompts": ["the"], "max_tokens": 4},
+    )
+    events = attempt(document, folder=tmp_path, machines=part(topology, "c0", "c1"))
+    require_success(events)
+    losses = [event.loss for event in events if event.type == "step"]
+    validated = {event.step: event.loss for event in events if event.type == "validated"}
+    assert losses[-1] < 0.9 * losses[0]
+    for step in (10, 20):
+        assert validated[step] == pytest.approx(losses[0], rel=0.02)
+    assert len([event for event in events if event.type == "sampled"]) == 2
+
+
 @pytest.mark.parametrize("staleness", [1, "unbounded"])
 def test_a_parameter_server_gets_each_push_once_though_an_island_is_lost(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, staleness: Any
@@ -195,6 +218,35 @@ def test_a_parameter_server_gets_each_push_once_though_an_island_is_lost(
     assert rounds_of(events)[-1].step == 12
     losses = [event.loss for event in events if event.type == "step"]
     assert losses[-1] < losses[0]
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "local": {"kind": "local", "preset": "diloco"},
+    **OWN_WEIGHTS,
+    "parameter_server": {"kind": "parameter_server", "staleness": 1},
+}
+PLACES = {
+    "a stage of two": ({"stages": 1, "members_per_stage": 2}, ("c0", "c1")),
+    "two stages": ({"stages": 2, "members_per_stage": 1}, ("c0", "c1")),
+    "two islands": ({"stages": 1, "members_per_stage": 1}, ("c0", "c1")),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_trains_with_every_codec(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, name: str, places: str
+) -> None:
+    parallelism, machines = PLACES[places]
+    for codec, compression in SPECS.items():
+        document = job(licence, {**POLICIES[name], "every": 1}, steps=3, compression=compression)
+        document["parallelism"] = parallelism
+        folder = tmp_path / codec
+        events = attempt(document, folder=folder, machines=part(topology, *machines))
+        require_success(events)
+        assert all(torch.isfinite(tensor).all() for tensor in model(folder).values())
+        assert {branch.number for event in rounds_of(events) for branch in event.branches} == {0, 1}
 
 
 def kill_member(nodes: list[Any], index: int) -> Callable[[AttemptEvent, Any], None]:
@@ -298,11 +350,53 @@ def test_a_member_that_dies_at_the_end_of_a_round_changes_no_bit(
     assert digest(tmp_path / "undisturbed") == digest(tmp_path / "killed")
 
 
+STREAMING = {"preset": "diloco", "every": 4, "overlap": 3, "fragments": 2}
+
+
+def test_training_goes_on_while_a_round_is_merged(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path
+) -> None:
+    """Coordinators die during the overlap, and a member of each island dies as well: the same bits."""
+    document = job(licence, STREAMING, steps=13, compression={"name": "int8"})
+    document["parallelism"] = {"stages": 1, "members_per_stage": 2}
+    machines = two_sites(topology)
+    undisturbed = attempt(document, folder=tmp_path / "undisturbed", machines=machines)
+    require_success(undisturbed)
+    assert [(event.round, event.step) for event in rounds_of(undisturbed)] == [
+        (1, 4),
+        (2, 8),
+        (3, 12),
+        (4, 13),
+    ]
+    assert rounds_of(undisturbed)[0].branches[0].sent_bytes < 0.2 * rounds_of(undisturbed)[0].weight_bytes
+
+    def die(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 6:
+            ray.kill(coordinator)
+
+    killed: list[int] = []
+
+    def kill(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "step" and event.step == 9 and not killed:
+            for index in (1, 3):
+                for process in processes_on(nodes[index], "Member"):
+                    killed.append(process.pid)
+                    os.kill(process.pid, signal.SIGKILL)
+
+    folder = tmp_path / "killed"
+    attempt(document, folder=folder, machines=machines, on_event=die)
+    second = attempt(document, folder=folder, machines=machines, number=2, known=6, on_event=kill)
+    require_success(second)
+    assert killed
+    assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+@pytest.mark.parametrize("policy", [{"preset": "diloco", "every": 4}, STREAMING], ids=["local", "streaming"])
 def test_a_suspended_job_continues_in_the_middle_of_a_round(
-    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, policy: dict[str, Any]
 ) -> None:
     """Checkpoints of branches have the optimizer's state and the error of the codec."""
-    document = job(licence, {"preset": "diloco", "every": 4}, compression={"name": "topk", "density": 0.1})
+    document = job(licence, policy, compression={"name": "topk", "density": 0.1})
     machines = part(topology, "c0", "c1")
     require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
 
@@ -318,6 +412,35 @@ def test_a_suspended_job_continues_in_the_middle_of_a_round(
     require_success(second)
     assert rounds_of(second)[-1].round == 3
     assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"preset": "diloco", "every": 4}, {"kind": "elastic", "rate": 0.3, "every": 4}]
+)
+def test_a_branch_moves_to_a_machine_that_joins_with_the_same_bits(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, policy: dict[str, Any]
+) -> None:
+    """The optimizer's state and the error of the codec move with the branch."""
+    document = job(licence, policy, steps=20, compression={"name": "topk", "density": 0.1})
+    require_success(attempt(document, folder=tmp_path / "stays", machines=part(topology, "c0")))
+    both = part(topology, "c0", "c1")
+
+    def join(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "round" and event.round == 1:
+            ray.get(coordinator.offer.remote(Offer(topology=both).model_dump_json()))
+        if event.type == "replan-proposed":
+            assert event.plan.machines == {"c0", "c1"}
+            offer = Offer(topology=both, answers=event.step)
+            ray.get(coordinator.offer.remote(offer.model_dump_json()))
+
+    events = attempt(document, folder=tmp_path / "moves", machines=part(topology, "c0"), on_event=join)
+    require_success(events)
+    notes = [event.message for event in events if event.type == "note"]
+    assert any("continues on machine-1" in note for note in notes), notes
+    first, *_, last = rounds_of(events)
+    assert {machine for branch in first.branches for machine in branch.machines} == {"c0"}
+    assert {machine for branch in last.branches for machine in branch.machines} == {"c0", "c1"}
+    assert digest(tmp_path / "stays") == digest(tmp_path / "moves")
 
 
 def test_a_cancelled_job_ends_all_branches(

@@ -75,6 +75,8 @@ def test_all_kinds_are_listed() -> None:
         ({"kind": "local", "branches": 2, "quorum": 0}, "quorum"),
         ({"kind": "local", "branches": 2, "grace_s": -1}, "grace_s"),
         ({"kind": "local", "branches": 2, "grace_s": float("nan")}, "grace_s"),
+        ({"kind": "local", "branches": 2, "every": 4, "overlap": 4}, "overlap 4 must be less than every 4"),
+        ({"kind": "local", "branches": 2, "fragments": 3, "quorum": 1}, "fragments needs late: drop"),
         ({"kind": "local", "branches": 2, "late": "wait"}, "late: Input should be 'merge' or 'drop'"),
         ({"kind": "local", "branches": 2, "preset": "dilico"}, "preset"),
         ({"kind": "local", "branches": 2, "inner_state": "drop"}, "inner_state"),

@@ -216,3 +216,33 @@ def test_weights_that_members_load_are_kept(tmp_path: Path) -> None:
     assert not aggregator.version_folder(3).exists()
     aggregator.prune(5, oldest_base=5)
     assert not aggregator.version_folder(1).exists()
+
+
+def test_a_fragment_changes_and_the_rest_stays_with_its_state(tmp_path: Path) -> None:
+    policy = {"kind": "local", "branches": 2, "every": 5, "fragments": 2, "outer": {"name": "nesterov"}}
+    spec = TrainingSpec.model_validate({"steps": 15, "synchronization": policy})
+    weights = {f"layers.{number}.w": torch.randn(4, 3) for number in range(2)}
+    aggregator = Aggregator(tmp_path / "a", spec)
+    aggregator.begin([InitialShard({name: value}, {}) for name, value in weights.items()], {"step": 0})
+    for version, names in ((1, ["layers.0.w"]), (2, ["layers.1.w"]), (3, sorted(weights))):
+        runs = {}
+        for run in record(version).runs:
+            place = tmp_path / f"{run.round}-{run.branch}"
+            place.mkdir()
+            codec = codec_of_round(spec, version)
+            save_file(
+                {name: codec.encode(torch.ones(4, 3), {})[0] for name in names}, place / "model.safetensors"
+            )
+            aggregator.check(run, place)
+            runs[run] = place
+        aggregator.merge(record(version), runs, {"step": version})
+        assert WeightFolder(aggregator.update_folder(version, 0)).names() == names
+        stored = WeightFolder(aggregator.version_folder(version))
+        for name, value in weights.items():
+            assert torch.equal(stored.read(name), value) == (name not in names), (version, name)
+        weights = {name: stored.read(name) for name in weights}
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    save_file({name: torch.zeros(48, dtype=torch.uint8) for name in weights}, whole / "model.safetensors")
+    with pytest.raises(VerificationFailed, match=r"only one of it and the model has layers\.1\.w"):
+        aggregator.check(BranchRun(1, 0), whole)

@@ -17,6 +17,7 @@ from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.compression.quantization import FloatCodec
 from share_compute.errors import VerificationFailed
 from share_compute.specification import TrainingSpec
+from share_compute.specification.synchronization import LocalSpec
 from share_compute.synchronization.branch import BranchState, is_branch_slot
 
 SHAPES = {"matrix": (24, 33), "bias": (24,), "scalar": ()}
@@ -296,3 +297,69 @@ def test_the_memory_of_a_branch_counts_its_base_and_its_residual() -> None:
         assert settings(codec).branch_tensors == expected
         kept = BranchState(settings(codec), {"matrix": torch.zeros(24, 33)}, 0).tensors()
         assert sum(each.numel() == 24 * 33 for each in kept.values()) == expected
+
+
+# -- overlap and fragments -------------------------------------------------------------------------------------------
+
+
+def overlapping(codec: str) -> TrainingSpec:
+    policy = {"kind": "local", "branches": 2, "every": 2, "overlap": 1}
+    return settings(codec, synchronization=policy)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("loads", ["never", "before the merge"])
+def test_what_a_branch_learns_during_a_merge_is_added_to_the_common_weights(codec: str, loads: str) -> None:
+    training, weights = overlapping(codec), drawn(0)
+    branch, common = BranchState(training, weights, 0), drawn(0)
+    for version in (1, 2, 3):
+        train(branch, weights, version)
+        given = branch.contribution()
+        branch.end_round(version - 1)
+        branch.end_round(version - 1)
+        at_end = copied(weights)
+        train(branch, weights, 50 + version)
+        assert same(branch.contribution(), given)  # a coordinator that was replaced asks again
+        if loads == "before the merge":
+            tensors, weights = copied(branch.tensors()), copied(weights)
+            branch = BranchState(training, weights, 9)
+            branch.restore(tensors)
+            assert same(branch.contribution(), given)
+        learned = {name: weights[name] - at_end[name] for name in SHAPES}
+        update = update_of(training, version)
+        decode = codec_of_update(training, version).decode
+        common = {name: value + decode(update[name], value.shape) for name, value in common.items()}
+        branch.merge(version, version - 1, update, closes_round=True)
+        assert same(weights, {name: common[name] + learned[name] for name in SHAPES})
+        branch.end_round(version - 1)  # it has merged: this has no effect
+        assert branch.merge(version, version - 1, {}, closes_round=True) == ()
+
+
+def test_a_round_merges_only_its_fragment_and_the_last_one_merges_all() -> None:
+    policy = LocalSpec(branches=2, every=2, fragments=2)
+    names = ["model.embed.weight", "model.layers.0.q", "model.layers.1.q", "model.layers.2.q"]
+    rounds = [[name for name in names if policy.merges(name, number, 3)] for number in (1, 2, 3)]
+    assert rounds == [[names[0], names[1], names[3]], [names[2]], names]
+
+
+def test_changes_of_other_fragments_are_kept_until_they_are_merged() -> None:
+    training = settings(synchronization={"kind": "local", "branches": 2, "every": 2, "fragments": 2}, steps=6)
+    shape = (3, 5)
+    weights = {f"layers.{number}": torch.zeros(shape) for number in (0, 1)}
+    branch = BranchState(training, weights, 0)
+    for version, merged in ((1, ["layers.0"]), (2, ["layers.1"]), (3, ["layers.0", "layers.1"])):
+        before = {name: value.add_(1.0).clone() for name, value in weights.items()}
+        branch.forget_contribution()
+        given = branch.contribution()
+        assert sorted(given) == merged
+        assert sorted(branch.update_bytes(version, version - 1)) == merged
+        codec = codec_of_update(training, version)
+        update = {name: codec.encode(torch.full(shape, 0.25), {})[0] for name in merged}
+        assert branch.merge(version, version - 1, update, closes_round=True) == tuple(merged)
+        for name, value in weights.items():
+            if name in merged:
+                assert not torch.equal(value, before[name])
+            else:
+                assert torch.equal(value, before[name])
+    assert weights["layers.0"][0, 0] == 0.5  # merged twice
+    assert weights["layers.1"][0, 0] == 0.5

@@ -291,9 +291,22 @@ MOMENTS = [
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_each_contribution_is_merged_once_and_no_round_is_held(name: str, data: st.DataObject) -> None:
+    check_schedule(name, data)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=1500, deadline=None)
+@given(data=st.data())
+def test_the_same_holds_under_ten_thousand_schedules(name: str, data: st.DataObject) -> None:
+    check_schedule(name, data)
+
+
+def check_schedule(name: str, data: st.DataObject) -> None:
+    """Play a drawn schedule with a policy."""
     branches = data.draw(st.integers(2, 4))
     options = {}
-    if not name.endswith("ed") and name != "synchronous":
+    if POLICIES[name]["kind"] != "parameter_server":
         options["quorum"] = data.draw(st.none() | st.integers(1, branches))
     world = World(policy(name, branches, **options), rounds=4)
     play(world, data.draw(st.lists(st.sampled_from(MOMENTS), min_size=10, max_size=60)), data.draw)

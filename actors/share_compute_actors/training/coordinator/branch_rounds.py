@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +62,9 @@ class BranchRounds:
         assert assignment.spec.training.rounds is not None
         self._branch = assignment.branch
         self._training = assignment.spec.training
-        self._every = assignment.spec.training.rounds.every
+        self._policy = assignment.spec.training.rounds
+        self._open: tuple[int, int] | None = None
+        """Last step of the round that is being merged, and the version with which it began; None if there is none."""
         self._connections = connections
         self._group = group
         self._conductor = conductor
@@ -69,9 +72,11 @@ class BranchRounds:
         self._shard_store = shard_store
         self._step_log = step_log
         self._protection = protection
+        self.merged: Path | None = None
+        """Folder of the merged weights after the last merge, if this branch has others and evaluates them."""
 
-    def merge(self, state: TrainingState) -> bool:
-        """Contribute to a merge, wait for it, and apply its update; return whether all rounds are merged.
+    def contribute(self, state: TrainingState) -> None:
+        """Contribute to a merge at the end of a round; this may be repeated.
 
         Call this only while training is paused.
 
@@ -79,29 +84,67 @@ class BranchRounds:
             state: training state after the last step of the round.
 
         Raises:
-            Cancelled: the submitter cancelled the job.
-            ContributorLost: a suspension was requested.
             ShareComputeError: the branch cannot continue.
         """
         versions = self._versions()
         base = self._step_log.meet(state.step, min(versions))
+        self._open = state.step, base
+        if self._policy.overlapping:
+            self._ask_all(NOTHING, "end_round", base)
+            self._renew_copies(state)
         folder = f"contributions/{base + 1:08}"
         if max(versions) == base:  # if not, the merge was interrupted, and the contribution has arrived
             self._checkpoints.contribute(folder, state)
         self._report(base + 1, self._checkpoints.path(folder), state)
+
+    def merge(self, state: TrainingState) -> bool:
+        """Wait for the merge of the round that ended last, and apply it; return whether all rounds are merged.
+
+        Call this only while training is paused, after `contribute`.
+
+        Args:
+            state: training state after the last step.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ContributorLost: a suspension was requested.
+            ShareComputeError: the branch cannot continue.
+        """
+        assert self._open is not None
+        end, base = self._open
         updates = self._conductor.at_pause(partial(self._wait, base, state))
         for number, update in enumerate(updates.updates):
             ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update.folder)))
             self._ask_all(NOTHING, "merge", update.version, update.before, closes_round=number == 0)
-        self._finish(state)
+        self._renew_copies(state)
+        self._step_log.part(end)
+        self._open, self.merged = None, updates.merged
         return updates.is_over
 
-    def _finish(self, state: TrainingState) -> None:
+    def resume(self, state: TrainingState) -> None:
+        """Contribute again to the merge that was open when an earlier coordinator ended, if there is one.
+
+        Args:
+            state: training state after the last committed step.
+        """
+        end = self._step_log.open_meeting
+        if end is not None and end < state.step:
+            self.contribute(replace(state, step=end))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round has ended whose merge is not applied."""
+        return self._open is not None
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the open merge has to be applied after a step, because the overlap ends."""
+        return self._open is not None and step >= self._open[0] + self._policy.overlapping
+
+    def _renew_copies(self, state: TrainingState) -> None:
         # Backup copies lack the change of the merge, and following steps would be added to the old weights.
         self._ask_all(NOTHING, "restart_copies")
         self._protection.lose_copy(state.step)
         self._protection.reform(self._conductor.membership)
-        self._step_log.part(state.step)
 
     def _versions(self) -> list[int]:
         """Return the number of merges that each member's weights include."""
@@ -125,8 +168,8 @@ class BranchRounds:
         return self._conductor.membership.everybody
 
     def _report(self, number: int, folder: Path, state: TrainingState) -> None:
-        first = (state.step - 1) // self._every * self._every
-        steps = [facts.event for facts in self._step_log.steps(after=first)]
+        first = (state.step - 1) // self._policy.every * self._policy.every
+        steps = [facts.event for facts in self._step_log.steps(after=first) if facts.event.step <= state.step]
         report = BranchReport(
             branch=self._branch.number,
             round=number,

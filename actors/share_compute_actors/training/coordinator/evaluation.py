@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from share_compute_actors.training.coordinator.conductor import Conductor
 from share_compute_actors.training.member.schemas import EVALUATION, FINDING, LOGITS
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.shard_store import ShardStoreFacts
-from share_compute_actors.wire import TEXT
+from share_compute_actors.wire import NOTHING, TEXT
 
 _EVALUATED_AT_ONCE = 8
 """Maximum number of microbatches in one evaluation call, per member of the largest stage.
@@ -59,6 +60,24 @@ class Evaluation:
         self._group = group
         self._conductor = conductor
         self._report = report
+        self._shows_merged = False
+
+    def show_merged(self, folder: Path | None) -> None:
+        """Evaluate other weights than those that are trained, until the next step.
+
+        Args:
+            folder: the merged weights of all branches on the server; None: the weights that are trained.
+        """
+        self._shows_merged = folder is not None
+        if folder is not None:
+            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(folder)))
+
+    def _load_merged(self, step: int) -> None:
+        """Have all members load the merged weights, if these are evaluated; members that have them do nothing."""
+        if self._shows_merged:
+            workers = self._conductor.membership.everybody
+            calls = {worker: self._group.handle(worker).show_merged.remote(step) for worker in workers}
+            self._group.gather(NOTHING, calls)
 
     def mean_loss(self, split: Literal["validation", "test"], step: int) -> float:
         """Compute, report and return the mean loss on a split.
@@ -94,6 +113,7 @@ class Evaluation:
         self, split: Literal["validation", "test"], step: int, chunk: list[int]
     ) -> list[EvaluationResult]:
         membership = self._conductor.membership
+        self._load_merged(step)
         answers = self._group.gather(
             EVALUATION,
             {
@@ -120,6 +140,7 @@ class Evaluation:
 
     def _next_logits(self, step: int, ids: list[int]) -> Tensor:
         way = [stage[0] for stage in self._conductor.membership.stages]
+        self._load_merged(step)
         answers = self._group.gather(
             LOGITS,
             {

@@ -92,6 +92,11 @@ class TrainingProgress:
         return stops or bool(self._end_reason) or self.state.step == self._training.steps
 
     @property
+    def has_ended_early(self) -> bool:
+        """Whether `end` ended the training before its last step."""
+        return bool(self._end_reason)
+
+    @property
     def reason(self) -> str:
         """Reason why training ended, for the user."""
         done = f"{self.state.step} steps done"

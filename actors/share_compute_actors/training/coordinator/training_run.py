@@ -150,6 +150,8 @@ class TrainingRun(Listener):
         # An earlier coordinator may have died between the last step and the work that follows it.
         has_trained = self._start.state.step >= self._start.facts.first_step
         is_merging = self._step_log.is_meeting(progress.state.step)
+        if self._rounds is not None:
+            self._rounds.resume(progress.state)
         if is_merging or (has_trained and self._pauses_after(progress.state.step)):
             self._between(progress.state.step)
         while not progress.has_ended:
@@ -172,8 +174,13 @@ class TrainingRun(Listener):
             raise self._evaluation.locate(failure) from failure
 
     def _pauses_after(self, step: int) -> bool:
+        policy = self._training.rounds
+        overlaps = policy is not None and step > policy.every and step % policy.every == policy.overlapping
+        return self._ends_round(step) or overlaps or self._has_work_after(step)
+
+    def _has_work_after(self, step: int) -> bool:
         training = self._training
-        return self._ends_round(step) or any(
+        return any(
             every is not None and step % every == 0
             for every in (
                 training.validate_every,
@@ -185,8 +192,8 @@ class TrainingRun(Listener):
     def _between(self, step: int) -> None:
         """Merge branches, validate, generate sample texts and save a checkpoint after a step, each if it is due."""
         training, progress = self._training, self._progress
-        if self._rounds is not None and self._ends_round(step) and self._rounds.merge(progress.state):
-            progress.end("all rounds are merged")
+        if self._rounds is not None:
+            self._merge_after(step, self._rounds)
         if not self._is_first_branch:
             self._save_after(step)
             return
@@ -199,6 +206,24 @@ class TrainingRun(Listener):
         if training.samples is not None and step % training.samples.every == 0:
             self._evaluation.sample(training.samples, step)
         self._save_after(step)
+
+    def _merge_after(self, step: int, rounds: BranchRounds) -> None:
+        """Contribute to a merge if a round ends after a step, and apply a merge if it is due.
+
+        Merges overlap with training, unless other work after the step needs the merged weights.
+        """
+        ends = self._ends_round(step)
+        if rounds.is_open and (ends or rounds.is_due(step)):
+            self._apply_merge(rounds)
+        if ends and not self._progress.has_ended_early:
+            rounds.contribute(self._progress.state)
+            if rounds.is_due(step) or self._has_work_after(step) or step == self._training.steps:
+                self._apply_merge(rounds)
+
+    def _apply_merge(self, rounds: BranchRounds) -> None:
+        if rounds.merge(self._progress.state):
+            self._progress.end("all rounds are merged")
+        self._evaluation.show_merged(rounds.merged)
 
     def _ends_round(self, step: int) -> bool:
         """Return whether a round of branches, or the whole training, ends after a step."""

@@ -37,6 +37,23 @@ class MergesBranches:
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
+    def end_round(self, base: int) -> None:
+        """Keep the weights as those at the end of the round; training then goes on while the round is merged.
+
+        The member's backup copies become outdated. Call `restart_copies` after this was called on all members.
+
+        Args:
+            base: version with which the round began.
+        """
+        self._engine.order(partial(self._end_round, base))
+
+    def _end_round(self, base: int) -> None:
+        self._engine.copies.outdate(self._machine.applied)
+        if self._runner is not None and self._runner.branch is not None:
+            self._runner.branch.end_round(base)
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def merge(self, version: int, before: int, *, closes_round: bool) -> None:
         """Load the update that the shard store has open, and apply it; see `BranchState.merge`.
 
@@ -68,6 +85,32 @@ class MergesBranches:
         payloads = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         fill(payloads, client, "update", dtype=torch.uint8)
         runner.merge(version, before, payloads, closes_round=closes_round)
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def show_merged(self, step: int) -> None:
+        """Load the merged weights that the shard store has open, for evaluations until the next step is trained.
+
+        Do nothing if they are loaded.
+
+        Args:
+            step: number of the last step that was applied.
+
+        Raises:
+            ContributorLost: data arrived damaged in every attempt.
+            ShardStoreLost: the shard store died.
+        """
+        self._engine.order(partial(self._show_merged, step))
+
+    def _show_merged(self, step: int) -> None:
+        runner = self._runner
+        if runner is None or runner.branch is None or runner.shown_step == step:
+            return
+        trained = {name: each for name, each in runner.parameters.items() if each.requires_grad}
+        weights = {name: torch.empty(each.shape) for name, each in trained.items()}
+        client = SourceClient(Sources((server_source(self._shard_store),)))
+        fill(weights, client, "update")
+        runner.show_merged(step, weights)
 
     @ray.method(concurrency_group="copies")
     @answers(NOTHING)

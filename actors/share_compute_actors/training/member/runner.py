@@ -6,8 +6,8 @@ This module does not depend on the events and messages of the step protocol.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -100,6 +100,8 @@ class Runner:
         self._losses: dict[int, Tensor] = {}
         self.targets_per_microbatch = 0
         """Number of targets of one microbatch; 0 before the first backward, and at all stages except the last."""
+        self._merged: tuple[int, dict[str, Tensor]] | None = None
+        """Step and weights of `show_merged`."""
         self._group: EpochGroup | None = None
         self._rank = 0
         self._reductions: deque[Callable[[], None]] = deque()
@@ -121,6 +123,39 @@ class Runner:
         return found if self.branch is None else found | self.branch.tensors()
 
     # -- merges ------------------------------------------------------------------------------------------------------
+
+    def show_merged(self, step: int, weights: dict[str, Tensor]) -> None:
+        """Compute evaluations with other weights until the next step is trained.
+
+        Args:
+            step: number of the last step that was applied.
+            weights: the merged weights of all branches, by stored name.
+        """
+        self._merged = (
+            step,
+            {name: value.to(self._device, self.parameters[name].dtype) for name, value in weights.items()},
+        )
+
+    @property
+    def shown_step(self) -> int | None:
+        """Step after which `show_merged` was called; None if evaluations use the weights that are trained."""
+        return None if self._merged is None else self._merged[0]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Let the parameters have the weights for evaluations."""
+        self.stage.module.eval()
+        self._exchange_merged()
+        try:
+            yield
+        finally:
+            self._exchange_merged()
+
+    def _exchange_merged(self) -> None:
+        for name, value in self._merged[1].items() if self._merged is not None else ():
+            parameter = self.parameters[name]
+            assert self._merged is not None
+            self._merged[1][name], parameter.data = parameter.data, value
 
     def begin_branch(self, version: int) -> None:
         """Begin a round of a branch with the present weights; do nothing if the shard trains no parameter.
@@ -160,6 +195,8 @@ class Runner:
         entering = entering.to(self._device)
         if not self.stage.shard.is_first:
             entering = arrived = entering.requires_grad_(self.stage.trains_before)
+        if keeps_graph:
+            self._merged = None
         self.stage.module.train()
         self.stage.prepare_cell(self._training.seed, step, microbatch)
         with self._timed("forward") if keeps_graph else torch.no_grad():
@@ -480,10 +517,11 @@ class Runner:
             leaving: receives each microbatch and its output, except at the last stage.
             targets: targets by microbatch; used only at the last stage.
         """
-        self.stage.module.eval()
         total, count, correct = 0.0, 0, 0
         for microbatch in own:
-            outputs = self.stage.forward(entering(microbatch).to(self._device))
+            arrived = entering(microbatch).to(self._device)
+            with self._evaluating():
+                outputs = self.stage.forward(arrived)
             if not self.stage.shard.is_last:
                 leaving(microbatch, outputs)
                 continue
@@ -496,8 +534,8 @@ class Runner:
     @torch.no_grad()
     def predict(self, entering: Tensor) -> Tensor:
         """Return the shard's output for samples, or for the output of the previous stage, without dropout."""
-        self.stage.module.eval()
-        return self.stage.forward(entering.to(self._device))
+        with self._evaluating():
+            return self.stage.forward(entering.to(self._device))
 
     def find_nonfinite(
         self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None

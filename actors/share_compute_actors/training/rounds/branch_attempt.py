@@ -40,10 +40,14 @@ class BranchAttempt:
         """Plan that the branch carries out; None before its coordinator has planned."""
         self.base = 0
         """Version of the weights with which the branch computes its round, as far as the synchronizer knows."""
+        self.sent = 0
+        """Version of the last update that was sent to the branch."""
         self.has_begun = False
         """Whether members have loaded the weights of version `base`, or of a later one."""
         self.waiting: BranchReport | None = None
         """Report for which the branch waits for updates; None if it waits for none."""
+        self.moves_to: BranchPlace | None = None
+        """Machines on which the branch begins again when its coordinator has saved its state; None if it stays."""
         self.restarts = 0
         """Number of restarts since the last contribution."""
         self.has_ended = True
@@ -78,7 +82,7 @@ class BranchAttempt:
 
     def update(self, updates: BranchUpdates) -> None:
         """Send updates to the branch."""
-        self.waiting = None
+        self.waiting, self.sent = None, updates.updates[-1].version
         self._actor.take_updates.remote(updates.model_dump_json())
 
     def offer(self, topology: Topology, answers: int | None = None) -> None:
@@ -117,6 +121,17 @@ class BranchAttempt:
             stages=self.plan.stages,
             step_s=None if prediction is None else prediction.step_s,
         )
+
+
+def places_of(branches: Sequence[BranchAttempt]) -> list[BranchPlace]:
+    """Return the islands on which branches are, with the numbers of all branches on each."""
+    found: dict[tuple[str, ...], list[BranchAttempt]] = {}
+    for branch in branches:
+        found.setdefault(branch.place.machines, []).append(branch)
+    return [
+        BranchPlace(machines, tuple(each.number for each in there), there[0].place.step_s)
+        for machines, there in found.items()
+    ]
 
 
 def other_place(

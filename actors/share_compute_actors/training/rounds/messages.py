@@ -51,3 +51,5 @@ class BranchUpdates(StrictModel):
     """Updates from this version to the newest one, in order; at least one. The first one closes the round."""
     is_over: bool
     """Whether all rounds are merged."""
+    merged: Path | None = None
+    """Folder of the merged weights, if the branch has other weights and evaluates the merged ones."""

@@ -61,9 +61,10 @@ from share_compute_actors.group.naming import members_of, workers_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.preparation import prepare, suspended
 from share_compute_actors.training.rounds.beginning import beginning_facts, initial_shards, own_checkpoint
-from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place
+from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place, places_of
 from share_compute_actors.training.rounds.branch_events import BranchEvents
 from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdate, BranchUpdates
+from share_compute_actors.training.rounds.relocation import Relocation
 from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
 from share_compute_actors.training.step_log import StepLog, superseded
 
@@ -110,6 +111,7 @@ class Synchronizer:
         self._branches: list[BranchAttempt] = []
         self._contributions: dict[BranchRun, tuple[BranchReport, float]] = {}
         """Reports of contributions that are not merged yet, each with the time of its arrival in seconds."""
+        self._relocation: Relocation | None = None
         self._events = BranchEvents(self._branches, report, assignment.known_step)
         self._forwarded: tuple[Any, frozenset[str]] = (None, frozenset())
         """Latest offer and machines to leave that the branches know."""
@@ -129,6 +131,8 @@ class Synchronizer:
                 return self._train()
             finally:
                 self._end_branches(is_over=step_log.is_claimed)
+                if self._relocation is not None:
+                    self._relocation.close()
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
@@ -143,6 +147,7 @@ class Synchronizer:
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
         self._events.validations = [(step, loss) for step, loss in state["validations"]]
+        self._relocation = Relocation(spec, profile, self._report)
         chosen = {number: place for place in places for number in place.branches}
         for number in range(self._policy.branches):
             place = self._place_with_members(number, chosen[number])
@@ -238,9 +243,11 @@ class Synchronizer:
     def _continues(self, version: int, newest: int, number: int) -> bool:
         """Return whether a branch continues from its own checkpoint with the weights of a version.
 
-        To a parameter server, a branch may push a change to weights that are not the newest.
+        To a parameter server, a branch may push a change to weights that are not the newest. A branch that trains on
+        while its round is merged may not have the update yet.
         """
-        is_old = self._policy.merges_apart and self._aggregator.follows(version, newest, number)
+        may_be_old = self._policy.merges_apart or self._policy.overlapping > 0
+        is_old = may_be_old and self._aggregator.follows(version, newest, number)
         return version == newest or (is_old and version < newest)
 
     def _steps(self, number: int) -> int:
@@ -281,11 +288,35 @@ class Synchronizer:
             self._topology = offer.topology
             for branch in self._branches:
                 branch.offer(offer.topology)
+            if self._relocation is not None:
+                self._relocation.answer(offer)
         for machine in sorted(leaving - known_leaving):
             for branch in self._branches:
                 if machine in branch.place.machines:
                     branch.request("drain", machine)
         self._forwarded = offer, leaving
+        self._look_for_better_places()
+
+    def _look_for_better_places(self) -> None:
+        """Propose to move branches to machines that joined."""
+        assert self._relocation is not None
+        left = self._policy.rounds(self._assignment.spec.training.steps) - self._machine.rounds_done
+        if all(branch.has_begun for branch in self._branches) and not self._machine.is_over:
+            places = places_of(self._branches)
+            self._relocation.consider(self._topology, places, left)
+            self._relocation.propose(self._events.known_step, left)
+
+    def _move(self) -> None:
+        """Ask the branches that are to move to save their state; they end, and begin again on other machines."""
+        assert self._relocation is not None
+        left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
+        for number, place in self._relocation.take(left).items():
+            branch = self._branches[number]
+            if place.machines == branch.place.machines:
+                branch.place = place
+            elif not branch.has_ended:
+                branch.moves_to = place
+                branch.request("suspend")
 
     def _take_events(self, branch: BranchAttempt) -> AttemptEnded | None:
         """Handle new events of a branch; return the success of the first branch."""
@@ -313,6 +344,12 @@ class Synchronizer:
         error = event.error or {}
         if error.get("code") not in _RESTARTED:
             return event
+        if branch.moves_to is not None:
+            branch.place, branch.moves_to = branch.moves_to, None
+            names = listed(sorted(self._name(machine) for machine in branch.place.machines))
+            self._note(f"branch {branch.number} continues on {names}")
+            branch.begin(self._assignment_of(branch))
+            return None
         is_attached = error.get("code") in (LinkLost.code, ShardStoreLost.code)
         self._restart(branch, event.reason, moves=not is_attached)
         return None
@@ -356,6 +393,10 @@ class Synchronizer:
             lost.append("the state of its optimizer")
         if training.compression.name != "none" and training.compression.error_feedback is not None:
             lost.append("the error of its codec")
+        if self._policy.overlapping:
+            lost.append("the steps that it took while the round was merged")
+        if isinstance(self._policy, LocalSpec) and self._policy.fragments > 1:
+            lost.append("its changes to the parts of the model that were not merged")
         is_whole = assignment.branch.step is None
         if is_whole or version == 0 or not lost:
             return f"it begins round {version + 1} as before"
@@ -439,8 +480,14 @@ class Synchronizer:
             first.begin(self._assignment_of(first))
         for branch in self._branches:
             self._answer(branch)
+        if not self._machine.is_over:
+            self._move()
         newest, oldest = self._machine.version, min(branch.base for branch in self._branches)
         loading = [branch.base for branch in self._branches if not branch.has_begun]
+        if self._policy.keeps_own_weights:
+            loading.append(
+                self._branches[0].base + 1
+            )  # the first branch may evaluate the weights after its round
         self._aggregator.prune(newest, max(oldest, newest - _MOST_UPDATES), loading)
 
     def _figures(self, report: BranchReport, waited_s: float) -> BranchRound:
@@ -451,7 +498,7 @@ class Synchronizer:
             loss=report.loss,
             samples=report.samples,
             seconds=report.seconds,
-            waited_s=waited_s,
+            waited_s=0.0 if self._policy.overlapping else waited_s,
             sent_bytes=payload_bytes(report.folder),
         )
 
@@ -471,7 +518,10 @@ class Synchronizer:
             for version in versions
         )
         if all(update.folder.is_dir() for update in updates):
-            branch.update(BranchUpdates(base=base, updates=updates, is_over=self._machine.is_over))
+            is_over = self._machine.is_over
+            evaluates = number == 0 and self._policy.keeps_own_weights and not is_over
+            merged = self._aggregator.version_folder(versions.stop - 1) if evaluates else None
+            branch.update(BranchUpdates(base=base, updates=updates, is_over=is_over, merged=merged))
         else:
             branch.kill()
             self._kill_members(branch)
