@@ -47,6 +47,8 @@ def print_report(report: PlanReport) -> None:
         _section("Left out", _idle(plan.idle))
     if serving is not None:
         return
+    if any(stage.boundary_bytes is not None for stage in plan.stages):
+        _section("Boundaries", _boundaries(plan))
     if report.timeline:
         _section("One step", timeline(plan, report.timeline, console))
     if report.alternatives:
@@ -140,6 +142,20 @@ def _machines(plan: Plan) -> Group:
         reasons.append(f"and {rows - _MOST_MACHINES} more; --json has them all\n", style="dim")
     reasons.rstrip()
     return Group(table, reasons) if reasons else Group(table)
+
+
+def _boundaries(plan: Plan) -> Text:
+    """Return the codec of each boundary between stages, and the bytes that cross it."""
+    text = Text()
+    between = [stage for stage in plan.stages if stage.boundary_bytes is not None]
+    for stage in between[:_MOST_MACHINES]:
+        codec = "not compressed" if stage.boundary_codec == "none" else stage.boundary_codec
+        text.append(f"before layer {stage.stop}", style="bold")
+        text.append(f": {bytes_text(stage.boundary_bytes or 0)} a microbatch each way, {codec}\n")
+    if len(between) > _MOST_MACHINES:
+        text.append(f"and {len(between) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+    text.rstrip()
+    return text
 
 
 def _idle(idle: tuple[IdleMachine, ...]) -> Text:

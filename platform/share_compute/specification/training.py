@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel
+from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompressionSpec
 from share_compute.specification.compression import (
     CompressionSpec,
     LossyCompressionSpec,
@@ -87,6 +88,10 @@ class TrainingSpec(SpecModel):
     """Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links."""
     compression: CompressionSpec = NoCompressionSpec()
     """Codec of the changes of weights that branches and the server exchange after a round."""
+    boundary_compression: BoundaryCompressionSpec = Field(
+        default=NO_BOUNDARY_COMPRESSION, title="Compression between stages"
+    )
+    """Codec of the activations and gradients that stages exchange, for slow links."""
     precision: Precision = "float32"
     """Type in which layers compute; weights, their gradients and the optimizer's state stay float32."""
     activation_checkpointing: bool = False
@@ -150,6 +155,8 @@ class TrainingSpec(SpecModel):
             if self.compression.name != "none":
                 raise ValueError("compression needs synchronization: {kind: local}")
             return self
+        if self.boundary_compression.name != "none":
+            raise ValueError("boundary_compression needs synchronization: {kind: allreduce}")
         if policy.every > self.steps:
             raise ValueError(
                 f"synchronization.every {policy.every} is more than the {self.steps} steps of the job"

@@ -3434,6 +3434,52 @@ export interface components {
             size_bytes: number;
         };
         /**
+         * FixedBoundaryCompressionSpec
+         * @description Round what passes between certain layers, and send it compressed where the model is cut.
+         */
+        FixedBoundaryCompressionSpec: {
+            /**
+             * Layers with bf16
+             * @description Layers, counted from 0, before which bf16 is used.
+             * @default []
+             */
+            bf16: number[];
+            /**
+             * Layers with int8
+             * @description Layers, counted from 0, before which int8 is used.
+             * @default []
+             */
+            int8: number[];
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "fixed";
+        };
+        /**
+         * FixedBoundaryCompressionSpec
+         * @description Round what passes between certain layers, and send it compressed where the model is cut.
+         */
+        FixedBoundaryCompressionSpecRequest: {
+            /**
+             * Layers with bf16
+             * @description Layers, counted from 0, before which bf16 is used.
+             * @default []
+             */
+            bf16: number[];
+            /**
+             * Layers with int8
+             * @description Layers, counted from 0, before which int8 is used.
+             * @default []
+             */
+            int8: number[];
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "fixed";
+        };
+        /**
          * FlatNamedTool
          * @description The function that the model must call.
          */
@@ -4303,6 +4349,9 @@ export interface components {
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
+             *       "boundary_compression": {
+             *         "name": "none"
+             *       },
              *       "checkpoint_every": null,
              *       "checkpoints_kept": 3,
              *       "compression": {
@@ -5199,6 +5248,28 @@ export interface components {
             type: "function";
         };
         /**
+         * NoBoundaryCompressionSpec
+         * @description Send activations and gradients as they are.
+         */
+        NoBoundaryCompressionSpec: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "none";
+        };
+        /**
+         * NoBoundaryCompressionSpec
+         * @description Send activations and gradients as they are.
+         */
+        NoBoundaryCompressionSpecRequest: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "none";
+        };
+        /**
          * NoCompressionSpec
          * @description Send float32 values as they are.
          */
@@ -5821,6 +5892,28 @@ export interface components {
              * @default []
              */
             updates: components["schemas"]["TimelineUpdate"][];
+        };
+        /**
+         * PlannedBoundaryCompressionSpec
+         * @description Compress what crosses the boundaries of the job's first plan.
+         */
+        PlannedBoundaryCompressionSpec: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "auto" | "bf16" | "int8";
+        };
+        /**
+         * PlannedBoundaryCompressionSpec
+         * @description Compress what crosses the boundaries of the job's first plan.
+         */
+        PlannedBoundaryCompressionSpecRequest: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "auto" | "bf16" | "int8";
         };
         /**
          * PowerSgdSpec
@@ -7378,6 +7471,20 @@ export interface components {
          * @description One stage: a range of layers, and the members that each hold all of it.
          */
         StagePlan: {
+            /**
+             * Boundary Bytes
+             * @description Bytes of one microbatch's activation for the next stage, compressed; its gradient has as many.
+             *
+             *     None for the last stage, in serving plans, and in plans of older releases.
+             */
+            boundary_bytes?: number | null;
+            /**
+             * Boundary Codec
+             * @description Codec of the activations and gradients that this stage and the next one exchange; none for the last stage.
+             * @default none
+             * @enum {string}
+             */
+            boundary_codec: "none" | "bf16" | "int8";
             /** Members */
             members: components["schemas"]["MemberPlan"][];
             /** Parameters */
@@ -8040,6 +8147,9 @@ export interface components {
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
+             *       "boundary_compression": {
+             *         "name": "none"
+             *       },
              *       "checkpoints_kept": 3,
              *       "compression": {
              *         "name": "none"
@@ -8094,6 +8204,14 @@ export interface components {
              * @default 16
              */
             batch_size: number;
+            /**
+             * Compression between stages
+             * @description Codec of the activations and gradients that stages exchange, for slow links.
+             * @default {
+             *       "name": "none"
+             *     }
+             */
+            boundary_compression: components["schemas"]["NoBoundaryCompressionSpec"] | components["schemas"]["PlannedBoundaryCompressionSpec"] | components["schemas"]["FixedBoundaryCompressionSpec"];
             /**
              * Steps between checkpoints
              * @description Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s).
@@ -8232,6 +8350,14 @@ export interface components {
              * @default 16
              */
             batch_size: number;
+            /**
+             * Compression between stages
+             * @description Codec of the activations and gradients that stages exchange, for slow links.
+             * @default {
+             *       "name": "none"
+             *     }
+             */
+            boundary_compression: components["schemas"]["NoBoundaryCompressionSpecRequest"] | components["schemas"]["PlannedBoundaryCompressionSpecRequest"] | components["schemas"]["FixedBoundaryCompressionSpecRequest"];
             /**
              * Steps between checkpoints
              * @description Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s).

@@ -16,6 +16,7 @@ from ray.util.collective.types import BroadcastOptions
 from torch import Tensor
 from torch.nn import Parameter
 
+from share_compute.compression.boundaries import encoded
 from share_compute.errors import ContributorLost
 from share_compute.models.boundary import Boundaries, Expected
 from share_compute.models.numbers import is_finite
@@ -211,7 +212,8 @@ class Runner:
         elif graph.outputs.requires_grad and (adds or inputs):
             # Outputs require no gradient if no layer up to here is trained.
             with self._timed("backward"):
-                graph.outputs.backward(incoming.to(self._device), inputs=inputs)  # type: ignore[no-untyped-call]
+                gradient = incoming.to(self._device, graph.outputs.dtype)  # float32 if it was compressed
+                graph.outputs.backward(gradient, inputs=inputs)  # type: ignore[no-untyped-call]
         if adds:
             self.gradients.finish()
         if graph.arrived is not None:
@@ -227,6 +229,13 @@ class Runner:
             microbatch: id of the microbatch; unused for "tied".
         """
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
+
+    def encoded(self, cargo: str, tensor: Tensor) -> Tensor:
+        """Return a kept tensor as it is sent: compressed, if the job compresses what crosses this boundary."""
+        if cargo == "tied":
+            return tensor
+        shard, compression = self.stage.shard, self._training.boundary_compression
+        return encoded(tensor, compression.codec(shard.stop if cargo == "activation" else shard.start))
 
     # -- checks -------------------------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
     A microbatch counts as the smallest tensor that can cross a boundary between stages. Times are infinite on dead
     links.
     """
-    size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
+    size = float(cost.link_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
     rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
     with np.errstate(divide="ignore", invalid="ignore"):
         times: Floats = np.where(rates > 0, size / rates, np.inf)

@@ -9,7 +9,8 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     fill       = sum of first(p) over all stages + 2 * sum of hop(p) over all links between neighbours
     first(p)   = forward and backward of one microbatch on the fastest member
     busy(p)    = max over members of (its number of microbatches * its forward and backward of one microbatch)
-    hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link
+    hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link. Boundary bytes
+                 are those after compression (`TrainingCost.link_bytes`). The time of codecs is not counted.
     before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p
     most(p)    = M / (members(p) + members(p + 1) - 1), rounded up. Shares are contiguous blocks, so microbatches cross
                  between at most members(p) + members(p + 1) - 1 pairs of members. One pair carries at least most(p).
@@ -46,6 +47,7 @@ from typing import Literal
 
 import numpy as np
 
+from share_compute.compression.boundaries import boundary_bytes
 from share_compute.models.profiles.profile import FLOAT_BYTES, NOTHING, LayerProfile
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.memory import TrainingMemory
@@ -91,6 +93,19 @@ class TrainingCost(TrainingMemory):
     def call_s(self) -> Floats:
         """Seconds of fixed work per step on each machine, independent of its layers; shape ``[machines]``."""
         return STEP_OPERATIONS * self.overhead_s
+
+    @cached_property
+    def link_bytes(self) -> Floats:
+        """Bytes that cross a link for one microbatch at a cut before layer l ``[layers + 1]``; 0 at both ends.
+
+        These are `boundary_bytes`, compressed as the job says.
+        """
+        codecs = [self.workload.boundaries.codec(layer) for layer in range(self.num_layers + 1)]
+        sizes = [
+            size if codec == "none" else float(boundary_bytes(codec, round(size / FLOAT_BYTES)))
+            for size, codec in zip(self.boundary_bytes, codecs, strict=True)
+        ]
+        return np.array(sizes)
 
     def _seconds(self, way: Literal["forward", "backward"]) -> Floats:
         estimated = self._estimated_s(self._pieces, way)
@@ -139,7 +154,7 @@ class TrainingCost(TrainingMemory):
 
     def hop_s(self, before: StageLayout, after: StageLayout) -> float:
         """Return the one-way time of one microbatch over the best link between two neighbouring stages."""
-        size = float(self.boundary_bytes[after.start])
+        size = float(self.link_bytes[after.start])
         return min(
             transfer_s(*link, size)
             for link in {self.network.link(a, b) for a in before.members for b in after.members}
@@ -150,7 +165,7 @@ class TrainingCost(TrainingMemory):
 
         The first microbatch is not counted, and neither are latencies.
         """
-        size = float(self.boundary_bytes[after.start])
+        size = float(self.link_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
         if following <= 0:
             return 0.0
