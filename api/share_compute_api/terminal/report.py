@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from share_compute.planning.plan import IdleMachine, Plan
+from share_compute.planning.plan import IdleMachine, Plan, layer_span
 from share_compute.planning.report import (
     Alternative,
     IslandProposal,
@@ -49,6 +49,8 @@ def print_report(report: PlanReport) -> None:
         return
     if any(stage.boundary_bytes is not None for stage in plan.stages):
         _section("Boundaries", _boundaries(plan))
+    if any(stage.sum_bytes is not None for stage in plan.stages):
+        _section("Gradient sums", _sums(plan))
     if report.timeline:
         _section("One step", timeline(plan, report.timeline, console))
     if report.alternatives:
@@ -154,6 +156,22 @@ def _boundaries(plan: Plan) -> Text:
         text.append(f": {bytes_text(stage.boundary_bytes or 0)} a microbatch each way, {codec}\n")
     if len(between) > _MOST_MACHINES:
         text.append(f"and {len(between) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def _sums(plan: Plan) -> Text:
+    """Return the bytes that the members of each stage receive in a step to sum their gradients."""
+    text = Text()
+    summed = [stage for stage in plan.stages if stage.sum_bytes is not None]
+    for stage in summed[:_MOST_MACHINES]:
+        codec = "not compressed" if stage.sum_codec == "none" else stage.sum_codec
+        text.append(layer_span(stage.start, stage.stop), style="bold")
+        text.append(
+            f": each of {len(stage.members)} members receives {bytes_text(stage.sum_bytes or 0)} a step, {codec}\n"
+        )
+    if len(summed) > _MOST_MACHINES:
+        text.append(f"and {len(summed) - _MOST_MACHINES} more; --json has them all\n", style="dim")
     text.rstrip()
     return text
 

@@ -123,6 +123,12 @@ class StagePlan(StrictModel):
     """Bytes of one microbatch's activation for the next stage, compressed; its gradient has as many.
 
     None for the last stage, in serving plans, and in plans of older releases."""
+    sum_codec: str = "none"
+    """Codec of the gradients that the members of this stage sum."""
+    sum_bytes: int | None = None
+    """Bytes of gradients that each member receives in a step, compressed, to sum them with those of the other members.
+
+    None for stages with one member, in serving plans, and in plans of older releases."""
 
 
 class BranchPlan(StrictModel):

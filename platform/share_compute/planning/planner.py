@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from share_compute.compression.factory import run_bytes
 from share_compute.errors import UserError
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.cost.bound import lower_bound_s
@@ -196,6 +197,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
         boundaries=training.boundary_compression,
+        run_bytes=run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
     )
 
@@ -365,7 +367,7 @@ def _stage_plans(
                 )
             )
         shard = Shard(spec.name, stage.start, stage.stop, cost.num_layers)
-        is_last = stage.stop == cost.num_layers
+        is_last, is_summed = stage.stop == cost.num_layers, len(stage.members) > 1
         yield StagePlan(
             start=stage.start,
             stop=stage.stop,
@@ -373,6 +375,10 @@ def _stage_plans(
             members=tuple(members),
             boundary_codec="none" if is_last else cost.workload.boundaries.codec(stage.stop),
             boundary_bytes=None if is_last else math.ceil(cost.link_bytes[stage.stop]),
+            sum_codec=spec.training.compression.name
+            if is_summed and spec.training.compresses_sums
+            else "none",
+            sum_bytes=math.ceil(cost.sum_bytes(stage)) if is_summed else None,
         )
 
 

@@ -12,6 +12,7 @@ from share_compute.specification.compression import (
     CompressionSpec,
     LossyCompressionSpec,
     NoCompressionSpec,
+    PowerSgdSpec,
 )
 from share_compute.specification.optimization import GradientFusionSpec, OptimizerSpec, ScheduleSpec
 from share_compute.specification.synchronization import AllReduceSpec, LocalSpec, SynchronizationSpec
@@ -87,7 +88,7 @@ class TrainingSpec(SpecModel):
     synchronization: SynchronizationSpec = AllReduceSpec()
     """Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links."""
     compression: CompressionSpec = NoCompressionSpec()
-    """Codec of the changes of weights that branches and the server exchange after a round."""
+    """Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums."""
     boundary_compression: BoundaryCompressionSpec = Field(
         default=NO_BOUNDARY_COMPRESSION, title="Compression between stages"
     )
@@ -152,8 +153,7 @@ class TrainingSpec(SpecModel):
     def _rounds_fit(self) -> Self:
         policy = self.synchronization
         if not isinstance(policy, LocalSpec):
-            if self.compression.name != "none":
-                raise ValueError("compression needs synchronization: {kind: local}")
+            self._sums_can_be_compressed()
             return self
         if self.boundary_compression.name != "none":
             raise ValueError("boundary_compression needs synchronization: {kind: allreduce}")
@@ -173,6 +173,29 @@ class TrainingSpec(SpecModel):
                     "branches have the same weights only after a round"
                 )
         return self
+
+    def _sums_can_be_compressed(self) -> None:
+        codec = self.compression
+        if isinstance(codec, NoCompressionSpec):
+            return
+        if isinstance(codec, PowerSgdSpec):
+            raise ValueError(  # noqa: TRY004 - pydantic reports ValueError
+                "compression.name powersgd keeps state: it needs synchronization: {kind: local}"
+            )
+        if codec.error_feedback is not None:
+            raise ValueError(
+                f"compression.error_feedback {codec.error_feedback:g} needs synchronization: {{kind: local}}: the "
+                "error of a sum of gradients would be lost with its machine; set it to null"
+            )
+        if codec.from_step:
+            raise ValueError(
+                f"compression.from_step {codec.from_step} needs synchronization: {{kind: local}}"
+            )
+
+    @property
+    def compresses_sums(self) -> bool:
+        """Whether the members of a stage compress the gradients that they add up in each step."""
+        return isinstance(self.synchronization, AllReduceSpec) and self.compression.name != "none"
 
     @property
     def microbatch_size(self) -> int:

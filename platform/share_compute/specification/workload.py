@@ -41,6 +41,8 @@ class TrainingWorkload:
     """Whether a layer keeps only its input, and computes its other activations again in the backward pass."""
     boundaries: BoundaryCompression = NO_BOUNDARY_COMPRESSION
     """Compression of what crosses the boundaries between stages."""
+    run_bytes: float | None = None
+    """Bytes of each number in the compressed sum of a run of microbatches; None if stages sum float32 gradients."""
     backups: bool = False
     """Whether state that only one machine holds is backed up on another machine."""
 

@@ -341,7 +341,18 @@ class TestRefused:
                 },
                 "samples.every 8 is not a multiple of synchronization.every 7",
             ),
-            ({"compression": {"name": "int8"}}, "compression needs synchronization: {kind: local}"),
+            (
+                {"compression": {"name": "int8"}},
+                "compression.error_feedback 1 needs synchronization: {kind: local}",
+            ),
+            (
+                {"compression": {"name": "powersgd", "error_feedback": None}},
+                "compression.name powersgd keeps state: it needs synchronization: {kind: local}",
+            ),
+            (
+                {"compression": {"name": "int8", "error_feedback": None, "from_step": 5}},
+                "compression.from_step 5 needs synchronization: {kind: local}",
+            ),
             (
                 {
                     "synchronization": {"kind": "local", "branches": 2},

@@ -7499,6 +7499,19 @@ export interface components {
              * @description One past the last layer.
              */
             stop: number;
+            /**
+             * Sum Bytes
+             * @description Bytes of gradients that each member receives in a step, compressed, to sum them with those of the other members.
+             *
+             *     None for stages with one member, in serving plans, and in plans of older releases.
+             */
+            sum_bytes?: number | null;
+            /**
+             * Sum Codec
+             * @description Codec of the gradients that the members of this stage sum.
+             * @default none
+             */
+            sum_codec: string;
         };
         /**
          * StageStatus
@@ -8225,7 +8238,7 @@ export interface components {
             checkpoints_kept: number;
             /**
              * Compression
-             * @description Codec of the changes of weights that branches and the server exchange after a round.
+             * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
              *       "name": "none"
              *     }
@@ -8372,7 +8385,7 @@ export interface components {
             checkpoints_kept: number;
             /**
              * Compression
-             * @description Codec of the changes of weights that branches and the server exchange after a round.
+             * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
              *       "name": "none"
              *     }

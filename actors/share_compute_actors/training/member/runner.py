@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from share_compute.compression.boundaries import encoded
+from share_compute.compression.factory import bucket_codecs
 from share_compute.errors import ContributorLost
 from share_compute.models.boundary import Boundaries, Expected
 from share_compute.models.numbers import is_finite
@@ -37,7 +38,9 @@ from share_compute.training.optimizers import (
 )
 from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.training.member.layer_timer import LayerTimer
+from share_compute_actors.transport.collective.algorithms import GlooLinks
 from share_compute_actors.transport.collective.backend import EpochGroup
+from share_compute_actors.transport.collective.compressed import start_compressed
 
 _TIMED_STEPS = 3
 """Number of timed steps. Timing starts with an epoch's second step, because the first step includes warm-up."""
@@ -78,6 +81,8 @@ class Runner:
         self._device = next(stage.module.parameters(), torch.empty(0)).device
         self.parameters = stage.parameters()
         self.gradients = GradientBuckets(self.parameters, tree, training.gradient_fusion)
+        self._codecs = bucket_codecs(training, self.gradients.layout)
+        """Codec of each bucket; empty if sums are not compressed."""
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.optimizer = (
             build_optimizer(training.optimizer, trained, undecayed_parameters(stage.module))
@@ -291,10 +296,14 @@ class Runner:
 
     def _start_reduction(self, bucket: int) -> None:
         assert self._group is not None
+        parts, result = self.gradients.parts(bucket), self.gradients.result(bucket)
         try:
-            wait = self._group.start_tree_sum(
-                self.gradients.parts(bucket), self._held, self._tree, out=self.gradients.result(bucket)
-            )
+            if self._codecs:
+                wait = self._group.start_compressed_sum(
+                    parts, self._held, self._tree, self._codecs[bucket], result
+                )
+            else:
+                wait = self._group.start_tree_sum(parts, self._held, self._tree, out=result)
         except ContributorLost as failure:  # raised later by `reduce`, because a backward may run now
             wait = partial(_raise, failure)
         self._reductions.append(wait)
@@ -323,6 +332,11 @@ class Runner:
                 self._reductions.popleft()()
             if self.stage.shard.is_last:
                 self._share_losses()
+        elif self._codecs:
+            alone, held = GlooLinks(None, 0, 1), [self.gradients.held]
+            for bucket, codec in enumerate(self._codecs):
+                parts, result = self.gradients.parts(bucket), self.gradients.result(bucket)
+                start_compressed(alone, parts, held, self._tree, codec, result)()
         self._finish_on_device()
         self.gradients.settle()
         self._keep_tied()

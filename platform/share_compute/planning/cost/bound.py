@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import solo
 from share_compute.planning.cost.options import Ints, Options
@@ -59,7 +58,7 @@ class _Relaxation:
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
-        self._held_s = self._count * float(per_parameter) / FLOAT_BYTES
+        self._held_s = self._count * float(per_parameter) / cost.exchanged(2)[0]
         update = (self._rates * cost.update_s_per_parameter[usable]).min()
         self._pass_s = float(least.sum())
         self._work_s = self._count * self._pass_s + float(cost.trained[-1] * update)

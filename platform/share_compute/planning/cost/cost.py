@@ -23,7 +23,8 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     buckets(p) = number of buckets in which the stage's gradients are summed
     update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
     call       = STEP_OPERATIONS * measured overhead of one operation: the fixed work of a member in each step
-    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
+    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members; if
+                 sums are compressed, (n - 1) * compressed bytes of one run's gradient / bandwidth + latency
     log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link from the stage's machine to a backup
                  member; 0 unless backups are on and the stage has one member and not all layers
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
@@ -179,9 +180,23 @@ class TrainingCost(TrainingMemory):
         count = len(stage.members)
         if count == 1:
             return 0.0
-        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES * 2 * (count - 1) / count
+        hops, size = self.exchanged(count)[1], self.sum_bytes(stage)
         links = {self.network.link(a, b) for a in stage.members for b in stage.members if a != b}
-        return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
+        return max(transfer_s(hops * latency, rate, size) for latency, rate in links)
+
+    def sum_bytes(self, stage: StageLayout) -> float:
+        """Return the bytes that a link carries in a step when several members of a stage sum their gradients."""
+        return self.trained_parameters(stage.start, stage.stop) * self.exchanged(len(stage.members))[0]
+
+    def exchanged(self, count: int) -> tuple[float, int]:
+        """Return the bytes per trained parameter that a link carries when members sum gradients, and the latencies.
+
+        Args:
+            count: number of members of the stage, at least 2.
+        """
+        if self.workload.run_bytes is None:
+            return FLOAT_BYTES * 2 * (count - 1) / count, 2 * (count - 1)
+        return self.workload.run_bytes * (count - 1), 1
 
     def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
         """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if no backup is needed.
