@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.test_recovery import Calm, job, train
+from tests.chaos.test_recovery import Calm, digest, job, losses, train
 from tests.ray_nodes import Attempt
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
@@ -140,5 +140,39 @@ def test_a_damaged_payload_is_rejected_and_changes_nothing(
     ]
     machines = Topology(topology.contributors[:2])
     weights, curve, _ = train(attempt, tmp_path, compressed(2, 1, "int8"), failures, machines=machines)
+    assert curve == calm.losses
+    assert weights == calm.digest
+
+
+def test_another_coordinator_knows_where_to_round(
+    attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm
+) -> None:
+    """The coordinator dies, and later a member. Then the plan has no boundary, but values are rounded as before."""
+    failures = [
+        InjectedFailure(FailureKind.kill, Point.prepared_received, step=3),
+        InjectedFailure(FailureKind.kill, Point.cell_done, worker="c0", step=KILLED_AT),
+    ]
+    machines = Topology(topology.contributors[:2])
+    document = compressed(2, 1, "int8")
+    before = attempt(document, folder=tmp_path, failures=failures, machines=machines)
+    after = attempt(document, folder=tmp_path, number=2, known=2, machines=machines)
+    assert after[-1].outcome == "succeeded", after[-1].reason
+    assert any(note.startswith("continues at step 3 with the members of attempt 1") for note in notes(after))
+    (change,) = (event for event in after if event.type == "reformed")
+    assert (change.lost, len(change.plan.stages)) == (("c0",), 1)
+    assert losses(before) + losses(after) == calm.losses
+    assert digest(tmp_path) == calm.digest
+
+
+@pytest.mark.thorough
+def test_a_member_that_sends_damaged_payloads_is_left_out(
+    attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm
+) -> None:
+    failures = [InjectedFailure(FailureKind.poison, Point.tensor_sending, worker="c0", step=KILLED_AT)]
+    machines = Topology(topology.contributors[:2])
+    weights, curve, events = train(attempt, tmp_path, compressed(2, 1, "int8"), failures, machines=machines)
+    (offence,) = (event for event in events if event.type == "offended")
+    assert (offence.machine, offence.step) == ("c0", KILLED_AT)
+    assert "a compressed tensor is damaged" in offence.what
     assert curve == calm.losses
     assert weights == calm.digest
