@@ -1,4 +1,8 @@
-"""Compare GB/s of codecs (encode and decode) with the computations of PyTorch's communication hooks, on one core.
+"""Measure the speed of codecs, and the bytes that compressed activations take on the wire.
+
+``encode_decode`` compares GB/s of codecs (encode and decode) with the computations of PyTorch's communication hooks, on
+one core. ``boundary_bytes`` compares the bytes of the messages with which a stage sends one activation to the next
+stage, headers included, with those of the same activation in float32.
 
 GB/s are the bytes of the tensor as float32, divided by the CPU seconds of one encode and one decode. Both sides take
 turns. The hooks of ``torch.distributed.algorithms.ddp_comm_hooks`` are called without their communication. PyTorch has
@@ -18,8 +22,10 @@ from _harness import print_figure, timed
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook, quantization_hooks
 
+from share_compute.compression.boundaries import encoded
 from share_compute.compression.codec import Codec, State
 from share_compute.compression.factory import codec_of
+from share_compute.specification.boundaries import BoundaryCodec
 from share_compute.specification.compression import (
     SPARSE_LOCO,
     CompressionSpec,
@@ -27,6 +33,7 @@ from share_compute.specification.compression import (
     QuantizationSpec,
     TopKSpec,
 )
+from share_compute_actors.transport.envelope import Envelope, WireLabel
 
 GOAL = 1.0
 SIDE = 2048
@@ -129,6 +136,37 @@ def measure(codec: Codec, peer: Callable[[Tensor], None], turns: int) -> tuple[l
     return own, other
 
 
+def message_bytes(codec: BoundaryCodec) -> int:
+    """Return the bytes of the message with an activation of 4 samples of 512 tokens, in a model of hidden size 256."""
+    activation = torch.randn(4, 512, 256, generator=torch.Generator().manual_seed(0))
+    sent = encoded(activation, codec)
+    content = sent.reshape(-1).view(torch.uint8).numpy().data
+    dtype, shape = str(sent.dtype).removeprefix("torch."), tuple(sent.shape)
+    label = WireLabel("train", 1, "activation", 0, 0)
+    return len(Envelope("job-0123456789", 1, label, dtype, shape, "machine-0", 1).pack(content)) + len(
+        content
+    )
+
+
+def print_boundary_bytes() -> None:
+    """Print the bytes of compressed activations."""
+    plain = message_bytes("none")
+    goals: dict[BoundaryCodec, float] = {"bf16": 0.51, "int8": 0.26}
+    for codec, goal in goals.items():
+        compressed = message_bytes(codec)
+        print_figure(
+            "boundary_bytes",
+            ours=compressed / plain,
+            peer=goal,
+            peer_name="goal: most bytes, as a fraction of float32",
+            ratio=goal * plain / compressed,
+            unit="of the bytes in float32",
+            codec=codec,
+            message_bytes=compressed,
+            float32_bytes=plain,
+        )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -136,6 +174,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=25, help="turns of each side")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    print_boundary_bytes()
     for name, spec, peer_name, peer in cases():
         codec = codec_of(spec, 0)
         own, other = measure(codec, peer, 2 if options.quick else options.turns)

@@ -122,7 +122,8 @@ def wrong_tensor(tensor: Tensor, failures: Sequence[InjectedFailure]) -> Tensor:
     if _has(failures, FailureKind.retype):
         return tensor.to(torch.float64)
     if _has(failures, FailureKind.poison):
-        return torch.full_like(tensor, torch.nan)
+        # Scales of a compressed tensor are bfloat16: bytes of 255 are NaN.
+        return torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 255)
     return tensor + 1 if _has(failures, FailureKind.deviate) else tensor
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,6 +28,10 @@ from share_compute.models.export import adapter_description
 from share_compute.models.storage.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
+from share_compute.specification.boundaries import (
+    FixedBoundaryCompressionSpec,
+    PlannedBoundaryCompressionSpec,
+)
 from share_compute.training.loss_scale import LossScale, first_loss_scale
 from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.stalled import close_stalled_connections
@@ -80,6 +84,8 @@ class ShardStoreFacts:
     """Token ids that end a sample text."""
     version: int | None = None
     """Number of merges that the weights include; None unless the attempt trains a branch."""
+    boundaries: FixedBoundaryCompressionSpec | None = None
+    """Compression at the boundaries between stages from the checkpoint; None lets the first plan fix it."""
 
     @property
     def first_step(self) -> int:
@@ -132,6 +138,7 @@ class ShardStore:
         self._version: int | None = None
         self._microbatches = self._spec.training.microbatches
         self._runs: tuple[int, ...] | None = None
+        self._boundaries: FixedBoundaryCompressionSpec | None = None
         self._state = TrainingState(0, first_loss_scale(self._spec.training.precision))
         self._config: dict[str, Any] | None = None
         self._tokenizer: Any = None
@@ -178,6 +185,7 @@ class ShardStore:
             has_weights=self._weights is not None,
             microbatches=self._microbatches,
             runs=self._runs,
+            boundaries=self._boundaries,
             notes=(*notes, *prepared.notes),
             prompts=self._prompts(prepared.tokenizer_folder),
             text_ends=self._text_ends(),
@@ -239,6 +247,9 @@ class ShardStore:
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == self._microbatches:
             self._runs = tuple(state["runs"])
+        is_planned = isinstance(self._spec.training.boundary_compression, PlannedBoundaryCompressionSpec)
+        if is_planned and state.get("boundaries") is not None:
+            self._boundaries = FixedBoundaryCompressionSpec.model_validate(state["boundaries"])
         branch = self._assignment.branch
         self._state = TrainingState(
             int(state["step"]) if branch is None or branch.step is None else branch.step,
@@ -247,10 +258,17 @@ class ShardStore:
         )
 
     @answers(NOTHING)
-    def cut(self, runs: Sequence[int]) -> None:
-        """Set `SummationTree.runs` of the job; their sum is the number of microbatches in a batch."""
+    def cut(self, runs: Sequence[int], boundaries: Mapping[str, Any] | None = None) -> None:
+        """Set what the first plan of the job fixed.
+
+        Args:
+            runs: `SummationTree.runs`; their sum is the number of microbatches in a batch.
+            boundaries: compression at the boundaries between stages, as JSON; None for none.
+        """
         self._spec = self._spec.with_microbatches(sum(runs))
         self._runs = tuple(runs)
+        if boundaries is not None:
+            self._boundaries = FixedBoundaryCompressionSpec.model_validate(boundaries)
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
         """Return the ids of special tokens by name, from the job's model configuration, else from the tokenizer.
@@ -427,6 +445,7 @@ class ShardStore:
             "train_samples": self._prepared.samples.size("train"),
             "microbatches": self._spec.training.microbatches,
             "runs": self._runs,
+            "boundaries": None if self._boundaries is None else self._boundaries.model_dump(mode="json"),
         }
         writer.write_json(STATE, facts)
         if kind == "contribution":

@@ -16,6 +16,7 @@ from share_compute.lifecycle.attempt_events import StepCommitted
 from share_compute.planning.plan import Plan
 from share_compute.protocol.doubts import quarantines
 from share_compute.protocol.membership import Membership, Worker
+from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompressionSpec
 from share_compute.synchronization.records import MergeRecord
 from share_compute.training.loss_scale import LossScale
 
@@ -68,6 +69,8 @@ class GroupFacts:
     """`SummationTree.runs` of the job: number of consecutive microbatch ids in each run."""
     attempt: int
     """Number of the attempt that planned the epoch."""
+    boundaries: BoundaryCompressionSpec = NO_BOUNDARY_COMPRESSION
+    """Compression at the boundaries between stages, as the job's first plan fixed it."""
 
 
 @dataclass(frozen=True, slots=True)

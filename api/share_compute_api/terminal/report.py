@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from share_compute.planning.plan import IdleMachine, Plan
+from share_compute.planning.plan import IdleMachine, Plan, layer_span
 from share_compute.planning.report import (
     Alternative,
     IslandProposal,
@@ -47,6 +47,10 @@ def print_report(report: PlanReport) -> None:
         _section("Left out", _idle(plan.idle))
     if serving is not None:
         return
+    if any(stage.boundary_bytes is not None for stage in plan.stages):
+        _section("Boundaries", _boundaries(plan))
+    if any(stage.sum_bytes is not None for stage in plan.stages):
+        _section("Gradient sums", _sums(plan))
     if report.timeline:
         _section("One step", timeline(plan, report.timeline, console))
     if report.alternatives:
@@ -140,6 +144,36 @@ def _machines(plan: Plan) -> Group:
         reasons.append(f"and {rows - _MOST_MACHINES} more; --json has them all\n", style="dim")
     reasons.rstrip()
     return Group(table, reasons) if reasons else Group(table)
+
+
+def _boundaries(plan: Plan) -> Text:
+    """Return the codec of each boundary between stages, and the bytes that cross it."""
+    text = Text()
+    between = [stage for stage in plan.stages if stage.boundary_bytes is not None]
+    for stage in between[:_MOST_MACHINES]:
+        codec = "not compressed" if stage.boundary_codec == "none" else stage.boundary_codec
+        text.append(f"before layer {stage.stop}", style="bold")
+        text.append(f": {bytes_text(stage.boundary_bytes or 0)} a microbatch each way, {codec}\n")
+    if len(between) > _MOST_MACHINES:
+        text.append(f"and {len(between) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def _sums(plan: Plan) -> Text:
+    """Return the bytes that the members of each stage receive in a step to sum their gradients."""
+    text = Text()
+    summed = [stage for stage in plan.stages if stage.sum_bytes is not None]
+    for stage in summed[:_MOST_MACHINES]:
+        codec = "not compressed" if stage.sum_codec == "none" else stage.sum_codec
+        text.append(layer_span(stage.start, stage.stop), style="bold")
+        text.append(
+            f": each of {len(stage.members)} members receives {bytes_text(stage.sum_bytes or 0)} a step, {codec}\n"
+        )
+    if len(summed) > _MOST_MACHINES:
+        text.append(f"and {len(summed) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+    text.rstrip()
+    return text
 
 
 def _idle(idle: tuple[IdleMachine, ...]) -> Text:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
 import torch
 
 from share_compute.compression.codec import Codec, ErrorFeedback
@@ -9,6 +12,7 @@ from share_compute.compression.low_rank import PowerSgdCodec
 from share_compute.compression.quantization import FloatCodec, IntegerCodec, SignCodec, TwoMagnitudesCodec
 from share_compute.compression.rows import RowCodec
 from share_compute.compression.sparse import TopKCodec
+from share_compute.compression.sums import BucketCodec
 from share_compute.specification import TrainingSpec
 from share_compute.specification.compression import (
     CompressionSpec,
@@ -18,6 +22,8 @@ from share_compute.specification.compression import (
     TopKSpec,
 )
 
+Layout: TypeAlias = Sequence[Sequence[tuple[str, tuple[int, ...]]]]
+_MANY: Final = 2**20
 _ROW_CODECS: dict[str, RowCodec] = {
     "float32": FloatCodec(),
     "bf16": FloatCodec(torch.bfloat16),
@@ -74,6 +80,24 @@ def codec_of_update(training: TrainingSpec, version: int) -> Codec:
     if isinstance(spec, TopKSpec) and not policy.merges_apart:
         spec = spec.model_copy(update={"density": min(1.0, spec.density * policy.branches)})
     return codec_of(spec, training.seed)
+
+
+def bucket_codecs(training: TrainingSpec, layout: Layout) -> tuple[BucketCodec, ...]:
+    """Return the codec of each bucket of gradients that a stage sums; empty if sums are not compressed.
+
+    Args:
+        training: training settings of the job.
+        layout: names and shapes of the parameters of each bucket.
+    """
+    if not training.compresses_sums:
+        return ()
+    codec = codec_of(training.compression, training.seed)
+    return tuple(BucketCodec(codec, tuple(shape for _, shape in bucket)) for bucket in layout)
+
+
+def run_bytes(training: TrainingSpec) -> float:
+    """Return the approximate bytes of one number of a compressed gradient, which large tensors have."""
+    return codec_of(training.compression, training.seed).num_bytes((_MANY,)) / _MANY
 
 
 def _spec_of_round(training: TrainingSpec, number: int) -> CompressionSpec:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.numbers import is_finite
 from share_compute.models.stage import Stage
 from share_compute.specification import Precision
+from share_compute.specification.boundaries import BoundaryCodec, BoundaryCompression
 
 Shape = tuple[int, ...]
 
@@ -24,11 +26,13 @@ class Expected:
         shape: required shape; None allows any.
         dtypes: allowed types.
         is_finite: whether all numbers of the tensor must be finite.
+        codec: codec with which the tensor is sent.
     """
 
     shape: Shape | None
     dtypes: Collection[torch.dtype]
     is_finite: bool = True
+    codec: BoundaryCodec = "none"
 
     def misfit(self, tensor: Tensor) -> str | None:
         """Return why a tensor's shape or dtype is wrong, as text for users; None if shape and dtype are right."""
@@ -95,7 +99,14 @@ class Boundaries:
 
     @classmethod
     def of(
-        cls, stage: Stage, blueprint: Blueprint, batch: int, length: int, *, gradients_are_finite: bool
+        cls,
+        stage: Stage,
+        blueprint: Blueprint,
+        batch: int,
+        length: int,
+        *,
+        gradients_are_finite: bool,
+        compression: BoundaryCompression,
     ) -> Boundaries:
         """Return the requirements on the tensors that a stage receives.
 
@@ -105,15 +116,29 @@ class Boundaries:
             batch: number of samples in a microbatch.
             length: number of tokens in a sample.
             gradients_are_finite: whether all numbers of received activations and gradients must be finite.
+            compression: codecs of activations and gradients.
+
+        Raises:
+            UserError: a tensor is compressed, and its shape does not follow from the model's configuration.
         """
         shard, dtypes = stage.shard, numbers_in(blueprint.precision)
         shape: Callable[[int], Shape | None] = lambda layer: boundary_shape(blueprint, layer, batch, length)  # noqa: E731
         trains = stage.trains_before or any(each.requires_grad for each in stage.parameters().values())
-        entering = None if shard.is_first else Expected(shape(shard.start), dtypes, gradients_are_finite)
+
+        def expected(layer: int, size: Shape | None) -> Expected:
+            codec = compression.codec(layer)
+            if size is None and codec != "none":
+                raise UserError(
+                    f"training.boundary_compression: the model does not say how many numbers pass layer {layer}",
+                    hint="set training.boundary_compression: {name: none}",
+                )
+            return Expected(size, dtypes, gradients_are_finite, codec)
+
+        entering = None if shard.is_first else expected(shard.start, shape(shard.start))
         returned = None
         if not shard.is_last:
             # If nothing up to this stage is trained, the next stage sends a tensor of shape (1,) instead of a gradient.
-            returned = Expected(shape(shard.stop) if trains else (1,), dtypes, gradients_are_finite)
+            returned = expected(shard.stop, shape(shard.stop) if trains else (1,))
         return cls(entering, returned)
 
 

@@ -104,7 +104,8 @@ def lay_out(
         return PlanTimeline(problem=problem)
     usable = with_nominal_speeds(topology)
     known = holding(timings, usable, spec.training.batch_size // plan.microbatches)
-    cost = TrainingCost(profile, usable, complete(usable), workload(spec, plan.microbatches), known)
+    work = workload(spec.with_boundaries(plan.boundaries), plan.microbatches)
+    cost = TrainingCost(profile, usable, complete(usable), work, known)
     index = {machine.id: place for place, machine in enumerate(usable.contributors)}
     # Members without microbatches are left out: the simulation needs at least one microbatch for each member.
     members_of = [

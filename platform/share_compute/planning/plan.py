@@ -9,6 +9,11 @@ from pydantic import computed_field, model_validator
 
 from share_compute.files.strict import StrictModel
 from share_compute.shard import Shard
+from share_compute.specification.boundaries import (
+    BoundaryCodec,
+    FixedBoundaryCompressionSpec,
+    fixed_boundaries,
+)
 
 CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
 """Kind of a bottleneck: a machine's FLOP/s or memory bandwidth, a link's bandwidth or latency, or gradient sums."""
@@ -112,6 +117,18 @@ class StagePlan(StrictModel):
     """One past the last layer."""
     parameters: int
     members: tuple[MemberPlan, ...]
+    boundary_codec: BoundaryCodec = "none"
+    """Codec of the activations and gradients that this stage and the next one exchange; none for the last stage."""
+    boundary_bytes: int | None = None
+    """Bytes of one microbatch's activation for the next stage, compressed; its gradient has as many.
+
+    None for the last stage, in serving plans, and in plans of older releases."""
+    sum_codec: str = "none"
+    """Codec of the gradients that the members of this stage sum."""
+    sum_bytes: int | None = None
+    """Bytes of gradients that each member receives in a step, compressed, to sum them with those of the other members.
+
+    None for stages with one member, in serving plans, and in plans of older releases."""
 
 
 class BranchPlan(StrictModel):
@@ -164,6 +181,11 @@ class Plan(StrictModel):
     def shares(self) -> tuple[tuple[int, ...], ...]:
         """Number of microbatches of each member of each stage."""
         return tuple(tuple(len(member.microbatches) for member in stage.members) for stage in self.stages)
+
+    @property
+    def boundaries(self) -> FixedBoundaryCompressionSpec:
+        """Codecs at the boundaries between the plan's stages."""
+        return fixed_boundaries({stage.stop: stage.boundary_codec for stage in self.stages})
 
     def shard(self, stage: int) -> Shard:
         """Return the shard of the stage with index ``stage``."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, NamedTuple
 
+from share_compute.compression.factory import run_bytes
 from share_compute.errors import UserError
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.cost.bound import lower_bound_s
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout
-from share_compute.planning.cost.schedule_simulator import StepTimeline
+from share_compute.planning.cost.schedule_simulator import StepTimeline, simulate_step
 from share_compute.planning.cost.timings import Timings
 from share_compute.planning.explain.explanation import Explanation
 from share_compute.planning.explain.infeasible import infeasible
@@ -33,8 +36,19 @@ from share_compute.planning.search.thorough import proposed, thorough
 from share_compute.protocol.schedule import blocks
 from share_compute.shard import Shard
 from share_compute.specification import TrainJob
+from share_compute.specification.boundaries import (
+    BOUNDARY_CODECS,
+    NO_BOUNDARY_COMPRESSION,
+    BoundaryCodec,
+    FixedBoundaryCompressionSpec,
+    PlannedBoundaryCompressionSpec,
+    fixed_boundaries,
+)
 from share_compute.specification.workload import TrainingWorkload
 from share_compute.topology import Contributor, Topology
+
+_LONGER: Final = 0.01
+"""Fraction by which less compression may lengthen the predicted step with boundary compression ``auto``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +81,72 @@ def solve(
 
     Raises:
         PlanInfeasible: no plan with the requested numbers of stages and members fits on these machines.
-        UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
+        UserError: the model has no parameters, the job compresses a boundary that the model does not have, there is no
+            such strategy, or its partitions are invalid.
     """
+    if spec.training.boundary_compression.name == "auto":
+        found = _least_compressed(spec, topology, profile, timings)
+    else:
+        found = _search(spec, topology, profile, timings)
+    return _finish(spec, topology, epoch, found)
+
+
+class _Found(NamedTuple):
+    """The result of a search for a layout."""
+
+    problems: list[SearchProblem]
+    proposals: list[Proposal]
+    """All proposals, best by the cost formula first."""
+    chosen: Proposal
+    timeline: StepTimeline | None
+    additions: Additions
+
+
+def _search(spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings) -> _Found:
     problems = search_problems(spec, topology, profile, timings)
     strategy = load_strategy(spec.parallelism.strategy)
     additions = Additions()
-    timeline = None
     if not any(map(is_measured, topology.contributors)):
         proposals = _proposals(strategy, problems)
-        chosen = proposals[0]
-    else:
-        choice = _choose(strategy, problems, additions)
-        proposals = sorted(choice.proposals, key=lambda proposal: proposal.preference)
-        chosen, timeline = choice.best
-        if math.isinf(timeline.step_s):
-            raise infeasible(strategy, problems[-1], chosen.candidate.layout)
-    return _finish(spec, topology, epoch, problems, proposals, chosen, timeline, additions)
+        return _Found(problems, proposals, proposals[0], None, additions)
+    choice = _choose(strategy, problems, additions)
+    proposals = sorted(choice.proposals, key=lambda proposal: proposal.preference)
+    chosen, timeline = choice.best
+    if math.isinf(timeline.step_s):
+        raise infeasible(strategy, problems[-1], chosen.candidate.layout)
+    return _Found(problems, proposals, chosen, timeline, additions)
+
+
+def _least_compressed(spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings) -> _Found:
+    """Return the result of a search with the least compression with which no link limits the step.
+
+    The step is at most `_LONGER` longer than with int8 at all boundaries. If no speed was measured, nothing is
+    compressed.
+    """
+    plain = _search(spec.with_boundaries(NO_BOUNDARY_COMPRESSION), topology, profile, timings)
+    if plain.timeline is None:
+        return plain
+    most = spec.with_boundaries(PlannedBoundaryCompressionSpec(name="int8"))
+    found = _search(most, topology, profile, timings)
+    assert found.timeline is not None
+    limit_s = found.timeline.step_s * (1 + _LONGER)
+    if plain.timeline.step_s <= limit_s:
+        return plain
+    cost, layout = found.chosen.cost, found.chosen.candidate.layout
+    hops_s = {after.start: cost.hop_s(before, after) for before, after in pairwise(layout.stages)}
+    codecs: dict[int, BoundaryCodec] = dict.fromkeys(hops_s, "int8")
+    chosen, timeline = found.chosen, found.timeline
+    for layer in sorted(hops_s, key=lambda layer: (hops_s[layer], layer)):  # fast links first
+        for codec in BOUNDARY_CODECS:
+            tried = {**codecs, layer: codec}
+            workload = replace(cost.workload, boundaries=fixed_boundaries(tried))
+            relaxed = replace(cost, workload=workload)
+            step = simulate_step(relaxed, layout)
+            if step.step_s <= limit_s or tried == codecs:
+                codecs, timeline = tried, step
+                chosen = Proposal(relaxed, found.chosen.candidate, relaxed.step_s(layout))
+                break
+    return found._replace(chosen=chosen, timeline=timeline)
 
 
 def search_problems(
@@ -94,10 +158,11 @@ def search_problems(
 
     Raises:
         PlanInfeasible: the job requests several stages, and its model cannot be cut.
-        UserError: the model has no parameters.
+        UserError: the model has no parameters, or the job compresses a boundary that the model does not have.
     """
     if profile.parameters == 0:
         raise UserError("the model has no parameters to train", hint="add a layer that has some, e.g. linear")
+    _require_boundaries(spec, len(profile.layers))
     measured = any(map(is_measured, topology.contributors))
     usable = with_nominal_speeds(topology)
     network = complete(usable)
@@ -111,6 +176,15 @@ def search_problems(
     ]
 
 
+def _require_boundaries(spec: TrainJob, layers: int) -> None:
+    boundaries = spec.training.boundary_compression
+    if isinstance(boundaries, FixedBoundaryCompressionSpec) and max(boundaries.layers, default=0) >= layers:
+        raise UserError(
+            f"training.boundary_compression: there is no layer {max(boundaries.layers)}: the model has {layers} layers",
+            hint=f"name layers from 1 to {layers - 1}" if layers > 1 else "name no layer",
+        )
+
+
 def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
     """Return the input of the cost model for a job with this number of microbatches."""
     training = spec.training
@@ -122,6 +196,8 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         branch_tensors=training.branch_tensors,
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
+        boundaries=training.boundary_compression,
+        run_bytes=run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
     )
 
@@ -198,12 +274,9 @@ def _finish(
     spec: TrainJob,
     topology: Topology,
     epoch: int,
-    problems: list[SearchProblem],
-    proposals: list[Proposal],
-    chosen: Proposal,
-    timeline: StepTimeline | None,
-    additions: Additions,
+    found: _Found,
 ) -> Solution:
+    problems, proposals, chosen, timeline, additions = found
     cost, layout = chosen.cost, chosen.candidate.layout
     bounds_s = [lower_bound_s(problem.cost) for problem in problems]
     proved = {id(proposal.cost) for proposal in proposals if proposal.candidate.exact}
@@ -294,11 +367,18 @@ def _stage_plans(
                 )
             )
         shard = Shard(spec.name, stage.start, stage.stop, cost.num_layers)
+        is_last, is_summed = stage.stop == cost.num_layers, len(stage.members) > 1
         yield StagePlan(
             start=stage.start,
             stop=stage.stop,
             parameters=cost.profile.parameters_of(shard),
             members=tuple(members),
+            boundary_codec="none" if is_last else cost.workload.boundaries.codec(stage.stop),
+            boundary_bytes=None if is_last else math.ceil(cost.link_bytes[stage.stop]),
+            sum_codec=spec.training.compression.name
+            if is_summed and spec.training.compresses_sums
+            else "none",
+            sum_bytes=math.ceil(cost.sum_bytes(stage)) if is_summed else None,
         )
 
 

@@ -22,6 +22,7 @@ from share_compute.planning.plan import BranchPlan, Plan
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.report import BranchIsland, RoundsPrediction
 from share_compute.specification import TrainJob
+from share_compute.specification.compression import NoCompressionSpec
 from share_compute.specification.synchronization import AllReduceSpec
 from share_compute.topology import Topology
 
@@ -192,6 +193,7 @@ def _lockstep_samples_per_s(
         "batch_size": branches * training.batch_size,
         "microbatches": None if training.microbatches is None else branches * training.microbatches,
         "synchronization": AllReduceSpec(),
+        "compression": NoCompressionSpec(),
     }
     lockstep = spec.model_copy(update={"training": training.model_copy(update=together)})
     try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -26,12 +27,15 @@ class SummationTree:
 
     Args:
         runs: number of consecutive ids in each run.
+        keeps_runs_apart: whether members add only the gradients inside a run. The sums of runs are then rounded before
+            they are added.
 
     Raises:
         ValueError: there is no run, or a run has no ids.
     """
 
     runs: tuple[int, ...]
+    keeps_runs_apart: bool = False
     _children: dict[Node, tuple[Node, Node]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -43,7 +47,8 @@ class SummationTree:
         self._grow([0, *accumulate(self.runs)])
         for node, children in self._children.items():
             for child in children:
-                self._parents[child] = node
+                if not (self.keeps_runs_apart and child in self.sums_of_runs):
+                    self._parents[child] = node
 
     def _grow(self, edges: Sequence[int]) -> Node:
         whole = Node(edges[0], edges[-1])
@@ -54,6 +59,11 @@ class SummationTree:
         for stop in range(whole.start + 2, whole.stop + 1):
             self._children[Node(whole.start, stop)] = Node(whole.start, stop - 1), Node(stop - 1, stop)
         return whole
+
+    @cached_property
+    def sums_of_runs(self) -> tuple[Node, ...]:
+        """The sum of each run, in order."""
+        return tuple(Node(start, stop) for start, stop in pairwise([0, *accumulate(self.runs)]))
 
     @property
     def microbatches(self) -> int:
@@ -70,7 +80,10 @@ class SummationTree:
         return self._children.get(node)
 
     def parent(self, node: Node) -> Node | None:
-        """Return the sum of which a node is a direct summand; None for the root."""
+        """Return the sum of which a node is a direct summand.
+
+        Return None for the root, and for the sum of a run if `keeps_runs_apart`.
+        """
         return self._parents.get(node)
 
     def grows(self, microbatch: int) -> Node | None:
@@ -95,9 +108,13 @@ class SummationTree:
             new = parent
 
     def cover(self, ids: Iterable[int]) -> tuple[Node, ...]:
-        """Return the largest nodes that contain only these microbatches, in order."""
+        """Return the largest nodes that contain only these microbatches, in order.
+
+        These are at most the sums of runs if `keeps_runs_apart`.
+        """
         held = set(ids)
-        return tuple(self._cover(self.root, held))
+        roots = self.sums_of_runs if self.keeps_runs_apart else (self.root,)
+        return tuple(node for root in roots for node in self._cover(root, held))
 
     def _cover(self, node: Node, held: set[int]) -> Iterator[Node]:
         inside = sum(microbatch in held for microbatch in range(node.start, node.stop))

@@ -1,4 +1,4 @@
-"""Compression of the tensors that islands exchange over slow links: codecs and their options."""
+"""Compression of what branches exchange after a round, and of the gradients that a stage sums: codecs and options."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from share_compute.files.field_errors import invalid
 from share_compute.files.plain_yaml import read_yaml
 from share_compute.specification.base import SpecModel, known
 from share_compute.specification.batch import EmbedJob, GenerateJob
+from share_compute.specification.boundaries import BoundaryCompression
 from share_compute.specification.data import DataSpec, TokenizerSpec
 from share_compute.specification.model import ModelSpec
 from share_compute.specification.serve import ServeJob
@@ -58,6 +59,11 @@ class TrainJob(SpecModel):
     def with_microbatches(self, microbatches: int) -> TrainJob:
         """Return a copy of the job with this number of microbatches."""
         training = self.training.model_copy(update={"microbatches": microbatches})
+        return self.model_copy(update={"training": training})
+
+    def with_boundaries(self, boundaries: BoundaryCompression) -> TrainJob:
+        """Return a copy of the job with this compression at the boundaries between stages."""
+        training = self.training.model_copy(update={"boundary_compression": boundaries})
         return self.model_copy(update={"training": training})
 
     @model_validator(mode="after")

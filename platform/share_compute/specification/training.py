@@ -7,10 +7,12 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel
+from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompressionSpec
 from share_compute.specification.compression import (
     CompressionSpec,
     LossyCompressionSpec,
     NoCompressionSpec,
+    PowerSgdSpec,
 )
 from share_compute.specification.optimization import GradientFusionSpec, OptimizerSpec, ScheduleSpec
 from share_compute.specification.synchronization import AllReduceSpec, BranchesSpec, SynchronizationSpec
@@ -86,7 +88,11 @@ class TrainingSpec(SpecModel):
     synchronization: SynchronizationSpec = AllReduceSpec()
     """Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links."""
     compression: CompressionSpec = NoCompressionSpec()
-    """Codec of the changes of weights that branches and the server exchange after a round."""
+    """Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums."""
+    boundary_compression: BoundaryCompressionSpec = Field(
+        default=NO_BOUNDARY_COMPRESSION, title="Compression between stages"
+    )
+    """Codec of the activations and gradients that stages exchange, for slow links."""
     precision: Precision = "float32"
     """Type in which layers compute; weights, their gradients and the optimizer's state stay float32."""
     activation_checkpointing: bool = False
@@ -147,9 +153,10 @@ class TrainingSpec(SpecModel):
     def _rounds_fit(self) -> Self:
         policy = self.rounds
         if policy is None:
-            if self.compression.name != "none":
-                raise ValueError("compression needs a synchronization with branches, such as {kind: local}")
+            self._sums_can_be_compressed()
             return self
+        if self.boundary_compression.name != "none":
+            raise ValueError("boundary_compression needs synchronization: {kind: allreduce}")
         if policy.every > self.steps:
             raise ValueError(
                 f"synchronization.every {policy.every} is more than the {self.steps} steps of the job"
@@ -166,6 +173,27 @@ class TrainingSpec(SpecModel):
                     "branches are merged only after a round"
                 )
         return self
+
+    def _sums_can_be_compressed(self) -> None:
+        codec = self.compression
+        if isinstance(codec, NoCompressionSpec):
+            return
+        if isinstance(codec, PowerSgdSpec):
+            raise ValueError(  # noqa: TRY004 - pydantic reports ValueError
+                "compression.name powersgd keeps state: it needs a synchronization with branches"
+            )
+        if codec.error_feedback is not None:
+            raise ValueError(
+                f"compression.error_feedback {codec.error_feedback:g} needs a synchronization with branches: the "
+                "error of a sum of gradients would be lost with its machine; set it to null"
+            )
+        if codec.from_step:
+            raise ValueError(f"compression.from_step {codec.from_step} needs a synchronization with branches")
+
+    @property
+    def compresses_sums(self) -> bool:
+        """Whether the members of a stage compress the gradients that they add up in each step."""
+        return isinstance(self.synchronization, AllReduceSpec) and self.compression.name != "none"
 
     @property
     def rounds(self) -> BranchesSpec | None:

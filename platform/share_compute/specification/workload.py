@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from share_compute.specification import Objective, ServeJob
+from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompression
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 """Bytes of one activation, by dtype; with int8 weights, activations are float32."""
@@ -38,6 +39,10 @@ class TrainingWorkload:
     """Data type of the computation; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
     """Whether a layer keeps only its input, and computes its other activations again in the backward pass."""
+    boundaries: BoundaryCompression = NO_BOUNDARY_COMPRESSION
+    """Compression of what crosses the boundaries between stages."""
+    run_bytes: float | None = None
+    """Bytes of each number in the compressed sum of a run of microbatches; None if stages sum float32 gradients."""
     backups: bool = False
     """Whether state that only one machine holds is backed up on another machine."""
 

@@ -221,11 +221,25 @@ def test_merged_adapters_make_a_whole_model(
     assert not torch.equal(merged[f"{name}.weight"], saved[f"{name}.weight"])
 
 
+@pytest.mark.parametrize(
+    "codecs",
+    [
+        {},
+        pytest.param(
+            {
+                "compression": {"name": "int8", "error_feedback": None},
+                "boundary_compression": {"name": "int8"},
+            },
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["float32", "int8"],
+)
 def test_float16_learns_as_float32_does_and_skips_what_overflows(
-    attempt: Attempt, corpus: Path, tmp_path: Path
+    attempt: Attempt, corpus: Path, tmp_path: Path, codecs: dict[str, Any]
 ) -> None:
     plain = losses_of(succeeded(attempt(job(corpus), folder=tmp_path / "plain")))
-    document = job(corpus, precision="float16", checkpoint_every=3)
+    document = job(corpus, precision="float16", checkpoint_every=3, **codecs)
     straight = succeeded(attempt(document))
     assert losses_of(straight) == pytest.approx(plain, abs=0.02)
     saved = checkpoint_of(straight, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,25 @@ def test_a_job_with_rounds_shows_islands_and_what_a_round_exchanges(run: Run, tm
     found = json.loads(run("plan", str(job), "--topology", str(LAN), "--json", **NOWHERE).stdout)
     assert [branch["number"] for branch in found["plan"]["branches"]] == [0, 1]
     assert sorted(number for island in found["rounds"]["islands"] for number in island["branches"]) == [0, 1]
+
+
+def test_the_codec_and_the_bytes_of_a_boundary_are_shown(run: Run, tmp_path: Path) -> None:
+    job = tmp_path / "compressed.yaml"
+    job.write_text(
+        "model: {config: {model_type: llama, vocab_size: 2048, hidden_size: 128, intermediate_size: 352,"
+        " num_hidden_layers: 4}}\n"
+        "data: {files: [corpus.txt]}\n"
+        "training: {batch_size: 16, microbatches: 4, boundary_compression: {name: int8}}\n"
+        "parallelism: {stages: 2, members_per_stage: 1}\n"
+    )
+    done = run("plan", str(job), "--topology", str(LAN), **NOWHERE)
+    assert done.returncode == 0, done.stderr
+    # 4 samples of 128 tokens with 128 numbers, and a scale of two bytes for 256 numbers.
+    assert re.search(r"before layer \d: 64.5 KiB a microbatch each way, int8", done.stdout), done.stdout
+    done = run("plan", str(job), "--topology", str(LAN), "--json", **NOWHERE)
+    (first, second) = json.loads(done.stdout)["plan"]["stages"]
+    assert (first["boundary_codec"], first["boundary_bytes"]) == ("int8", 65536 + 512)
+    assert (second["boundary_codec"], second["boundary_bytes"]) == ("none", None)
 
 
 def test_the_report_for_scripts(run: Run) -> None:

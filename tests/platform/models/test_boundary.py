@@ -11,6 +11,7 @@ from share_compute.models.factory import build_stage
 from share_compute.models.numbers import is_finite
 from share_compute.shard import Shard
 from share_compute.specification import parse_job
+from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION
 
 CPU = torch.device("cpu")
 LLAMA = {
@@ -45,7 +46,10 @@ def test_shapes_are_those_that_stages_make(blueprint: Blueprint, count: int, sam
         made = first.forward(samples)
         assert tuple(made.shape) == boundary_shape(blueprint, cut, 3, 16)
         arriving = [
-            Boundaries.of(stage, blueprint, 3, 16, gradients_are_finite=True) for stage in (first, second)
+            Boundaries.of(
+                stage, blueprint, 3, 16, gradients_are_finite=True, compression=NO_BOUNDARY_COMPRESSION
+            )
+            for stage in (first, second)
         ]
         assert arriving[0].activation is None
         assert arriving[1].gradient is None

@@ -120,7 +120,10 @@ def test_rounds_have_a_plan_for_each_branch_and_their_figures() -> None:
     assert rounds.round_s == pytest.approx(20 * step_s + rounds.exchange_s)
     assert rounds.samples_per_s == pytest.approx(2 * 16 * 20 / rounds.round_s)
     assert rounds.lockstep_bytes == 4 * PROFILE.parameters
-    assert rounds.lockstep_samples_per_s is not None
+    plain = {"batch_size": 32, "microbatches": 8}
+    lockstep = make_plan(job(training=plain), topology, PROFILE).prediction
+    assert lockstep is not None
+    assert rounds.lockstep_samples_per_s == lockstep.samples_per_s  # not compressed
     of_bytes, of_speed = rounds.comparison
     assert of_bytes.endswith("per step on average, 40 times less.")
     assert "samples/s; rounds compute" in of_speed

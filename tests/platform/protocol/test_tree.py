@@ -45,6 +45,24 @@ def test_any_order_at_any_members_gives_the_root_expression(tree: SummationTree,
     assert whole == {tree.root: expression(tree, tree.root)}
 
 
+@given(trees, st.data())
+def test_sums_of_runs_may_be_kept_apart(tree: SummationTree, data: st.DataObject) -> None:
+    apart = SummationTree(tree.runs, keeps_runs_apart=True)
+    order = data.draw(st.permutations(range(tree.microbatches)))
+    held: Held = {}
+    for number, microbatch in enumerate(order, start=1):
+        before = apart.grows(microbatch)
+        assert before is None or any(
+            run.start <= before.start < microbatch < run.stop for run in apart.sums_of_runs
+        )
+        take(apart, held, Node(microbatch, microbatch + 1), str(microbatch))
+        assert tuple(sorted(held)) == apart.cover(order[:number])
+        assert len(held) <= apart.buffers(order[:number])
+    assert held == {run: expression(tree, run) for run in apart.sums_of_runs}
+    assert apart.sums_of_runs == tree.sums_of_runs
+    assert expression(apart, apart.root) == expression(tree, tree.root)
+
+
 @given(trees)
 def test_every_node_but_the_root_has_a_parent_of_two_summands(tree: SummationTree) -> None:
     waiting, singles = [tree.root], []

@@ -341,7 +341,25 @@ class TestRefused:
                 },
                 "samples.every 8 is not a multiple of synchronization.every 7",
             ),
-            ({"compression": {"name": "int8"}}, "compression needs a synchronization with branches"),
+            (
+                {"compression": {"name": "int8"}},
+                "compression.error_feedback 1 needs a synchronization with branches",
+            ),
+            (
+                {"compression": {"name": "powersgd", "error_feedback": None}},
+                "compression.name powersgd keeps state: it needs a synchronization with branches",
+            ),
+            (
+                {"compression": {"name": "int8", "error_feedback": None, "from_step": 5}},
+                "compression.from_step 5 needs a synchronization with branches",
+            ),
+            (
+                {
+                    "synchronization": {"kind": "local", "branches": 2},
+                    "boundary_compression": {"name": "int8"},
+                },
+                "boundary_compression needs synchronization: {kind: allreduce}",
+            ),
             (
                 {
                     "synchronization": {"kind": "local", "branches": 2},

@@ -172,6 +172,23 @@ def test_numbers_that_a_machine_made_are_not_blamed_on_the_learning_rate(
     require_equal(trained, calm)
 
 
+@pytest.mark.thorough
+def test_compression_does_not_hide_numbers_that_are_not_finite(attempt: Attempt, tmp_path: Path) -> None:
+    """Codecs refuse such numbers: activations are sent as they are, and the sum of a run becomes NaN."""
+    codecs = {
+        "compression": {"name": "int8", "error_feedback": None},
+        "boundary_compression": {"name": "int8"},
+    }
+    calm = train(attempt, tmp_path / "calm", job(2, 2, **codecs))
+    failures = [
+        InjectedFailure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=occurrence)
+        for occurrence in range(1, 17)
+    ]
+    trained = train(attempt, tmp_path / "poisoned", job(2, 2, **codecs), failures)
+    assert trained.offences == [("c1", 3, False)]
+    require_equal(trained, calm)
+
+
 def test_a_model_that_diverges_is_not_blamed_on_a_machine(attempt: Attempt, tmp_path: Path) -> None:
     optimizer = {"name": "sgd", "learning_rate": 1e30}
     events = attempt(job(2, 2, optimizer=optimizer, max_gradient_norm=None), folder=tmp_path)

@@ -3527,6 +3527,52 @@ export interface components {
             size_bytes: number;
         };
         /**
+         * FixedBoundaryCompressionSpec
+         * @description Round what passes between certain layers, and send it compressed where the model is cut.
+         */
+        FixedBoundaryCompressionSpec: {
+            /**
+             * Layers with bf16
+             * @description Layers, counted from 0, before which bf16 is used.
+             * @default []
+             */
+            bf16: number[];
+            /**
+             * Layers with int8
+             * @description Layers, counted from 0, before which int8 is used.
+             * @default []
+             */
+            int8: number[];
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "fixed";
+        };
+        /**
+         * FixedBoundaryCompressionSpec
+         * @description Round what passes between certain layers, and send it compressed where the model is cut.
+         */
+        FixedBoundaryCompressionSpecRequest: {
+            /**
+             * Layers with bf16
+             * @description Layers, counted from 0, before which bf16 is used.
+             * @default []
+             */
+            bf16: number[];
+            /**
+             * Layers with int8
+             * @description Layers, counted from 0, before which int8 is used.
+             * @default []
+             */
+            int8: number[];
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "fixed";
+        };
+        /**
          * FlatNamedTool
          * @description The function that the model must call.
          */
@@ -4491,6 +4537,9 @@ export interface components {
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
+             *       "boundary_compression": {
+             *         "name": "none"
+             *       },
              *       "checkpoint_every": null,
              *       "checkpoints_kept": 3,
              *       "compression": {
@@ -4830,6 +4879,12 @@ export interface components {
              */
             every: number;
             /**
+             * Fragments
+             * @description Parts of the model, of which each round merges one in turn; the last round merges all of them.
+             * @default 1
+             */
+            fragments: number;
+            /**
              * Grace period (s)
              * @description Seconds that a round waits for the other branches when it has a quorum.
              * @default 60
@@ -4864,6 +4919,12 @@ export interface components {
              */
             outer: components["schemas"]["OuterSgdSpec"] | components["schemas"]["OuterNesterovSpec"] | components["schemas"]["OuterAdamSpec"];
             /**
+             * Overlapping steps
+             * @description Steps that a branch trains on while the server merges its round; less than ``every``.
+             * @default 0
+             */
+            overlap: number;
+            /**
              * Preset
              * @description Settings of a paper for ``every``, ``outer`` and ``inner_state``, unless these are given.
              */
@@ -4890,6 +4951,12 @@ export interface components {
              * @default 30
              */
             every: number;
+            /**
+             * Fragments
+             * @description Parts of the model, of which each round merges one in turn; the last round merges all of them.
+             * @default 1
+             */
+            fragments: number;
             /**
              * Grace period (s)
              * @description Seconds that a round waits for the other branches when it has a quorum.
@@ -4924,6 +4991,12 @@ export interface components {
              *     }
              */
             outer: components["schemas"]["OuterSgdSpecRequest"] | components["schemas"]["OuterNesterovSpecRequest"] | components["schemas"]["OuterAdamSpecRequest"];
+            /**
+             * Overlapping steps
+             * @description Steps that a branch trains on while the server merges its round; less than ``every``.
+             * @default 0
+             */
+            overlap: number;
             /**
              * Preset
              * @description Settings of a paper for ``every``, ``outer`` and ``inner_state``, unless these are given.
@@ -5385,6 +5458,28 @@ export interface components {
              * @constant
              */
             type: "function";
+        };
+        /**
+         * NoBoundaryCompressionSpec
+         * @description Send activations and gradients as they are.
+         */
+        NoBoundaryCompressionSpec: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "none";
+        };
+        /**
+         * NoBoundaryCompressionSpec
+         * @description Send activations and gradients as they are.
+         */
+        NoBoundaryCompressionSpecRequest: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "none";
         };
         /**
          * NoCompressionSpec
@@ -6079,6 +6174,28 @@ export interface components {
              * @default []
              */
             updates: components["schemas"]["TimelineUpdate"][];
+        };
+        /**
+         * PlannedBoundaryCompressionSpec
+         * @description Compress what crosses the boundaries of the job's first plan.
+         */
+        PlannedBoundaryCompressionSpec: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "auto" | "bf16" | "int8";
+        };
+        /**
+         * PlannedBoundaryCompressionSpec
+         * @description Compress what crosses the boundaries of the job's first plan.
+         */
+        PlannedBoundaryCompressionSpecRequest: {
+            /**
+             * @description Codec of activations and gradients: auto chooses the least that each link needs, fixed names layers. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "auto" | "bf16" | "int8";
         };
         /**
          * PowerSgdSpec
@@ -7636,6 +7753,20 @@ export interface components {
          * @description One stage: a range of layers, and the members that each hold all of it.
          */
         StagePlan: {
+            /**
+             * Boundary Bytes
+             * @description Bytes of one microbatch's activation for the next stage, compressed; its gradient has as many.
+             *
+             *     None for the last stage, in serving plans, and in plans of older releases.
+             */
+            boundary_bytes?: number | null;
+            /**
+             * Boundary Codec
+             * @description Codec of the activations and gradients that this stage and the next one exchange; none for the last stage.
+             * @default none
+             * @enum {string}
+             */
+            boundary_codec: "none" | "bf16" | "int8";
             /** Members */
             members: components["schemas"]["MemberPlan"][];
             /** Parameters */
@@ -7650,6 +7781,19 @@ export interface components {
              * @description One past the last layer.
              */
             stop: number;
+            /**
+             * Sum Bytes
+             * @description Bytes of gradients that each member receives in a step, compressed, to sum them with those of the other members.
+             *
+             *     None for stages with one member, in serving plans, and in plans of older releases.
+             */
+            sum_bytes?: number | null;
+            /**
+             * Sum Codec
+             * @description Codec of the gradients that the members of this stage sum.
+             * @default none
+             */
+            sum_codec: string;
         };
         /**
          * StageStatus
@@ -8298,6 +8442,9 @@ export interface components {
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
+             *       "boundary_compression": {
+             *         "name": "none"
+             *       },
              *       "checkpoints_kept": 3,
              *       "compression": {
              *         "name": "none"
@@ -8353,6 +8500,14 @@ export interface components {
              */
             batch_size: number;
             /**
+             * Compression between stages
+             * @description Codec of the activations and gradients that stages exchange, for slow links.
+             * @default {
+             *       "name": "none"
+             *     }
+             */
+            boundary_compression: components["schemas"]["NoBoundaryCompressionSpec"] | components["schemas"]["PlannedBoundaryCompressionSpec"] | components["schemas"]["FixedBoundaryCompressionSpec"];
+            /**
              * Steps between checkpoints
              * @description Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s).
              */
@@ -8365,7 +8520,7 @@ export interface components {
             checkpoints_kept: number;
             /**
              * Compression
-             * @description Codec of the changes of weights that branches and the server exchange after a round.
+             * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
              *       "name": "none"
              *     }
@@ -8491,6 +8646,14 @@ export interface components {
              */
             batch_size: number;
             /**
+             * Compression between stages
+             * @description Codec of the activations and gradients that stages exchange, for slow links.
+             * @default {
+             *       "name": "none"
+             *     }
+             */
+            boundary_compression: components["schemas"]["NoBoundaryCompressionSpecRequest"] | components["schemas"]["PlannedBoundaryCompressionSpecRequest"] | components["schemas"]["FixedBoundaryCompressionSpecRequest"];
+            /**
              * Steps between checkpoints
              * @description Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s).
              * @default null
@@ -8504,7 +8667,7 @@ export interface components {
             checkpoints_kept: number;
             /**
              * Compression
-             * @description Codec of the changes of weights that branches and the server exchange after a round.
+             * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
              *       "name": "none"
              *     }

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import type { Plan } from "../api/types";
 import { blocksOf, changes, joined, layerRange, namesOf, pictureHeight, planOfBranch, ranges, stageShares } from "./layout";
 
-const stage = (start: number, stop: number) => ({ start, stop, parameters: 1, members: [] });
+const stage = (start: number, stop: number) => ({ start, stop, parameters: 1, members: [], boundary_codec: "none" as const, sum_codec: "none" });
 
 const member = (name: string, microbatches: number, memory_bytes = 1) => ({
   contributor_id: name,
@@ -25,7 +25,7 @@ function plan(...stages: ReturnType<typeof member>[][]): Plan {
     idle: [],
     branches: [],
     prediction: null,
-    stages: stages.map((members, start) => ({ start, stop: start + 1, parameters: 1, members })),
+    stages: stages.map((members, start) => ({ ...stage(start, start + 1), members })),
   };
 }
 

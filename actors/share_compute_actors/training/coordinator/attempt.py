@@ -18,6 +18,11 @@ from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
 from share_compute.specification import TrainJob
+from share_compute.specification.boundaries import (
+    BoundaryCompression,
+    FixedBoundaryCompressionSpec,
+    PlannedBoundaryCompressionSpec,
+)
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import MembersLost
@@ -69,8 +74,11 @@ class TrainingAttempt:
         try:
             facts = prepare(shard_store, self._requests, self._note)
             start = self._start(step_log, facts)
-            spec = self._assignment.spec.with_microbatches(start.solution.plan.microbatches)
-            ask_shard_store(NOTHING, shard_store.cut.remote(list(start.runs)))
+            microbatches = start.solution.plan.microbatches
+            spec = self._assignment.spec.with_microbatches(microbatches).with_boundaries(start.boundaries)
+            is_fixed = isinstance(start.boundaries, FixedBoundaryCompressionSpec)
+            boundaries = start.boundaries.model_dump(mode="json") if is_fixed else None
+            ask_shard_store(NOTHING, shard_store.cut.remote(list(start.runs), boundaries))
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
@@ -108,8 +116,11 @@ class TrainingAttempt:
             step_log.rewind(facts.first_step - 1)
             solution = self._plan(facts, topology)
             runs = facts.runs or max(solution.plan.shares, key=len)
-            return Start(facts, solution, runs, facts.state)
-        spec = self._assignment.spec.with_microbatches(takeover.facts.plan.microbatches)
+            return Start(facts, solution, runs, facts.state, boundaries=self._boundaries(facts, solution))
+        boundaries = takeover.facts.boundaries
+        spec = self._assignment.spec.with_microbatches(takeover.facts.plan.microbatches).with_boundaries(
+            boundaries
+        )
         profile, timings = dissect(facts.blueprint), self._timings(spec)
         solution = solution_of(takeover, spec, topology, profile, timings)
         state = state_of(step_log, facts.state)
@@ -117,18 +128,34 @@ class TrainingAttempt:
             f"continues at step {state.step + 1} with the members of attempt {takeover.facts.attempt}: "
             + listed(sorted(topology[worker].name for worker in takeover.actors))
         )
-        return Start(facts, solution, takeover.facts.runs, state, takeover)
+        return Start(facts, solution, takeover.facts.runs, state, takeover, boundaries)
 
     def _plan(self, facts: ShardStoreFacts, topology: Topology) -> Solution:
         spec = self._assignment.spec
         if facts.microbatches is not None:
             spec = spec.with_microbatches(facts.microbatches)
+        if facts.boundaries is not None:
+            spec = spec.with_boundaries(facts.boundaries)
         timings = self._timings(spec)
         if timings:
             count = sum(map(len, timings.values()))
             self._note(f"planned with {count} measured times of layers, which earlier attempts left")
         profile = dissect(facts.blueprint)
         return solve(spec, topology, profile, self._assignment.epoch, timings)
+
+    def _boundaries(self, facts: ShardStoreFacts, solution: Solution) -> BoundaryCompression:
+        """Return the compression at boundaries, which stays the same for the whole job, and report it."""
+        wanted = self._assignment.spec.training.boundary_compression
+        if not isinstance(wanted, PlannedBoundaryCompressionSpec):
+            return wanted
+        boundaries = facts.boundaries or solution.plan.boundaries
+        before = [f"layer {layer} ({boundaries.codec(layer)})" for layer in boundaries.layers]
+        self._note(
+            f"activations and gradients are compressed before {listed(before)}"
+            if before
+            else "activations and gradients are not compressed: the first plan has no boundary that needs it"
+        )
+        return boundaries
 
     def _timings(self, spec: TrainJob) -> Timings:
         """Return the layer timings of earlier attempts that are still valid.

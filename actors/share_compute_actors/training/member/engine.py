@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.compression.boundaries import decoded
+from share_compute.errors import ContributorLost, ShareComputeError, VerificationFailed
 from share_compute.protocol.cells import holders
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
@@ -251,8 +252,9 @@ class TrainingEngine(ComputeThread):
                 self._polled_s = time.monotonic()
                 self._handle(RetransmissionTimeout())
             return
-        label, source, tensor = taken
-        if self._is_unusable(label, source, tensor):
+        label, source, arrived = taken
+        tensor = self._decoded(label, source, arrived)
+        if tensor is None:
             return
         if label.cargo == "logged":
             self._handle(Logged(self.channel.epoch, label.step, label.microbatch))
@@ -264,27 +266,28 @@ class TrainingEngine(ComputeThread):
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
-    def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
-        """Reject a tensor that this member cannot use; return whether it was rejected."""
+    def _decoded(self, label: WireLabel, source: Worker, arrived: Tensor) -> Tensor | None:
+        """Return the values of a tensor; if this member cannot use them, reject the tensor and return None."""
         if label.cargo == "logged":
-            return False
+            return arrived
         if label.cargo == "log":
-            what = self.copies.misfit(label, tensor)
+            what = self.copies.misfit(label, arrived)
             if what is not None:
                 self._reject(label, source, what)
-            return what is not None
+            return arrived if what is None else None
         expected = self.runner.expected(label.cargo) if self.runner is not None else None
         if expected is None:
             self._reject(label, source, f"nobody waits for the {label.cargo} that it sent")
-            return True
-        what = expected.misfit(tensor)
-        if what is not None:
-            self._reject(label, source, f"{described(label)}: {what}")
-            return True
+            return None
+        try:
+            tensor = decoded(arrived, expected)
+        except VerificationFailed as failure:
+            self._reject(label, source, f"{described(label)}: {failure.message}")
+            return None
         if not expected.has_numbers(tensor):
             self._reject(label, source, f"{described(label)}: its numbers are not finite", is_certain=False)
-            return True
-        return False
+            return None
+        return tensor
 
     def _reject(self, label: WireLabel, source: Worker, what: str, *, is_certain: bool = True) -> None:
         assert self.channel is not None
@@ -387,7 +390,7 @@ class TrainingEngine(ComputeThread):
         assert self.channel is not None
         tensor = self._runner.kept(effect.label.cargo, effect.label.microbatch)
         assert tensor is not None, f"{effect.label} is not kept"
-        self._send_output(self.channel, effect, tensor)
+        self._send_output(self.channel, effect, self._runner.encoded(effect.label.cargo, tensor))
 
     def _send_output(self, channel: Channel, send: Send, tensor: Tensor) -> None:
         channel.send(send.target, WireLabel("train", *send.label), tensor)

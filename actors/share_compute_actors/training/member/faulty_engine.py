@@ -101,13 +101,12 @@ class FaultyEngine(TrainingEngine):
             self._passes(RECEIVED[type(event)])
         super()._take_event(event)
 
-    def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
-        if super()._is_unusable(label, source, tensor):
-            return True
-        if label.cargo in ("logged", "log") or not self._passes(Point.tensor_received):
-            return False
+    def _decoded(self, label: WireLabel, source: Worker, arrived: Tensor) -> Tensor | None:
+        tensor = super()._decoded(label, source, arrived)
+        if tensor is None or label.cargo in ("logged", "log") or not self._passes(Point.tensor_received):
+            return tensor
         self._reject(label, source, f"{described(label)}: it is said to be wrong")
-        return True
+        return None
 
     def _acknowledge(self, channel: Channel, followed: Followed, label: WireLabel) -> None:
         self._injector.passes(Point.log_received, label.step)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from share_compute.compression.boundaries import round_inside
 from share_compute.errors import UserError
 from share_compute.models.boundary import Boundaries
 from share_compute.models.factory import build_stage
@@ -35,8 +36,15 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
     Raises:
         ContributorLost: this process sees no GPU, or a different GPU than the measured one.
         PlanInfeasible: the shard does not fit into this machine's memory.
+        UserError: boundaries are compressed, and the model does not say how many numbers pass them; or sums of
+            gradients are compressed, and the member computes on a GPU.
     """
     torch.set_num_threads(setup.threads)
+    if setup.training.compresses_sums and setup.device != "cpu":
+        raise UserError(
+            f"training.compression: {setup.name} computes on a GPU, and only CPUs compress the sums of gradients",
+            hint="set training.compression: {name: none}",
+        )
     with fits(shard, setup.name):
         stage = build_stage(setup.blueprint, shard, measured_device(setup.device, setup.gpu))
         training = setup.training
@@ -46,7 +54,9 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
             training.microbatch_size,
             training.sequence_length,
             gradients_are_finite=training.precision != "float16",
+            compression=training.boundary_compression,
         )
+        round_inside(stage, training.boundary_compression)
         return Runner(stage, training, tree, setup.tied, boundaries)
 
 

@@ -79,7 +79,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         self._setup = setup
         self._coordinator = coordinator, key
         self._machine = MemberMachine(setup.worker, setup.applied)
-        self._tree = SummationTree(setup.runs)
+        self._tree = SummationTree(setup.runs, keeps_runs_apart=setup.training.compresses_sums)
         copies = Copies(
             setup.worker,
             setup.training,

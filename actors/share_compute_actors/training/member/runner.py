@@ -16,6 +16,8 @@ from ray.util.collective.types import BroadcastOptions
 from torch import Tensor
 from torch.nn import Parameter
 
+from share_compute.compression.boundaries import encoded
+from share_compute.compression.factory import bucket_codecs
 from share_compute.errors import ContributorLost
 from share_compute.models.boundary import Boundaries, Expected
 from share_compute.models.numbers import is_finite
@@ -35,7 +37,9 @@ from share_compute.training.optimizers import (
 )
 from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.training.member.layer_timer import LayerTimer
+from share_compute_actors.transport.collective.algorithms import GlooLinks
 from share_compute_actors.transport.collective.backend import EpochGroup
+from share_compute_actors.transport.collective.compressed import start_compressed
 
 _TIMED_STEPS = 3
 """Number of timed steps. Timing starts with an epoch's second step, because the first step includes warm-up."""
@@ -76,6 +80,8 @@ class Runner:
         self._device = next(stage.module.parameters(), torch.empty(0)).device
         self.parameters = stage.parameters()
         self.gradients = GradientBuckets(self.parameters, tree, training.gradient_fusion)
+        self._codecs = bucket_codecs(training, self.gradients.layout)
+        """Codec of each bucket; empty if sums are not compressed."""
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.optimizer = (
             build_optimizer(training.optimizer, trained, undecayed_parameters(stage.module))
@@ -247,7 +253,8 @@ class Runner:
         elif graph.outputs.requires_grad and (adds or inputs):
             # Outputs require no gradient if no layer up to here is trained.
             with self._timed("backward"):
-                graph.outputs.backward(incoming.to(self._device), inputs=inputs)  # type: ignore[no-untyped-call]
+                gradient = incoming.to(self._device, graph.outputs.dtype)  # float32 if it was compressed
+                graph.outputs.backward(gradient, inputs=inputs)  # type: ignore[no-untyped-call]
         if adds:
             self.gradients.finish()
         if graph.arrived is not None:
@@ -263,6 +270,13 @@ class Runner:
             microbatch: id of the microbatch; unused for "tied".
         """
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
+
+    def encoded(self, cargo: str, tensor: Tensor) -> Tensor:
+        """Return a kept tensor as it is sent: compressed, if the job compresses what crosses this boundary."""
+        if cargo == "tied":
+            return tensor
+        shard, compression = self.stage.shard, self._training.boundary_compression
+        return encoded(tensor, compression.codec(shard.stop if cargo == "activation" else shard.start))
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
@@ -318,10 +332,14 @@ class Runner:
 
     def _start_reduction(self, bucket: int) -> None:
         assert self._group is not None
+        parts, result = self.gradients.parts(bucket), self.gradients.result(bucket)
         try:
-            wait = self._group.start_tree_sum(
-                self.gradients.parts(bucket), self._held, self._tree, out=self.gradients.result(bucket)
-            )
+            if self._codecs:
+                wait = self._group.start_compressed_sum(
+                    parts, self._held, self._tree, self._codecs[bucket], result
+                )
+            else:
+                wait = self._group.start_tree_sum(parts, self._held, self._tree, out=result)
         except ContributorLost as failure:  # raised later by `reduce`, because a backward may run now
             wait = partial(_raise, failure)
         self._reductions.append(wait)
@@ -350,6 +368,11 @@ class Runner:
                 self._reductions.popleft()()
             if self.stage.shard.is_last:
                 self._share_losses()
+        elif self._codecs:
+            alone, held = GlooLinks(None, 0, 1), [self.gradients.held]
+            for bucket, codec in enumerate(self._codecs):
+                parts, result = self.gradients.parts(bucket), self.gradients.result(bucket)
+                start_compressed(alone, parts, held, self._tree, codec, result)()
         self._finish_on_device()
         self.gradients.settle()
         self._keep_tied()

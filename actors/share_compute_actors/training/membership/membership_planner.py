@@ -84,7 +84,10 @@ class MembershipPlanner:
             WrongTensor: a member sent tensors that do not fit the shard of their receiver.
         """
         form = self._next(request)
-        self._step_log.lay(GroupFacts(form.membership, self.solution.plan, self._runs, self._attempt))
+        boundaries = self._spec.training.boundary_compression
+        self._step_log.lay(
+            GroupFacts(form.membership, self.solution.plan, self._runs, self._attempt, boundaries)
+        )
         self._adopt()
         return form
 

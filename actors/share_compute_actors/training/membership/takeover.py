@@ -21,6 +21,7 @@ from share_compute.planning.planner import Solution, workload
 from share_compute.planning.search.strategies import is_measured, with_nominal_speeds
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.specification import TrainJob
+from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompression
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.naming import workers_of
@@ -57,6 +58,8 @@ class Start:
     state: TrainingState
     takeover: Takeover | None = None
     """The members that are taken over; None if the attempt starts new members."""
+    boundaries: BoundaryCompression = NO_BOUNDARY_COMPRESSION
+    """Compression at the boundaries between stages, as the job's first plan fixed it."""
 
 
 def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeover | None:

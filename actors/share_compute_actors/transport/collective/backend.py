@@ -26,6 +26,7 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import ReduceOp as RayReduceOp
 from torch import Tensor
 
+from share_compute.compression.sums import BucketCodec
 from share_compute.errors import ContributorLost, ShareComputeError
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import (
@@ -37,6 +38,7 @@ from share_compute_actors.transport.collective.algorithms import (
     start_tree,
 )
 from share_compute_actors.transport.collective.background import BackgroundTasks
+from share_compute_actors.transport.collective.compressed import start_compressed
 from share_compute_actors.transport.collective.expression import expression, is_one_addition
 from share_compute_actors.transport.collective.sockets import GroupSockets, listening_ports
 from share_compute_actors.transport.rendezvous import Rendezvous
@@ -153,6 +155,21 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._guard(lambda: packed(self._open, parts, counts, combine, out))
             return _nothing
         return self._begin(start_sharded(self._links, parts, counts, combine, out))
+
+    def start_compressed_sum(
+        self,
+        parts: Sequence[Tensor],
+        held: Sequence[Sequence[Node]],
+        tree: SummationTree,
+        codec: BucketCodec,
+        out: Tensor,
+    ) -> Callable[[], None]:
+        """Begin a sum of compressed runs; see `start_compressed`. The returned function waits for the sum.
+
+        Raises:
+            ContributorLost: a member of the group was lost.
+        """
+        return self._begin(start_compressed(self._links, parts, held, tree, codec, out))
 
     def require_whole(self) -> None:
         """Check that this group was not aborted.

@@ -11,12 +11,18 @@ from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import Combine
 
 
-def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
+def expression(tree: SummationTree, nodes: Sequence[Node], root: Node | None = None) -> Combine:
     """Return a function that adds up partial sums, one for each of ``nodes``, in the order of ``tree``.
 
+    Args:
+        tree: order of the sum.
+        nodes: the partial sums.
+        root: the sum that they make; None for the sum over all microbatches.
+
     Raises:
-        ValueError: the nodes do not cover all microbatches exactly once.
+        ValueError: the nodes do not cover all microbatches of the sum exactly once.
     """
+    root = root or tree.root
     if len(set(nodes)) < len(nodes):
         raise ValueError(f"held twice: {nodes}")
     additions: list[tuple[int, int]] = []
@@ -30,12 +36,13 @@ def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
             held -= {left, right}
             added = parent
         held.add(added)
-    if held != {tree.root}:
-        raise ValueError(f"{sorted(held)} is not the sum of {tree.microbatches} microbatches")
+    if held != {root}:
+        raise ValueError(f"{sorted(held)} is not the sum of microbatches {root.start} to {root.stop - 1}")
 
     def combine(values: list[Tensor], out: Tensor) -> None:
         if not additions:
-            out.copy_(values[0])
+            if out is not values[0]:
+                out.copy_(values[0])
             return
         *inner, last = additions
         for left, right in inner:

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import solo
 from share_compute.planning.cost.options import Ints, Options
@@ -59,7 +58,7 @@ class _Relaxation:
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
-        self._held_s = self._count * float(per_parameter) / FLOAT_BYTES
+        self._held_s = self._count * float(per_parameter) / cost.exchanged(2)[0]
         update = (self._rates * cost.update_s_per_parameter[usable]).min()
         self._pass_s = float(least.sum())
         self._work_s = self._count * self._pass_s + float(cost.trained[-1] * update)
@@ -137,7 +136,7 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
     A microbatch counts as the smallest tensor that can cross a boundary between stages. Times are infinite on dead
     links.
     """
-    size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
+    size = float(cost.link_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
     rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
     with np.errstate(divide="ignore", invalid="ignore"):
         times: Floats = np.where(rates > 0, size / rates, np.inf)

@@ -9,7 +9,8 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     fill       = sum of first(p) over all stages + 2 * sum of hop(p) over all links between neighbours
     first(p)   = forward and backward of one microbatch on the fastest member
     busy(p)    = max over members of (its number of microbatches * its forward and backward of one microbatch)
-    hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link
+    hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link. Boundary bytes
+                 are those after compression (`TrainingCost.link_bytes`). The time of codecs is not counted.
     before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p
     most(p)    = M / (members(p) + members(p + 1) - 1), rounded up. Shares are contiguous blocks, so microbatches cross
                  between at most members(p) + members(p + 1) - 1 pairs of members. One pair carries at least most(p).
@@ -22,7 +23,8 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     buckets(p) = number of buckets in which the stage's gradients are summed
     update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
     call       = STEP_OPERATIONS * measured overhead of one operation: the fixed work of a member in each step
-    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
+    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members; if
+                 sums are compressed, (n - 1) * compressed bytes of one run's gradient / bandwidth + latency
     log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link from the stage's machine to a backup
                  member; 0 unless backups are on and the stage has one member and not all layers
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
@@ -46,6 +48,7 @@ from typing import Literal
 
 import numpy as np
 
+from share_compute.compression.boundaries import boundary_bytes
 from share_compute.models.profiles.profile import FLOAT_BYTES, NOTHING, LayerProfile
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.memory import TrainingMemory
@@ -91,6 +94,19 @@ class TrainingCost(TrainingMemory):
     def call_s(self) -> Floats:
         """Seconds of fixed work per step on each machine, independent of its layers; shape ``[machines]``."""
         return STEP_OPERATIONS * self.overhead_s
+
+    @cached_property
+    def link_bytes(self) -> Floats:
+        """Bytes that cross a link for one microbatch at a cut before layer l ``[layers + 1]``; 0 at both ends.
+
+        These are `boundary_bytes`, compressed as the job says.
+        """
+        codecs = [self.workload.boundaries.codec(layer) for layer in range(self.num_layers + 1)]
+        sizes = [
+            size if codec == "none" else float(boundary_bytes(codec, round(size / FLOAT_BYTES)))
+            for size, codec in zip(self.boundary_bytes, codecs, strict=True)
+        ]
+        return np.array(sizes)
 
     def _seconds(self, way: Literal["forward", "backward"]) -> Floats:
         estimated = self._estimated_s(self._pieces, way)
@@ -139,7 +155,7 @@ class TrainingCost(TrainingMemory):
 
     def hop_s(self, before: StageLayout, after: StageLayout) -> float:
         """Return the one-way time of one microbatch over the best link between two neighbouring stages."""
-        size = float(self.boundary_bytes[after.start])
+        size = float(self.link_bytes[after.start])
         return min(
             transfer_s(*link, size)
             for link in {self.network.link(a, b) for a in before.members for b in after.members}
@@ -150,7 +166,7 @@ class TrainingCost(TrainingMemory):
 
         The first microbatch is not counted, and neither are latencies.
         """
-        size = float(self.boundary_bytes[after.start])
+        size = float(self.link_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
         if following <= 0:
             return 0.0
@@ -164,9 +180,23 @@ class TrainingCost(TrainingMemory):
         count = len(stage.members)
         if count == 1:
             return 0.0
-        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES * 2 * (count - 1) / count
+        hops, size = self.exchanged(count)[1], self.sum_bytes(stage)
         links = {self.network.link(a, b) for a in stage.members for b in stage.members if a != b}
-        return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
+        return max(transfer_s(hops * latency, rate, size) for latency, rate in links)
+
+    def sum_bytes(self, stage: StageLayout) -> float:
+        """Return the bytes that a link carries in a step when several members of a stage sum their gradients."""
+        return self.trained_parameters(stage.start, stage.stop) * self.exchanged(len(stage.members))[0]
+
+    def exchanged(self, count: int) -> tuple[float, int]:
+        """Return the bytes per trained parameter that a link carries when members sum gradients, and the latencies.
+
+        Args:
+            count: number of members of the stage, at least 2.
+        """
+        if self.workload.run_bytes is None:
+            return FLOAT_BYTES * 2 * (count - 1) / count, 2 * (count - 1)
+        return self.workload.run_bytes * (count - 1), 1
 
     def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
         """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if no backup is needed.

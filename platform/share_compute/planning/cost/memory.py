@@ -156,10 +156,13 @@ class TrainingMemory(CostTables):
             member: index of the member in the stage.
         """
         stage = layout.stages[place]
-        further = gradient_sets(tuple(each.shares for each in layout.stages), place, member) - 1
+        further = self._sets(tuple(each.shares for each in layout.stages), place, member) - 1
         return self._one_set_bytes(layout, place, member) + further * FLOAT_BYTES * self.trained_parameters(
             stage.start, stage.stop
         )
+
+    def _sets(self, shares: tuple[tuple[int, ...], ...], place: int, member: int) -> int:
+        return gradient_sets(shares, place, member, keeps_runs_apart=self.workload.run_bytes is not None)
 
     def _one_set_bytes(self, layout: Layout, place: int, member: int) -> float:
         """Return `bytes_needed` for one member of a layout."""
@@ -243,18 +246,21 @@ def after_a_loss(shares: Sequence[int]) -> tuple[int, ...]:
 
 
 @cache
-def _tree(runs: tuple[int, ...]) -> SummationTree:
-    return SummationTree(runs)
+def _tree(runs: tuple[int, ...], keeps_runs_apart: bool) -> SummationTree:
+    return SummationTree(runs, keeps_runs_apart)
 
 
 @cache
-def gradient_sets(shares: tuple[tuple[int, ...], ...], stage: int, member: int) -> int:
+def gradient_sets(
+    shares: tuple[tuple[int, ...], ...], stage: int, member: int, *, keeps_runs_apart: bool = False
+) -> int:
     """Return the maximum number of gradient sets that a member holds, in a job whose first plan has these shares.
 
     Args:
         shares: number of microbatches of each member of each stage.
         stage: index of the member's stage.
         member: index of the member in the stage.
+        keeps_runs_apart: see `SummationTree`.
     """
     runs = max(shares, key=len)
     if shares[stage] == runs:
@@ -262,4 +268,4 @@ def gradient_sets(shares: tuple[tuple[int, ...], ...], stage: int, member: int) 
     order = [
         action.microbatch for action in one_forward_one_backward(shares, stage, member) if action.kind == "B"
     ]
-    return _tree(runs).buffers(order)
+    return _tree(runs, keeps_runs_apart).buffers(order)

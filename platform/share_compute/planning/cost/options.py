@@ -169,10 +169,10 @@ class Options:
         if count == 1:
             return np.zeros(len(trained))
         latency, rate = self._cost.network.link(members[0], members[1])
-        moved = trained * FLOAT_BYTES * 2 * (count - 1) / count
+        each, hops = self._cost.exchanged(count)
         if rate <= 0:
             return np.full(len(trained), np.inf)
-        times: Floats = 2 * (count - 1) * latency + moved / rate
+        times: Floats = hops * latency + trained * each / rate
         return times
 
     def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:

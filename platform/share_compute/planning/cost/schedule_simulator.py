@@ -316,7 +316,7 @@ class _Pipeline:
     def _send(self, source: int, target: int, cut: int, at_s: float) -> tuple[float, float]:
         """Carry a tensor over a link; return (time when the link begins to carry it, time of arrival)."""
         latency_s, bytes_per_s = self._cost.network.link(source, target)
-        carried_s = transfer_s(0.0, bytes_per_s, float(self._cost.boundary_bytes[cut]))
+        carried_s = transfer_s(0.0, bytes_per_s, float(self._cost.link_bytes[cut]))
         start_s = max(at_s, self._link_free_s.get((source, target), 0.0))
         free_s = start_s + carried_s
         self._link_free_s[source, target] = free_s

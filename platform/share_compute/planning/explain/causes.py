@@ -105,12 +105,12 @@ class _Focus:
         return sorted(neighbours, key=lambda pair: (-self._carried_s(*pair), pair[0].start))[:_MOST_OF_A_KIND]
 
     def _carried_s(self, before: StageLayout, after: StageLayout) -> float:
-        size = float(self._cost.boundary_bytes[after.start])
+        size = float(self._cost.link_bytes[after.start])
         one, other = self._worst_ends(before, after)
         return self._cost.network.transfer_s(one, other, size)
 
     def _worst_ends(self, before: StageLayout, after: StageLayout) -> tuple[int, int]:
-        size = float(self._cost.boundary_bytes[after.start])
+        size = float(self._cost.link_bytes[after.start])
         pairs = [
             (one, other)
             for one in before.members

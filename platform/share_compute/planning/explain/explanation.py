@@ -216,7 +216,7 @@ class Explanation:
 
     def _nearest_s(self, machine: int) -> float:
         """Return the shortest time to transfer the largest boundary tensor to another machine of the plan."""
-        size = float(self._cost.boundary_bytes.max())
+        size = float(self._cost.link_bytes.max())
         others = [other for other in self._layout.machines if other != machine]
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)
 

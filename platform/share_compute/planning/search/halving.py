@@ -53,7 +53,7 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
                 share = (speed[split] - speed[low]) / (speed[high] - speed[low])
                 cut = min(max(start + round((stop - start) * share), start + 1), stop - 1)
                 left, right = best(low, split, start, cut), best(split, high, cut, stop)
-                hop = cost.network.transfer_s(row[split - 1], row[split], float(cost.boundary_bytes[cut]))
+                hop = cost.network.transfer_s(row[split - 1], row[split], float(cost.link_bytes[cut]))
                 choices.append(
                     _Half(
                         left.stages + right.stages,

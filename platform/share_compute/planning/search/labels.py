@@ -202,7 +202,7 @@ class Suffixes:
         hop, carry = np.zeros(len(stop)), np.zeros(len(stop))
         if not last.all():
             links = option.region, self._regions[behind]
-            rate, data = network.bytes_per_s[links], self.cost.boundary_bytes[stop]
+            rate, data = network.bytes_per_s[links], self.cost.link_bytes[stop]
             with np.errstate(divide="ignore", invalid="ignore"):
                 carried = np.where(rate > 0, data / rate, np.inf)
             following = -(-self.count // (size + behind_size - 1)) - 1

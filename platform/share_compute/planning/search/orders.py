@@ -28,7 +28,7 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
     inside: dict[int, list[float]] = {}
     for machine, rate in rates.items():
         inside.setdefault(int(cost.network.region[machine]), []).append(rate)
-    size = float(cost.boundary_bytes.max())
+    size = float(cost.link_bytes.max())
 
     def hop_s(one: int, other: int) -> float:
         return transfer_s(

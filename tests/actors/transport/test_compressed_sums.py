@@ -1,0 +1,116 @@
+"""Members of a stage add compressed runs: the same bits, whichever members computed the microbatches."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.platform.compression.codecs import codec, drawn
+from torch import Tensor
+
+from share_compute.compression.sums import BucketCodec
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute_actors.transport.collective.algorithms import GlooLinks
+from share_compute_actors.transport.collective.compressed import start_compressed
+
+SHAPES = ((30, 20), (300,))
+SIZE = 900
+_groups: dict[int, list[GlooLinks]] = {}
+
+
+def links(size: int) -> list[GlooLinks]:
+    """Return the links of each member of a gloo group in this process."""
+    if size not in _groups:
+        dist: Any = torch.distributed
+        store = dist.HashStore()
+
+        def join(rank: int) -> GlooLinks:
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = timedelta(seconds=30)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            return GlooLinks(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
+
+        with ThreadPoolExecutor(size) as pool:
+            _groups[size] = list(pool.map(join, range(size)))
+    return _groups[size]
+
+
+def sum_of(tree: SummationTree, node: Node) -> Tensor:
+    """Return the sum of the microbatches of a node, none of them rounded."""
+    children = tree.children(node)
+    if children is None:
+        return drawn(SIZE, seed=node.start) * 10.0 ** (node.start % 5)
+    return sum_of(tree, children[0]) + sum_of(tree, children[1])
+
+
+def summed(group: list[GlooLinks], tree: SummationTree, holdings: list[list[int]], name: str) -> list[Tensor]:
+    """Return the sum at each member, for the microbatches that each member computed."""
+    held = [tree.cover(ids) for ids in holdings]
+    one = BucketCodec(codec(name), SHAPES)
+
+    def member(each: GlooLinks) -> Tensor:
+        parts = [sum_of(tree, node) for node in held[each.rank]]
+        out = parts[0] if parts else torch.full((SIZE,), torch.nan)
+        start_compressed(each, parts, held, tree, one, out)()
+        return out
+
+    with ThreadPoolExecutor(len(group)) as pool:
+        return list(pool.map(member, group))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(["none", "int8", "topk"]), st.data()
+)
+def test_all_members_get_the_bits_that_one_member_gets(
+    runs: list[int], name: str, data: st.DataObject
+) -> None:
+    tree = SummationTree(tuple(runs), keeps_runs_apart=True)
+    (expected,) = summed([GlooLinks(None, 0, 1)], tree, [list(range(tree.microbatches))], name)
+    size = data.draw(st.integers(2, 3))
+    owners = data.draw(
+        st.lists(st.integers(0, size - 1), min_size=tree.microbatches, max_size=tree.microbatches)
+    )
+    holdings = [[place for place, owner in enumerate(owners) if owner == rank] for rank in range(size)]
+    for found in summed(links(size), tree, holdings, name):
+        assert torch.equal(found, expected)
+
+
+def test_without_codec_the_sum_is_that_of_the_tree() -> None:
+    plain = SummationTree((3, 1, 2))
+    tree = SummationTree((3, 1, 2), keeps_runs_apart=True)
+    (found,) = summed([GlooLinks(None, 0, 1)], tree, [list(range(6))], "none")
+    assert torch.equal(found, sum_of(plain, plain.root))
+
+
+@pytest.mark.parametrize("holdings", [[[0, 1], [3]], [[0, 1, 2], [2, 3]], [[], []]])
+def test_sums_that_are_not_whole_are_refused(holdings: list[list[int]]) -> None:
+    tree = SummationTree((2, 2), keeps_runs_apart=True)
+    held = [tree.cover(ids) for ids in holdings]
+    one = BucketCodec(codec("int8"), SHAPES)
+    with pytest.raises(ValueError, match=r"not the sum|held twice|no member holds"):
+        start_compressed(GlooLinks(None, 0, 2), [], held, tree, one, torch.empty(SIZE))
+
+
+def test_a_run_is_sent_once_to_each_other_member() -> None:
+    """With one run at each of two members, the bytes that a member sends are those of one payload."""
+    tree = SummationTree((2, 2), keeps_runs_apart=True)
+    sent: list[int] = []
+
+    class Counted(GlooLinks):
+        def send(self, tensor: Tensor, to: int, tag: int) -> Any:
+            sent.append(tensor.nbytes)
+            return super().send(tensor, to, tag)
+
+    group = [Counted(each._group, each.rank, each.size) for each in links(2)]
+    for each, known in itertools.product(group, links(2)):
+        each._next_tag = max(each._next_tag, known._next_tag)
+    summed(list(group), tree, [[0, 1], [2, 3]], "int8")
+    assert sent == [BucketCodec(codec("int8"), SHAPES).num_bytes] * 2
+    assert sent[0] < 0.27 * 4 * SIZE
