@@ -152,6 +152,7 @@ class TrainingRun(Listener):
         is_merging = self._step_log.is_meeting(progress.state.step)
         if self._rounds is not None:
             self._rounds.resume(progress.state)
+            is_merging = is_merging or self._rounds.is_due(progress.state.step)
         if is_merging or (has_trained and self._pauses_after(progress.state.step)):
             self._between(progress.state.step)
         while not progress.has_ended:
