@@ -144,7 +144,7 @@ OWN_WEIGHTS: dict[str, dict[str, Any]] = {
 """Policies whose branches keep weights of their own."""
 
 
-@pytest.mark.parametrize("name", OWN_WEIGHTS)
+@pytest.mark.parametrize("name", ["elastic", pytest.param("gossip", marks=pytest.mark.thorough)])
 def test_branches_with_weights_of_their_own_survive_all_losses_with_the_same_bits(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, name: str
 ) -> None:
@@ -200,7 +200,7 @@ def test_validations_and_samples_use_the_merged_weights(
     assert len([event for event in events if event.type == "sampled"]) == 2
 
 
-@pytest.mark.parametrize("staleness", [1, "unbounded"])
+@pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.thorough), "unbounded"])
 def test_a_parameter_server_gets_each_push_once_though_an_island_is_lost(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, staleness: Any
 ) -> None:
@@ -262,7 +262,9 @@ def kill_member(nodes: list[Any], index: int) -> Callable[[AttemptEvent, Any], N
     return listen
 
 
-@pytest.mark.parametrize("lost", [0, 1], ids=["first-branch", "second-branch"])
+@pytest.mark.parametrize(
+    "lost", [0, pytest.param(1, marks=pytest.mark.thorough)], ids=["first-branch", "second-branch"]
+)
 def test_a_branch_whose_island_is_lost_continues_on_another_with_the_same_bits(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, lost: int
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_branch_whose_island_is_lost_continues_on_another_with_the_same_bits(
     assert digest(tmp_path / "undisturbed") == digest(tmp_path / "lost")
 
 
+@pytest.mark.thorough  # training that goes on during merges has the same deaths
 def test_a_job_whose_coordinators_die_continues_with_its_members(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
 ) -> None:
@@ -391,7 +394,11 @@ def test_training_goes_on_while_a_round_is_merged(
     assert digest(tmp_path / "undisturbed") == digest(folder)
 
 
-@pytest.mark.parametrize("policy", [{"preset": "diloco", "every": 4}, STREAMING], ids=["local", "streaming"])
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param({"preset": "diloco", "every": 4}, marks=pytest.mark.thorough), STREAMING],
+    ids=["local", "streaming"],
+)
 def test_a_suspended_job_continues_in_the_middle_of_a_round(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, policy: dict[str, Any]
 ) -> None:
@@ -415,7 +422,12 @@ def test_a_suspended_job_continues_in_the_middle_of_a_round(
 
 
 @pytest.mark.parametrize(
-    "policy", [{"preset": "diloco", "every": 4}, {"kind": "elastic", "rate": 0.3, "every": 4}]
+    "policy",
+    [
+        {"preset": "diloco", "every": 4},
+        pytest.param({"kind": "elastic", "rate": 0.3, "every": 4}, marks=pytest.mark.thorough),
+    ],
+    ids=["local", "elastic"],
 )
 def test_a_branch_moves_to_a_machine_that_joins_with_the_same_bits(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, policy: dict[str, Any]
