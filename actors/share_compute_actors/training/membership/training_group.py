@@ -29,6 +29,7 @@ from share_compute_actors.testing.fault_injection import require_carried_out
 from share_compute_actors.training.member.member import Member
 from share_compute_actors.training.member.schemas import STATUS
 from share_compute_actors.training.shard_store import ShardStoreFacts
+from share_compute_actors.transport.traffic import RateLimits
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
 
@@ -134,6 +135,7 @@ class TrainingGroup(WorkerGroup):
             version=self._facts.version,
             tied=self._tied_name,
             lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
+            limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),
             failures=self._assignment.failures,
         )
         return Member.options(  # type: ignore[attr-defined]
