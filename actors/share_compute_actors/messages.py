@@ -177,5 +177,9 @@ class MemberStatus:
     """Layers [start, stop) that are loaded but not used yet; None if there are none."""
     loaded_step: StepNumber = 0
     """Number of the last step whose update the ``loaded`` layers include."""
+    sent_bytes: Natural = 0
+    """Bytes of tensors that this process has sent."""
+    received_bytes: Natural = 0
+    """Bytes of tensors that this process has received."""
     unacknowledged: tuple[tuple[bytes, bytes], ...] = ()
     """Messages to the coordinator that this heartbeat repeats, each as (key, encoded message)."""

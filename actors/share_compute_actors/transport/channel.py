@@ -336,7 +336,7 @@ class Channel:
             return None
         content = frames[1].buffer
         if self._traffic is not None:
-            self._traffic.arrived(len(content))
+            self._traffic.count(received=len(content))  # the sender's upload rate limits it
         message = self._open(frames[0].bytes, content, self._sender(frames))
         if message is None:
             return None

@@ -116,18 +116,18 @@ class Traffic:
     def send(self, size_bytes: int) -> None:
         """Wait until the upload rate allows a transfer, and count it."""
         self._wait(self._upload, size_bytes)
-        with self._lock:
-            self._sent += size_bytes
+        self.count(sent=size_bytes)
 
     def receive(self, size_bytes: int) -> None:
         """Wait until the download rate allows a transfer, and count it; call this before the data is requested."""
         self._wait(self._download, size_bytes)
-        self.arrived(size_bytes)
+        self.count(received=size_bytes)
 
-    def arrived(self, size_bytes: int) -> None:
-        """Count data that another member sent without a request. The sender's upload rate limits it."""
+    def count(self, *, sent: int = 0, received: int = 0) -> None:
+        """Count bytes that no rate of this member limits, without a wait."""
         with self._lock:
-            self._received += size_bytes
+            self._sent += sent
+            self._received += received
 
     def _wait(self, bucket: SharedBucket | None, size_bytes: int) -> None:
         wait_s = 0.0 if bucket is None or size_bytes == 0 else bucket.reserve(size_bytes)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.ray_nodes import Attempt
 
-from share_compute.lifecycle.attempt_events import AttemptEvent, RoundMerged
+from share_compute.lifecycle.attempt_events import AttemptEvent, RoundMerged, TrafficMeasured
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.rate_limit import BURST_BYTES
 from share_compute.topology import Topology
@@ -64,6 +64,22 @@ def test_a_machine_keeps_its_rates_and_the_job_its_bits(
         digests.append(WeightFolder(folder / "artifacts" / "model").digest())
         merges = [event for event in events if isinstance(event, RoundMerged)]
         assert len(merges) == 3
+        sent, received = (
+            {
+                machine: sum(
+                    getattr(event.machines[machine], way) for event in traffic if machine in event.machines
+                )
+                for machine in ("c0", "c1")
+            }
+            for traffic in [[event for event in events if isinstance(event, TrafficMeasured)]]
+            for way in ("sent_bytes", "received_bytes")
+        )
+        for branch in range(2):
+            contributed = sum(event.branches[branch].sent_bytes for event in merges)
+            (machine,) = merges[0].branches[branch].machines
+            assert sent[machine] >= contributed
+            # The first branch may end the job before the other one reports the last update.
+            assert received[machine] >= sum(event.update_bytes for event in merges[:-1])
         sent_bytes.append([max(branch.sent_bytes for branch in event.branches) for event in merges])
     assert digests[0] == digests[1]
     # The last contribution begins when the ones before are paid for, except the burst.

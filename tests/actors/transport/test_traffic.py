@@ -66,7 +66,7 @@ def test_without_limits_bytes_are_counted_and_no_file_is_made(tmp_path: Path) ->
     for _ in range(3):
         member.send(2**40)
         member.receive(2**40)
-        member.arrived(1)
+        member.count(received=1)
     assert (member.sent_bytes, member.received_bytes) == (3 * 2**40, 3 * 2**40 + 3)
     assert waits.seconds == []
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,13 +70,14 @@ class BranchRounds:
         self._step_log = step_log
         self._protection = protection
 
-    def merge(self, state: TrainingState) -> bool:
+    def merge(self, state: TrainingState, contributed: Callable[[], None]) -> bool:
         """Contribute to a merge, wait for it, and apply its update; return whether all rounds are merged.
 
         Call this only while training is paused.
 
         Args:
             state: training state after the last step of the round.
+            contributed: called when the contribution is on the server, before the synchronizer is notified.
 
         Raises:
             Cancelled: the submitter cancelled the job.
@@ -91,6 +92,7 @@ class BranchRounds:
         folder = f"contributions/{base + 1:08}"
         if max(versions) == base:  # if not, the merge was interrupted, and the contribution is there
             self._checkpoints.contribute(folder, state)
+        contributed()
         self._report(base + 1, self._checkpoints.path(folder), state)
         updates = self._conductor.at_pause(partial(self._wait, base, state))
         for version, update in enumerate(updates.folders, base + 1):

@@ -228,6 +228,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
             device = next(self._here().stage.module.parameters(), torch.empty(0)).device
             store = ChannelStore(self._open_channel(), self._setup.worker, meeting)
             group = join_group(meeting, rank, size, device, store)
+            group.count_in(self._traffic)
         self._engine.join(group, rank, epoch)
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -402,6 +403,8 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
             holds=None if shard is None else (shard.start, shard.stop),
             loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
             loaded_step=self._next_applied,
+            sent_bytes=self._traffic.sent_bytes,
+            received_bytes=self._traffic.received_bytes,
             unacknowledged=self._unacknowledged.overdue(),
         )
 
