@@ -21,6 +21,7 @@ from share_compute.planning.plan import BranchPlan
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.report import BranchIsland, RoundsPrediction
 from share_compute.specification import TrainJob
+from share_compute.specification.compression import NoCompressionSpec
 from share_compute.specification.synchronization import AllReduceSpec, LocalSpec
 from share_compute.topology import Topology
 
@@ -74,13 +75,7 @@ def _predict(
         update_bytes(training, profile),
         uncompressed_bytes(profile),
     )
-    exchanges_s = [
-        exchange_s(topology, place.machines, len(place.branches) * (up + down)) for place in places
-    ]
-    rounds_s = [
-        None if step_s is None else len(place.branches) * policy.every * step_s + exchanged_s
-        for place, step_s, exchanged_s in zip(places, steps_s, exchanges_s, strict=True)
-    ]
+    exchanges_s, rounds_s = times_of_rounds(spec, topology, profile, places, steps_s)
     known_s = [round_s for round_s in rounds_s if round_s is not None]
     samples = policy.branches * training.batch_size * policy.every
     return RoundsPrediction(
@@ -105,19 +100,51 @@ def _predict(
     )
 
 
-def _lockstep_samples_per_s(
-    spec: TrainJob, branches: int, topology: Topology, profile: ModelProfile
-) -> float | None:
-    """Return samples/s of one plan for all machines, whose step has the batches of all branches."""
+def times_of_rounds(
+    spec: TrainJob,
+    topology: Topology,
+    profile: ModelProfile,
+    places: Sequence[BranchPlace],
+    steps_s: Sequence[float | None],
+) -> tuple[list[float], list[float | None]]:
+    """Return the predicted seconds of each island's exchange with the server, and of its rounds.
+
+    Args:
+        spec: a job with ``synchronization: {kind: local}``.
+        topology: the machines.
+        profile: cost profile of the job's model.
+        places: the islands and their branches.
+        steps_s: time of one step of one branch on each island; None if it is not known, as is the round's time then.
+    """
+    policy = spec.training.synchronization
+    assert isinstance(policy, LocalSpec)
+    moved = contribution_bytes(spec.training, profile) + update_bytes(spec.training, profile)
+    exchanges_s = [exchange_s(topology, place.machines, len(place.branches) * moved) for place in places]
+    rounds_s = [
+        None if step_s is None else len(place.branches) * policy.every * step_s + exchanged_s
+        for place, step_s, exchanged_s in zip(places, steps_s, exchanges_s, strict=True)
+    ]
+    return exchanges_s, rounds_s
+
+
+def in_lockstep(spec: TrainJob, branches: int) -> TrainJob:
+    """Return the job without rounds, whose step has the batches of ``branches`` branches."""
     training = spec.training
     together = {
         "batch_size": branches * training.batch_size,
         "microbatches": None if training.microbatches is None else branches * training.microbatches,
         "synchronization": AllReduceSpec(),
+        "compression": NoCompressionSpec(),
     }
-    lockstep = spec.model_copy(update={"training": training.model_copy(update=together)})
+    return spec.model_copy(update={"training": training.model_copy(update=together)})
+
+
+def _lockstep_samples_per_s(
+    spec: TrainJob, branches: int, topology: Topology, profile: ModelProfile
+) -> float | None:
+    """Return samples/s of one plan for all machines, whose step has the batches of all branches."""
     try:
-        prediction = solve(lockstep, topology, profile, 0, {}).plan.prediction
+        prediction = solve(in_lockstep(spec, branches), topology, profile, 0, {}).plan.prediction
     except PlanInfeasible:
         return None
     return None if prediction is None else prediction.samples_per_s
