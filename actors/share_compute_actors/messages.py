@@ -12,6 +12,7 @@ from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
+from share_compute_actors.transport.traffic import NO_LIMITS, RateLimits
 from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber
 
 FolderKind = Literal["checkpoint", "artifact", "contribution"]
@@ -48,6 +49,8 @@ class MemberSetup:
     """Stored name of the trained parameter that the first and the last stage share; None if there is none."""
     lent_bytes: int = 0
     """Main memory that the machine's owner lends, in bytes; 0 if unknown."""
+    limits: RateLimits = NO_LIMITS
+    """Rates that the machine's owner allows for the transfers of all its members together."""
     failures: tuple[InjectedFailure, ...] = ()
     """Faults to inject, in tests."""
 
@@ -174,5 +177,9 @@ class MemberStatus:
     """Layers [start, stop) that are loaded but not used yet; None if there are none."""
     loaded_step: StepNumber = 0
     """Number of the last step whose update the ``loaded`` layers include."""
+    sent_bytes: Natural = 0
+    """Bytes of tensors that this process has sent."""
+    received_bytes: Natural = 0
+    """Bytes of tensors that this process has received."""
     unacknowledged: tuple[tuple[bytes, bytes], ...] = ()
     """Messages to the coordinator that this heartbeat repeats, each as (key, encoded message)."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
 
@@ -85,6 +85,10 @@ class Contributor:
     """Label of the computer. Contributors with the same label share its cores; empty if its cores are not shared."""
     host_threads: int = 0
     """Number of CPU threads of the computer ``host``; 0 if unknown."""
+    upload_bytes_per_s: float = 0.0
+    """Rate at which its owner lets its members send, in bytes/s; 0.0 for no limit."""
+    download_bytes_per_s: float = 0.0
+    """Rate at which its owner lets its members receive, in bytes/s; 0.0 for no limit."""
 
     @property
     def device(self) -> Device:
@@ -143,6 +147,32 @@ class Topology:
     @cached_property
     def _by_id(self) -> dict[str, Contributor]:
         return {contributor.id: contributor for contributor in self.contributors}
+
+
+def limited_links(contributors: Iterable[Contributor], links: Iterable[Link]) -> tuple[Link, ...]:
+    """Return the links with the bandwidth that the owners of both ends allow.
+
+    Plans use one bandwidth for both directions of a link, so the lowest of the upload and download limits counts.
+    """
+    limits = {
+        machine.id: min(
+            machine.upload_bytes_per_s or math.inf,
+            machine.download_bytes_per_s or math.inf,
+        )
+        for machine in contributors
+        if machine.upload_bytes_per_s or machine.download_bytes_per_s
+    }
+    if not limits:
+        return tuple(links)
+    return tuple(
+        replace(
+            link,
+            bytes_per_s=min(
+                link.bytes_per_s, limits.get(link.source, math.inf), limits.get(link.target, math.inf)
+            ),
+        )
+        for link in links
+    )
 
 
 def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from share_compute_actors.group.allocator import is_out_of_memory
 from share_compute_actors.group.answering import shard_store_lost
 from share_compute_actors.messages import Extent, Source, Sources, pack_extents
 from share_compute_actors.transport.pieces import Piece, whole
+from share_compute_actors.transport.traffic import Traffic
 
 _CALLS_AHEAD = 2
 """Number of calls in flight, so that one answer can be transferred while the previous one is copied."""
@@ -38,19 +39,38 @@ class SourceClient:
         sources: the actors that have the tensors.
         me: the member that loads the tensors.
         own: object whose methods replace Ray calls to the member itself; None to call all sources through Ray.
+        traffic: counts and limits what the member receives; None for neither.
     """
 
-    def __init__(self, sources: Sources, me: Worker | None = None, own: object | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        me: Worker | None = None,
+        own: object | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._traffic = traffic
         self.sources = sources
         self._me = me
         self._own = own
 
     def begin(self, source: Source, method: str, *arguments: Any) -> Callable[[], Any]:
         """Call a method of a source, and return a function that waits for its answer."""
-        if self._own is None or source.worker != self._me:
+        if not self._is_own(source):
             return partial(_given, source.ask(method, *arguments), source)
         answer = getattr(self._own, method)(*source.with_shard(*arguments))
         return lambda: answer
+
+    def begin_rows(
+        self, source: Source, method: str, extents: Sequence[Extent], size_bytes: int
+    ) -> Callable[[], Any]:
+        """Request rows of ``size_bytes`` bytes as `begin` does, when the download rate allows it."""
+        if self._traffic is not None and not self._is_own(source):
+            self._traffic.receive(size_bytes)
+        return self.begin(source, method, pack_extents(extents))
+
+    def _is_own(self, source: Source) -> bool:
+        return self._own is not None and source.worker == self._me
 
     def ask(self, source: Source, method: str, *arguments: Any) -> Any:
         """Call a method of a source, wait for the answer and return it.
@@ -87,13 +107,13 @@ def fill(
     """
     calls = list(_calls(tensors, client.sources, dtype.itemsize))
     pending = deque(
-        client.begin(source, method, pack_extents(extents)) for source, extents in calls[:_CALLS_AHEAD]
+        client.begin_rows(source, method, extents, size) for source, extents, size in calls[:_CALLS_AHEAD]
     )
-    for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
+    for number, (source, extents, _) in enumerate(calls, start=_CALLS_AHEAD):
         pieces: list[Piece] = pending.popleft()()
         if number < len(calls):
-            later, wanted = calls[number]
-            pending.append(client.begin(later, method, pack_extents(wanted)))
+            later, wanted, size = calls[number]
+            pending.append(client.begin_rows(later, method, wanted, size))
         if len(pieces) != len(extents):
             raise wrong(source, f"it gave {len(pieces)} tensors in place of {len(extents)}")
         for extent, piece in zip(extents, pieces, strict=True):
@@ -141,8 +161,11 @@ def _again(client: SourceClient, source: Source, method: str, extent: Extent) ->
 
 def _calls(
     tensors: Mapping[str, Tensor], sources: Sources, itemsize: int
-) -> Iterator[tuple[Source, list[Extent]]]:
-    """Yield each call's source and the row ranges (extents) to request. Small tensors share calls, to save overhead."""
+) -> Iterator[tuple[Source, list[Extent], int]]:
+    """Yield each call's source, the row ranges (extents) to request, and the number of their bytes.
+
+    Small tensors share calls, to save overhead.
+    """
     call: list[Extent] = []
     place, size = 0, 0
     for name, tensor in tensors.items():
@@ -150,12 +173,12 @@ def _calls(
         for start, stop in row_ranges(tensor.shape, itemsize):
             more = rows_of(tensor, start, stop).numel() * itemsize
             if call and (own != place or size + more > _CALL_BYTES):
-                yield sources.all[place], call
+                yield sources.all[place], call, size
                 call, size = [], 0
             call.append(Extent(name, start, stop))
             place, size = own, size + more
     if call:
-        yield sources.all[place], call
+        yield sources.all[place], call, size
 
 
 def _given(answer: Any, source: Source) -> Any:

@@ -21,6 +21,7 @@ from share_compute_actors.wire import NOTHING
 if TYPE_CHECKING:
     from share_compute_actors.group.compute_thread import ComputeThread
     from share_compute_actors.transport.channel import Channel
+    from share_compute_actors.transport.traffic import Traffic
 
 
 class LinkSetup(Protocol):
@@ -48,6 +49,8 @@ class LinkedMember:
 
     _setup: LinkSetup
     _engine: ComputeThread
+    _traffic: Traffic | None = None
+    """Counts and limits the member's transfers; None for neither."""
     _names: dict[Worker, str]
     """Name of each member's machine in this epoch, by member."""
 
@@ -67,7 +70,7 @@ class LinkedMember:
         from share_compute_actors.transport.channel import Channel  # noqa: PLC0415 - loads torch
 
         setup = self._setup
-        channel = Channel(setup.worker, setup.scope, epoch, setup.address, keys, admitted)
+        channel = Channel(setup.worker, setup.scope, epoch, setup.address, keys, admitted, self._traffic)
         self._engine.open(channel)
         return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
 

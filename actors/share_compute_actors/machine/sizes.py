@@ -1,8 +1,14 @@
-"""Parses sizes in bytes, as users write them; `share_compute.quantities.bytes_text` formats sizes."""
+"""Parses sizes in bytes and rates, as users write them; `share_compute.quantities` formats them."""
 
 from __future__ import annotations
 
+import re
+
 from share_compute.errors import UserError
+from share_compute.rate_limit import LEAST_BYTES_PER_S
+
+_RATE = re.compile(r"([0-9.]+)\s*([kKMGT]?i?)(bit(?:/s)?|bps|B(?:/s|ps)?)")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_bytes(text: str) -> int:
@@ -25,3 +31,30 @@ def parse_bytes(text: str) -> int:
     if not 1 <= size < 2**63:
         raise UserError(f"{text!r} is not a size of memory", hint="write it like 4GiB or 500MB")
     return int(size)
+
+
+def parse_rate(text: str) -> int:
+    """Return the bytes per second of a rate such as ``10Mbit``, ``10 Mbit/s``, ``10Mbps`` or ``1.25MB/s``.
+
+    A rate without a unit, or in ``b`` or ``Mb``, is refused, because it might mean bits or bytes.
+
+    Raises:
+        UserError: the text is not a rate, or the rate is too low.
+    """
+    match = _RATE.fullmatch(text.strip())
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if match is None or not 0 < number < 1e15:
+        raise UserError(
+            f"{text!r} is not a rate", hint="write it like 10Mbit (bits) or 2MB (bytes per second)"
+        )
+    prefix, unit = match[2].lower(), match[3]
+    base = 1024 if prefix.endswith("i") else 1000
+    bytes_per_s = number * base ** _POWERS[prefix.removesuffix("i")] / (1 if unit.startswith("B") else 8)
+    if not LEAST_BYTES_PER_S <= bytes_per_s < 2**63:
+        raise UserError(
+            f"the rate {text} is out of range", hint=f"give at least {LEAST_BYTES_PER_S * 8 // 1000}kbit"
+        )
+    return int(bytes_per_s)

@@ -39,6 +39,7 @@ from share_compute_actors.machine.ports import channel_ports
 from share_compute_actors.transport.arrivals import Arrivals
 from share_compute_actors.transport.envelope import Envelope, Phase, WireLabel
 from share_compute_actors.transport.keys import Keys, Peer
+from share_compute_actors.transport.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 
@@ -111,11 +112,20 @@ class Channel:
         address: IP address on which the channel listens.
         keys: this member's own keys.
         admitted: all members, by public key.
+        traffic: counts what the member sends and receives, and limits what it sends; None for neither.
     """
 
     def __init__(
-        self, worker: Worker, job: str, epoch: int, address: str, keys: Keys, admitted: Mapping[bytes, Worker]
+        self,
+        worker: Worker,
+        job: str,
+        epoch: int,
+        address: str,
+        keys: Keys,
+        admitted: Mapping[bytes, Worker],
+        traffic: Traffic | None = None,
     ) -> None:
+        self._traffic = traffic
         self._worker = worker
         self._job = job
         self.epoch = epoch
@@ -178,7 +188,7 @@ class Channel:
         self._by_call[worker] = deliver
 
     def send(self, worker: Worker, label: WireLabel, tensor: Tensor) -> None:
-        """Send a tensor and return at once; the tensor must not change afterwards."""
+        """Send a tensor as `post` does; the tensor must not change afterwards."""
         self.post(worker, self.write(worker, label, tensor))
 
     def write(self, worker: Worker, label: WireLabel, tensor: Tensor) -> EncodedTensor:
@@ -202,9 +212,11 @@ class Channel:
         return EncodedTensor(envelope.pack(content.data), content)
 
     def post(self, worker: Worker, encoded: EncodedTensor) -> None:
-        """Send a tensor that `write` prepared, and return at once."""
+        """Send a tensor that `write` prepared; return at once, or when the upload rate allows the transfer."""
         if self.is_cut(worker):
             return
+        if self._traffic is not None:
+            self._traffic.send(encoded.content.nbytes)
         if worker in self._by_call:
             self._by_call[worker](encoded.envelope, encoded.content)
             return
@@ -323,6 +335,8 @@ class Channel:
         if len(frames) == 1:  # from `wake`
             return None
         content = frames[1].buffer
+        if self._traffic is not None:
+            self._traffic.count(received=len(content))  # the sender's upload rate limits it
         message = self._open(frames[0].bytes, content, self._sender(frames))
         if message is None:
             return None

@@ -157,6 +157,8 @@ class Host:
             "--device": options.device.name,
             "--memory": options.memory_bytes,
             "--cpu-threads": options.cpu_threads,
+            "--upload-limit": _rate(options.upload_bytes_per_s),
+            "--download-limit": _rate(options.download_bytes_per_s),
             "--address": options.address,
             "--fingerprint": options.fingerprint,
             "--port-range": options.port_range,
@@ -206,6 +208,10 @@ class Host:
                 device.view, phase=f"its agent ended with {status}: {why}{again}", work=None
             )
             self._report(device.view)
+
+
+def _rate(bytes_per_s: int | None) -> str | None:
+    return None if bytes_per_s is None else f"{bytes_per_s}B"
 
 
 def _last_error(child: Child) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from share_compute.errors import ClockSkew, Unavailable, UserError
+from share_compute.quantities import rate_text
+from share_compute.rate_limit import LEAST_BYTES_PER_S
 from share_compute_actors.machine.ports import DEFAULT_RANGE, PortRange
 from share_compute_actors.machine.preflight import (
     check_clock,
@@ -44,6 +46,9 @@ class JoinOptions:
     device: LentDevice = field(default_factory=LentDevice)
     memory_bytes: int | None = None
     cpu_threads: int | None = None
+    upload_bytes_per_s: int | None = None
+    """Rate at which the machine may send, in bytes/s; None for no limit."""
+    download_bytes_per_s: int | None = None
     address: str | None = None
     """IP address at which other machines reach this machine."""
     fingerprint: str | None = None
@@ -82,16 +87,19 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
         gpu=options.device.gpu,
         host_id=host_id(),
         host_threads=usable_threads(),
+        upload_bytes_per_s=options.upload_bytes_per_s,
+        download_bytes_per_s=options.download_bytes_per_s,
     )
 
 
 def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOptions, ...]:
-    """Return the options of each device: memory and threads are divided evenly, and each device gets its own name.
+    """Return the options of each device: memory, threads and rates are divided evenly; each device gets its own name.
 
-    If there is only one device, its name, memory and threads are not changed.
+    If there is only one device, its name, memory, threads and rates are not changed.
 
     Raises:
-        UserError: the machine has too few threads or too little memory, or too little memory is lent.
+        UserError: the machine has too few threads or too little memory, or too little memory is lent, or a rate is too
+            low for so many devices.
     """
     if len(devices) == 1:
         return (replace(options, device=devices[0]),)
@@ -104,9 +112,23 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
             device=device,
             memory_bytes=limits.memory_bytes // len(devices),
             cpu_threads=max(1, limits.cpu_threads // len(devices)),
+            upload_bytes_per_s=_part(options.upload_bytes_per_s, len(devices)),
+            download_bytes_per_s=_part(options.download_bytes_per_s, len(devices)),
         )
         for device in devices
     )
+
+
+def _part(bytes_per_s: int | None, devices: int) -> int | None:
+    if bytes_per_s is None:
+        return None
+    if bytes_per_s // devices < LEAST_BYTES_PER_S:
+        least = rate_text(devices * LEAST_BYTES_PER_S)
+        raise UserError(
+            f"a rate of {rate_text(bytes_per_s)} is too low for {devices} devices",
+            hint=f"allow at least {least}, or lend fewer devices",
+        )
+    return bytes_per_s // devices
 
 
 def check_machine(

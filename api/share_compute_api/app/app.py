@@ -23,6 +23,7 @@ from share_compute_api.control.deployments.deployments import DeploymentSupervis
 from share_compute_api.control.jobs.coordinators import launcher, rechecked
 from share_compute_api.control.jobs.jobs import JobSupervisor
 from share_compute_api.control.jobs.leftovers import Leftovers
+from share_compute_api.control.jobs.training_metrics import metered
 from share_compute_api.control.keeping import keep_running
 from share_compute_api.control.machines.contributors import ContributorSupervisor
 from share_compute_api.control.machines.machines import starter
@@ -131,7 +132,7 @@ async def _supervise(context: Context, cluster: Cluster) -> None:
     context.measurements = Measurements(context.store, starter(cluster))
     jobs = JobSupervisor(
         context.store,
-        rechecked(launcher(cluster), context.data_roots),
+        metered(rechecked(launcher(cluster), context.data_roots), context.training_metrics),
         settings.data_folder / TRAINING,
         context.notifier,
         Patience(retry_s=settings.lost_after_s + 1),

@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, Field, IPvAnyAddress
 from share_compute.files.plain_text import PlainText
 from share_compute.files.strict import StrictModel
 from share_compute.lifecycle.states import ContributorState
+from share_compute.rate_limit import LEAST_BYTES_PER_S
 from share_compute.topology import DeviceKind
 from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
 
@@ -48,6 +49,10 @@ class MachineLimits(StrictModel):
     """Label of the host; machines with the same label share its processors. Empty if unknown."""
     host_threads: int = Field(default=0, ge=0, le=65536)
     """Number of processors that the machines with this ``host_id`` share; 0 if unknown."""
+    upload_bytes_per_s: int | None = Field(default=None, ge=LEAST_BYTES_PER_S, le=2**63 - 1)
+    """Rate at which the machine may send to other machines, in bytes/s; null for no limit."""
+    download_bytes_per_s: int | None = Field(default=None, ge=LEAST_BYTES_PER_S, le=2**63 - 1)
+    """Rate at which the machine may receive from other machines, in bytes/s; null for no limit."""
 
 
 class SiblingRequest(StrictModel):

@@ -17,6 +17,7 @@ from share_compute.store import Store
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
+from share_compute_api.control.jobs.training_metrics import TrainingMetrics
 from share_compute_api.control.machines.islands import IslandMap
 from share_compute_api.control.machines.measuring import Measurements
 from share_compute_api.openai.engine import Engines
@@ -83,7 +84,9 @@ class Context:
     islands: IslandMap = field(init=False)
     """Computes groups of machines with similar links (islands)."""
     metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
-    """Metrics for Prometheus."""
+    """Metrics of served models, for Prometheus."""
+    training_metrics: TrainingMetrics = field(default_factory=TrainingMetrics)
+    """Metrics of training jobs, for Prometheus."""
     deployments: DeploymentSupervisor | None = None
     """Runs the deployments; None without a cluster."""
     rotation: TokenRotation | None = None

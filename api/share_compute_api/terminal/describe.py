@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from share_compute.lifecycle.attempt_events import Measured, RoundMerged
+from share_compute.lifecycle.attempt_events import Measured, RoundMerged, TrafficMeasured
 from share_compute.planning.plan import Bounded, IdleMachine, Plan, StagePlan, layer_span
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
@@ -157,6 +157,14 @@ def _round(data: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def _traffic(data: dict[str, Any]) -> str:
+    machines = TrafficMeasured.model_validate(data).machines
+    sent = sum(link.sent_bytes for link in machines.values())
+    received = sum(link.received_bytes for link in machines.values())
+    count = "1 machine" if len(machines) == 1 else f"{len(machines)} machines"
+    return f"{count} sent {bytes_text(sent)} and received {bytes_text(received)} up to step {data['step']}"
+
+
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
     "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
@@ -176,6 +184,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "link-cut": lambda data: f"[red]cut off[/red]  {escape(data['sentence'])}",
     "protection": _protection,
     "round": _round,
+    "traffic": _traffic,
     "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
     "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
     "note": _note,

@@ -12,6 +12,7 @@ from share_compute.planning.report import (
     Alternative,
     IslandProposal,
     PlanReport,
+    PolicyFigures,
     RoundsPrediction,
     ServingPrediction,
 )
@@ -55,6 +56,8 @@ def print_report(report: PlanReport) -> None:
         _section("One step", timeline(plan, report.timeline, console))
     if report.alternatives:
         _section("Strategies", _comparison(plan, report.alternatives))
+    if report.policies:
+        _section("Policies", _policies(report.policies))
     if report.islands is not None:
         _section("Islands", _islands(report.islands))
 
@@ -223,6 +226,35 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
         if row.step_s is None
     ]
     return Group(table, *problems)
+
+
+def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
+    """Return a table of policies of synchronization, and a sentence for each about what it gives up."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("policy", "codec", "a sample", "sent", "received", "busy", ""):
+        left = column in ("policy", "codec", "")
+        table.add_column(column, no_wrap=True, justify="left" if left else "right")
+    sentences = Text(
+        "Bytes are means per step: of the busiest machine in lockstep, and of each branch in rounds.\n",
+        style="dim",
+    )
+    for row in policies:
+        sizes = (row.sent_bytes_per_step, row.received_bytes_per_step)
+        if row.problem is None:
+            table.add_row(
+                row.policy,
+                row.compression,
+                "-" if row.sample_s is None else seconds_text(row.sample_s),
+                *("-" if size is None else bytes_text(size) for size in sizes),
+                "-" if row.utilisation is None else _percent(row.utilisation),
+                "this job" if row.is_own else "",
+                style="bold" if row.is_own else "",
+            )
+        name = row.policy if row.compression == "none" else f"{row.policy}, {row.compression}"
+        sentences.append(name, style="bold")
+        sentences.append(f": {row.gives_up}\n" if row.problem is None else f" finds no plan: {row.problem}\n")
+    sentences.rstrip()
+    return Group(table, sentences)
 
 
 def _rounds(rounds: RoundsPrediction) -> Text:

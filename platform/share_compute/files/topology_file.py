@@ -30,6 +30,7 @@ from share_compute.topology import (
     DeviceKind,
     Link,
     Topology,
+    limited_links,
 )
 
 VERSION = 1
@@ -101,6 +102,10 @@ class ContributorEntry(_Entry):
     """Label of the computer that it runs on; the CPUs of machines with the same label share its cores."""
     host_threads: int = Field(default=0, ge=0, le=65536)
     """Number of CPU threads of the computer ``host``; 0 if it is unknown, or enough for all its machines."""
+    upload_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
+    """Rate at which its owner lets it send; 0 for no limit. Its links are at most as fast as both of its limits."""
+    download_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
+    """Rate at which its owner lets it receive; 0 for no limit."""
     # No min_length: with it, pydantic would report an invalid device as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
     """Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU."""
@@ -194,21 +199,22 @@ class TopologyDocument(_Entry):
 
     def topology(self) -> Topology:
         """Return the topology for the planner."""
-        return Topology(
-            contributors=tuple(
-                Contributor(
-                    id=machine.key,
-                    name=machine.name,
-                    devices=tuple(Device(**device.model_dump()) for device in machine.devices),
-                    cpu_threads=machine.cpu_threads,
-                    address=machine.address,
-                    host=machine.host,
-                    host_threads=machine.host_threads,
-                )
-                for machine in self.contributors
-            ),
-            links=tuple(Link(**link.model_dump()) for link in self.links),
+        contributors = tuple(
+            Contributor(
+                id=machine.key,
+                name=machine.name,
+                devices=tuple(Device(**device.model_dump()) for device in machine.devices),
+                cpu_threads=machine.cpu_threads,
+                address=machine.address,
+                host=machine.host,
+                host_threads=machine.host_threads,
+                upload_bytes_per_s=machine.upload_bytes_per_s,
+                download_bytes_per_s=machine.download_bytes_per_s,
+            )
+            for machine in self.contributors
         )
+        links = (Link(**link.model_dump()) for link in self.links)
+        return Topology(contributors, limited_links(contributors, links))
 
 
 def check_kind(data: Any) -> dict[str, Any]:
@@ -291,6 +297,8 @@ def describe_topology(topology: Topology) -> TopologyDocument:
                 cpu_threads=machine.cpu_threads,
                 host=machine.host,
                 host_threads=machine.host_threads,
+                upload_bytes_per_s=machine.upload_bytes_per_s,
+                download_bytes_per_s=machine.download_bytes_per_s,
                 devices=tuple(
                     DeviceEntry(
                         kind=device.kind,

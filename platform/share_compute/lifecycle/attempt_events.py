@@ -299,6 +299,26 @@ class RoundMerged(StrictModel):
     """Time that the merge took."""
 
 
+class LinkBytes(StrictModel):
+    """Bytes that left and reached one machine."""
+
+    sent_bytes: int = Field(ge=0)
+    received_bytes: int = Field(ge=0)
+
+
+class TrafficMeasured(StrictModel):
+    """Report of the tensors that members exchanged with each other and with the server since the last such report.
+
+    Members count what leaves and reaches their process. Samples and control messages are not counted.
+    """
+
+    type: Literal["traffic"] = "traffic"
+    step: int
+    """Last committed step; in rounds that of the branch whose members are reported."""
+    machines: dict[str, LinkBytes]
+    """Bytes by contributor id."""
+
+
 class CheckpointSaved(StrictModel):
     """Report that a checkpoint, from which the job can be resumed, is on disk."""
 
@@ -365,6 +385,7 @@ AttemptEvent: TypeAlias = Annotated[
     | LinkCut
     | Protection
     | RoundMerged
+    | TrafficMeasured
     | CheckpointSaved
     | ArtifactSaved
     | RowsDone

@@ -2,7 +2,7 @@
 
 The predicted time of a round with H steps is ::
 
-    round     = max over islands of (branches * H * step + exchange)
+    round     = max over islands of (branches * H * step + exchange, as far as it does not overlap with steps)
     step      = time of one step of one branch on the island, as if the branch were alone there
     exchange  = 2 * latency + branches * (contribution bytes + update bytes) / bandwidth, to the server
 
@@ -196,6 +196,19 @@ def trained_parameters(profile: ModelProfile) -> int:
     )
 
 
+def round_s(policy: BranchesSpec, branches: int, step_s: float, exchanged_s: float) -> float:
+    """Return the predicted seconds of a round on an island.
+
+    Args:
+        policy: options of the policy.
+        branches: number of branches on the island.
+        step_s: time of one step of one branch.
+        exchanged_s: time of the exchange with the server.
+    """
+    hidden_s = branches * policy.overlapping * step_s
+    return branches * policy.every * step_s + max(0.0, exchanged_s - hidden_s)
+
+
 def exchange_s(topology: Topology, machines: Sequence[str], size_bytes: float) -> float:
     """Return the predicted seconds in which an island exchanges bytes with the server, both ways together.
 
@@ -274,7 +287,6 @@ class _Island:
     def __init__(self, job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings) -> None:
         self.machines = tuple(machine.id for machine in topology.contributors)
         self._job, self._topology, self._profile, self._timings = job, topology, profile, timings
-        self._every = _rounds(job.training).every
         self._size = contribution_bytes(job.training, profile) + update_bytes(job.training, profile)
         self._step_s: list[float] = []
         """Step times for 1, 2, ... branches."""
@@ -284,7 +296,7 @@ class _Island:
     def round_s(self, branches: int) -> float:
         """Return the time of a round in seconds; infinite if the memory does not suffice."""
         exchanged_s = exchange_s(self._topology, self.machines, branches * self._size)
-        return branches * self._every * self.step_s(branches) + exchanged_s
+        return round_s(_rounds(self._job.training), branches, self.step_s(branches), exchanged_s)
 
     def step_s(self, branches: int) -> float:
         """Return the time of one step of one branch; infinite if the memory does not suffice."""

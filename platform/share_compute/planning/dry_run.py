@@ -15,6 +15,7 @@ from share_compute.planning.islands import propose_islands
 from share_compute.planning.network.regions import complete
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import Solution, solve, workload
+from share_compute.planning.policies import compare_policies
 from share_compute.planning.report import (
     Alternative,
     IslandProposal,
@@ -53,7 +54,7 @@ def dry_run(
         topology: the machines, real or hypothetical.
         profile: cost profile of the job's model.
         strategy: strategy that replaces the job's own; None keeps the job's.
-        compare: whether to report the plan of every installed strategy.
+        compare: whether to report the plan of every installed strategy, and policies of synchronization.
         serving: requests for which serving is predicted; None skips this prediction.
 
     Raises:
@@ -63,7 +64,7 @@ def dry_run(
     """
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
     spec = _with_strategy(spec, strategy)
-    rounds = None
+    rounds, every = None, topology
     try:
         if spec.training.rounds is not None:
             solution, rounds, topology = plan_rounds(spec, topology, profile)
@@ -77,6 +78,7 @@ def dry_run(
         plan=solution.plan,
         timeline=_timeline(solution),
         alternatives=_alternatives(spec, topology, profile, solution) if compare else (),
+        policies=compare_policies(spec, every, profile) if compare else (),
         islands=None if rounds is not None else _islands(solution),
         rounds=rounds,
         serving=served,

@@ -77,6 +77,36 @@ class Alternative(StrictModel):
     """Reason why there is no plan."""
 
 
+class PolicyFigures(StrictModel):
+    """Figures of the job under one policy of synchronization."""
+
+    policy: str
+    """Description of the policy, such as ``rounds of 30 steps``."""
+    compression: str
+    """Name of the codec of contributions and updates; ``none`` without one."""
+    is_own: bool
+    """Whether policy and compression are those of the job."""
+    branches: int
+    """Number of branches; 1 in lockstep."""
+    samples_per_s: float | None = None
+    """Samples per second of all branches together; None if there is no plan, or if no machine's speed was measured."""
+    sent_bytes_per_step: float | None = None
+    """Mean bytes that the busiest machine (lockstep) or each branch (rounds) sends in a step; None without a plan."""
+    received_bytes_per_step: float | None = None
+    """Mean bytes that the same machine or branch receives in a step."""
+    utilisation: float | None = None
+    """Mean share of the time in which the machines of the plan compute; None if it was not predicted."""
+    gives_up: str
+    """One sentence that says what the policy costs in quality or time."""
+    problem: str | None = None
+    """Reason why there is no plan."""
+
+    @property
+    def sample_s(self) -> float | None:
+        """Seconds per sample."""
+        return 1 / self.samples_per_s if self.samples_per_s else None
+
+
 class IslandPlan(StrictModel):
     """One island: machines that train without other machines between synchronisations."""
 
@@ -214,6 +244,8 @@ class PlanReport(StrictModel):
     """Cells of one step; empty if there are too many to display, or if the plan has no prediction."""
     alternatives: tuple[Alternative, ...] = ()
     """Figures of all installed strategies; empty unless a comparison was requested."""
+    policies: tuple[PolicyFigures, ...] = ()
+    """Figures of policies of synchronization; empty unless a comparison was requested, or on one machine."""
     islands: IslandProposal | None = None
     """Proposal of islands for a job that trains in lockstep; None if islands would not be much faster."""
     rounds: RoundsPrediction | None = None

@@ -15,6 +15,7 @@ from share_compute.planning.branches import (
     idle_machines,
     island_topology,
     place_branches,
+    round_s,
     uncompressed_bytes,
     update_bytes,
 )
@@ -104,7 +105,8 @@ def better_places(
         solution, figures, _ = plan_places(spec, topology, profile, places)
     except PlanInfeasible:
         return None
-    before_s = max(_round_s(spec, topology, profile, place) for place in current)
+    _, rounds_s = times_of_rounds(spec, topology, profile, current, [place.step_s for place in current])
+    before_s = max(known_s for known_s in rounds_s if known_s is not None)
     before = {number: place.machines for place in current for number in place.branches}
     moved = [
         place for place in places if any(before.get(number) != place.machines for number in place.branches)
@@ -132,13 +134,6 @@ def _renumbered(places: Sequence[BranchPlace], current: Sequence[BranchPlace]) -
     )
 
 
-def _round_s(spec: TrainJob, topology: Topology, profile: ModelProfile, place: BranchPlace) -> float:
-    policy, branches = spec.training.rounds, len(place.branches)
-    assert policy is not None
-    size = contribution_bytes(spec.training, profile) + update_bytes(spec.training, profile)
-    return branches * policy.every * place.step_s + exchange_s(topology, place.machines, branches * size)
-
-
 def _predict(
     spec: TrainJob,
     topology: Topology,
@@ -153,13 +148,7 @@ def _predict(
         update_bytes(training, profile),
         uncompressed_bytes(profile),
     )
-    exchanges_s = [
-        exchange_s(topology, place.machines, len(place.branches) * (up + down)) for place in places
-    ]
-    rounds_s = [
-        None if step_s is None else len(place.branches) * policy.every * step_s + exchanged_s
-        for place, step_s, exchanged_s in zip(places, steps_s, exchanges_s, strict=True)
-    ]
+    exchanges_s, rounds_s = times_of_rounds(spec, topology, profile, places, steps_s)
     known_s = [round_s for round_s in rounds_s if round_s is not None]
     samples = policy.branches * training.batch_size * policy.every
     return RoundsPrediction(
@@ -184,10 +173,35 @@ def _predict(
     )
 
 
-def _lockstep_samples_per_s(
-    spec: TrainJob, branches: int, topology: Topology, profile: ModelProfile
-) -> float | None:
-    """Return samples/s of one plan for all machines, whose step has the batches of all branches."""
+def times_of_rounds(
+    spec: TrainJob,
+    topology: Topology,
+    profile: ModelProfile,
+    places: Sequence[BranchPlace],
+    steps_s: Sequence[float | None],
+) -> tuple[list[float], list[float | None]]:
+    """Return the predicted seconds of each island's exchange with the server, and of its rounds.
+
+    Args:
+        spec: a job with branches.
+        topology: the machines.
+        profile: cost profile of the job's model.
+        places: the islands and their branches.
+        steps_s: time of one step of one branch on each island; None if it is not known, as is the round's time then.
+    """
+    policy = spec.training.rounds
+    assert policy is not None
+    moved = contribution_bytes(spec.training, profile) + update_bytes(spec.training, profile)
+    exchanges_s = [exchange_s(topology, place.machines, len(place.branches) * moved) for place in places]
+    rounds_s = [
+        None if step_s is None else round_s(policy, len(place.branches), step_s, exchanged_s)
+        for place, step_s, exchanged_s in zip(places, steps_s, exchanges_s, strict=True)
+    ]
+    return exchanges_s, rounds_s
+
+
+def in_lockstep(spec: TrainJob, branches: int) -> TrainJob:
+    """Return the job without rounds, whose step has the batches of ``branches`` branches."""
     training = spec.training
     together = {
         "batch_size": branches * training.batch_size,
@@ -195,9 +209,15 @@ def _lockstep_samples_per_s(
         "synchronization": AllReduceSpec(),
         "compression": NoCompressionSpec(),
     }
-    lockstep = spec.model_copy(update={"training": training.model_copy(update=together)})
+    return spec.model_copy(update={"training": training.model_copy(update=together)})
+
+
+def _lockstep_samples_per_s(
+    spec: TrainJob, branches: int, topology: Topology, profile: ModelProfile
+) -> float | None:
+    """Return samples/s of one plan for all machines, whose step has the batches of all branches."""
     try:
-        prediction = solve(lockstep, topology, profile, 0, {}).plan.prediction
+        prediction = solve(in_lockstep(spec, branches), topology, profile, 0, {}).plan.prediction
     except PlanInfeasible:
         return None
     return None if prediction is None else prediction.samples_per_s

@@ -64,3 +64,77 @@ class SimulationReport(StrictModel):
     hours: Hours
     curve_samples_per_s: tuple[float, ...]
     """Committed samples per second, over equal parts of the time."""
+
+
+class BranchHours(StrictModel):
+    """Time of all branches by purpose, in seconds. The fields add up to the simulated time times the branches."""
+
+    computing_s: float = 0.0
+    """Time for the steps of rounds, with pauses after losses."""
+    redone_s: float = 0.0
+    """Time for rounds that were begun again."""
+    sending_s: float = 0.0
+    waiting_s: float = 0.0
+    """Time from a contribution to its merge."""
+    receiving_s: float = 0.0
+    idle_s: float = 0.0
+    """Time without enough machines."""
+
+    @property
+    def total_s(self) -> float:
+        """The simulated time of all branches, in seconds."""
+        return float(sum(self.model_dump().values()))
+
+
+class RoundsReport(StrictModel):
+    """Results of the simulation of a job whose branches merge in rounds."""
+
+    machines: int
+    mean_machines: float
+    """Mean number of machines that were present."""
+    mean_members: float
+    """Mean number of machines that held a part of the job."""
+    simulated_s: float
+    seed: int
+    branches: int
+    islands: int
+    """Number of islands that train the branches."""
+    every: int
+    """Steps that each branch takes in a round."""
+    first_round_s: float
+    """Predicted time of a round with the first placement, in seconds."""
+    rounds: int
+    """Number of merges."""
+    merged_contributions: int
+    missing_contributions: int
+    """Number of branches without a contribution, over all merges."""
+    late_contributions: int
+    """Number of contributions that arrived after the merge of their round."""
+    ignored_contributions: int
+    """Number of contributions that no merge contains."""
+    samples_per_s: float
+    """Samples of merged contributions per second, over the whole time."""
+    tokens_per_s: float
+    utilisation: float
+    """Share of the measured FLOP/s of all present machines that was used for merged contributions."""
+    computing_share: float
+    """Share of the time in which branches computed steps of rounds that were not begun again."""
+    sent_bytes: int
+    """Bytes of all contributions that branches sent."""
+    received_bytes: int
+    """Bytes of all updates that branches received."""
+    deaths: int
+    """Number of deaths of machines, whether or not they held a part of the job."""
+    member_deaths: int
+    """Number of deaths of machines that held a part of the job."""
+    replacements: int
+    """Number of deaths after which an island continued with other machines, or with fewer."""
+    restarts: int
+    """Number of rounds of a branch that were begun again."""
+    stranded: int
+    """Number of deaths after which an island had to wait for machines."""
+    returns: int
+    """Number of moves of islands back to their first machines."""
+    searches: int
+    """Number of plans of islands that were made."""
+    hours: BranchHours

@@ -238,7 +238,7 @@ class _Run:
         workload, duration_s, counts = self._planner.cost.workload, self._scenario.duration_s, self._counts
         committed, lost = self._ledger.committed, self._ledger.lost
         samples_per_s = committed * workload.batch_size / duration_s
-        computed = committed * workload.batch_size * _flops(self._profile, workload.sequence_length)
+        computed = committed * workload.batch_size * flops_per_sample(self._profile, workload.sequence_length)
         return SimulationReport(
             machines=len(self._alive),
             mean_machines=self._areas["machines"] / duration_s,
@@ -266,7 +266,7 @@ class _Run:
         )
 
 
-def _flops(profile: ModelProfile, tokens: int) -> float:
+def flops_per_sample(profile: ModelProfile, tokens: int) -> float:
     """Return the floating-point operations of one sample, forward and backward."""
     pieces = (profile.embedding, *profile.layers, profile.head)
     return sum(piece.forward_flops.at(tokens) + piece.backward_flops.at(tokens) for piece in pieces)

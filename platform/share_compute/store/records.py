@@ -107,8 +107,9 @@ class ContributorRecord(PresenceRecord):
     deployment_id: str | None = None
     """Id of the deployment that the machine is leased to; null if there is none."""
     limits: dict[str, Any]
-    """Resources that the owner lends: memory_bytes, cpu_threads, device and gpu. The fields host_id and host_threads
-    are the label and the number of the host's processors."""
+    """Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
+    download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
+    host's processors."""
     capacity: tuple[topology.Device, ...] | None
     """Devices as the probe measured them; null until the probe ran."""
     links: tuple[topology.Link, ...] | None
@@ -155,6 +156,8 @@ class ContributorRecord(PresenceRecord):
             cpu_threads=self.threads or self.lent_threads,
             host=self.host_id,
             host_threads=int(self.limits.get("host_threads") or 0),
+            upload_bytes_per_s=float(self.limits.get("upload_bytes_per_s") or 0.0),
+            download_bytes_per_s=float(self.limits.get("download_bytes_per_s") or 0.0),
             node_id=self.node_id or "",
             address=self.address or "",
         )

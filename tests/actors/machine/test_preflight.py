@@ -18,7 +18,7 @@ from share_compute_actors.machine.preflight import (
     route_address,
     visible_gpus,
 )
-from share_compute_actors.machine.sizes import parse_bytes
+from share_compute_actors.machine.sizes import parse_bytes, parse_rate
 
 GPUS = [Gpu("GPU-aa1", "first"), Gpu("GPU-bb2", "second")]
 
@@ -83,6 +83,31 @@ def test_sizes_are_read(text: str, count: int):
 def test_what_is_no_size_is_refused(text: str):
     with pytest.raises(UserError):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("10Mbit", 1_250_000),
+        ("10 Mbit/s", 1_250_000),
+        ("10Mbps", 1_250_000),
+        ("64kbit", 8_000),
+        ("2MB", 2_000_000),
+        ("2 MB/s", 2_000_000),
+        ("1MiBps", 2**20),
+        ("1.5Gbit", 187_500_000),
+    ],
+)
+def test_rates_are_read(text: str, bytes_per_s: int):
+    assert parse_rate(text) == bytes_per_s
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "10M", "10Mb", "Mbit", "0Mbit", "-1Mbit", "1bit", "1.2.3MB", "9" * 30 + "B"]
+)
+def test_ambiguous_and_impossible_rates_are_refused(text: str):
+    with pytest.raises(UserError):
+        parse_rate(text)
 
 
 def test_a_system_that_confines_nothing_is_reported(monkeypatch: pytest.MonkeyPatch):

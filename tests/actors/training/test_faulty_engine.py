@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 import torch
@@ -23,6 +24,10 @@ from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 
 
+def _unreachable(*_: object) -> NoReturn:
+    raise AssertionError("these members have no backups")
+
+
 class Member:
     """An engine, and what it tells the coordinator.
 
@@ -33,7 +38,9 @@ class Member:
     def __init__(self, failures: Sequence[InjectedFailure] | None) -> None:
         self.reported: queue.SimpleQueue[ToCoordinator | ShareComputeError] = queue.SimpleQueue()
         training = TrainingSpec(steps=1, microbatches=2)
-        copies = Copies("ann", training, torch.device("cpu"), self.reported.put, CopyQuota(0))
+        copies = Copies(
+            "ann", training, torch.device("cpu"), self.reported.put, CopyQuota(0), reach=_unreachable
+        )
         machine, tree = MemberMachine("ann", -1), SummationTree((2,))
         self.engine = (
             TrainingEngine(machine, tree, self._notify, copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from share_compute_actors.group import fetching
 from share_compute_actors.messages import Extent, Source, Sources, read_extents, server_source
 from share_compute_actors.training.member import loading
 from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.transport.traffic import RateLimits, Traffic
 from share_compute_actors.wire import NAMES, pack_answer
 
 HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
@@ -117,3 +119,20 @@ def test_a_branch_does_not_initialize_what_the_job_adds_to_the_model() -> None:
     client = fetching.SourceClient(Sources((server_source(actor),)))
     with pytest.raises(UserError, match="lack the tensors that the job adds"):
         loading.fill_runner(runner, setup, client)
+
+
+def test_downloads_wait_before_they_are_requested_and_own_copies_do_not(tmp_path: Path) -> None:
+    waits: list[float] = []
+    traffic = Traffic("ada", RateLimits(download_bytes_per_s=10.0), tmp_path, waits.append)
+    actor = giver(lambda _, piece: piece)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
+    own: Any = SimpleNamespace(weights=actor.weights.remote)
+    mine = fetching.SourceClient(Sources((Source(None, "ada", "ada"),)), "ada", own, traffic)
+    fetching.fill(tensors, mine, "weights")
+    assert (traffic.received_bytes, waits) == (0, [])
+    remote = fetching.SourceClient(Sources((Source(actor, "bob", "bob"),)), "ada", own, traffic)
+    for _ in range(2):
+        fetching.fill(tensors, remote, "weights")
+    size_bytes = sum(tensor.nbytes for tensor in HELD.values())
+    assert traffic.received_bytes == 2 * size_bytes
+    assert waits == []  # less than the burst

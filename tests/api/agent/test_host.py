@@ -82,12 +82,18 @@ def test_devices_that_cannot_be_lent_are_named(
 
 
 def test_what_is_lent_is_divided_among_devices() -> None:
-    options = JoinOptions("http://h:1", None, "box", memory_bytes=2048 * MIB, cpu_threads=1)
+    options = JoinOptions(
+        "http://h:1", None, "box", memory_bytes=2048 * MIB, cpu_threads=1, upload_bytes_per_s=100_001
+    )
     (whole,) = split(options, [LentDevice("cuda:0", "GPU-aa")])
     assert (whole.name, whole.memory_bytes) == ("box", 2048 * MIB)
     parts = split(options, [LentDevice("cpu:0"), LentDevice("cuda:1", "GPU-bb")])
     assert [part.name for part in parts] == ["box.cpu0", "box.cuda1"]
     assert [(part.memory_bytes, part.cpu_threads) for part in parts] == [(1024 * MIB, 1)] * 2
+    assert whole.upload_bytes_per_s == 100_001
+    assert [(part.upload_bytes_per_s, part.download_bytes_per_s) for part in parts] == [(50_000, None)] * 2
+    with pytest.raises(UserError, match="too low for 2 devices"):
+        split(replace(options, upload_bytes_per_s=8_000), [part.device for part in parts])
     with pytest.raises(UserError, match="are available"):
         split(replace(options, memory_bytes=2**60), [part.device for part in parts])
 

@@ -105,15 +105,19 @@ def test_a_service_is_installed_shown_and_removed(
     door: str, store: Store, systemd: Path, run: Run, tmp_path: Path
 ) -> None:
     lent = ("--name", "ada", "--memory", "600MiB", "--device", "cpu", "--cpu-threads", "1")
+    lent = (*lent, "--upload-limit", "10Mbit", "--download-limit", "2MB")
     _, code = store.invites.create()
     done = run("service", "install", door, *lent, SHARE_COMPUTE_INVITE=code)
     assert done.returncode == 0, done.stderr
     (machine,) = store.contributors.list()
     assert machine.name == "ada"
+    assert machine.limits["upload_bytes_per_s"] == 1_250_000
+    assert machine.limits["download_bytes_per_s"] == 2_000_000
     (unit,) = (tmp_path / "config").rglob("share-compute-ada.service")
     text = unit.read_text()
     assert code not in text
     assert f'"join" "{door}" "--name" "ada"' in text
+    assert '"--upload-limit" "10Mbit" "--download-limit" "2MB"' in text
     assert str(tmp_path / "elsewhere") in text
     again = run("service", "install", door, *lent)  # it has its key
     assert again.returncode == 0, again.stderr

@@ -53,6 +53,15 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
         assert expected in done.stdout
     for strategy in ("auto", "uniform", "memory_weighted"):
         assert strategy in done.stdout
+    for words in (
+        "Policies",
+        "lockstep",
+        "diloco, ",
+        "sparse_loco, 30 steps",
+        "this job",
+        "Branches train apart",
+    ):
+        assert words in done.stdout
     assert "\x1b" not in done.stdout, "no colours in a pipe"
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from share_compute.errors import UserError
 from share_compute.files.topology_file import write_topology
@@ -47,6 +48,30 @@ def test_it_prints_throughput_losses_and_a_chart() -> None:
         "█",
     ):
         assert word in done.stdout
+
+
+def test_rounds_print_merges_missing_branches_and_bytes(tmp_path: Path) -> None:
+    job = yaml.safe_load(EXAMPLE.read_text())
+    job["training"] |= {
+        "synchronization": {"kind": "local", "branches": 4, "every": 50, "quorum": 3, "grace_s": 1}
+    }
+    file = tmp_path / "rounds.json"
+    file.write_text(json.dumps(job))
+    arguments = (str(file), "--fleet", "home", "--machines", "8", "--mtbf", "1h", "--hours", "1")
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "digits on 8 machines (home), 1 h 0 min: 4 branches on" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    for words in (
+        "rounds merged",
+        "missing branches",
+        "bytes sent by branches",
+        "waiting for other branches",
+    ):
+        assert words in done.stdout
+    report = json.loads(run(*arguments, "--json").stdout)
+    assert report["rounds"] > 0
+    assert report["branches"] == 4
 
 
 def test_json_is_the_whole_report_and_the_same_each_time(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from share_compute.store import ContributorRecord
-from share_compute.topology import Device
+from share_compute.topology import Device, Link
 from share_compute_api.control.machines.live_topology import live_topology
 
 
@@ -67,3 +67,18 @@ def test_machines_under_other_conditions_keep_their_figures(other: ContributorRe
     assert gigaflops(given) == [
         machine.capacity[0].flops_per_s["float32"] / 1e9 for machine in given if machine.capacity
     ]
+
+
+def test_links_are_at_most_as_fast_as_the_owners_of_both_ends_allow() -> None:
+    links = (Link("a", "head", 0.01, 5e6), Link("a", "b", 0.01, 5e5), Link("b", "head", 0.01, 5e6))
+    machines = [record("a", 50), record("b", 60)]
+    machines[0] = machines[0].model_copy(
+        update={
+            "links": links,
+            "limits": {"upload_bytes_per_s": 1_000_000, "download_bytes_per_s": 2_000_000},
+        }
+    )
+    topology = live_topology(machines)
+    assert [link.bytes_per_s for link in topology.links] == [1e6, 5e5, 5e6]
+    assert (topology["a"].upload_bytes_per_s, topology["a"].download_bytes_per_s) == (1e6, 2e6)
+    assert topology["b"].upload_bytes_per_s == 0

@@ -1170,7 +1170,7 @@ export interface paths {
         };
         /**
          * Get Prometheus Metrics
-         * @description Return metrics of served models for Prometheus.
+         * @description Return metrics of served models and training jobs for Prometheus.
          *
          *     Prometheus must send an API key as a bearer token, from the ``authorization`` section of its configuration.
          */
@@ -2273,6 +2273,12 @@ export interface components {
              */
             devices: components["schemas"]["DeviceEntry"][];
             /**
+             * Download Bytes Per S
+             * @description Rate at which its owner lets it receive; 0 for no limit.
+             * @default 0
+             */
+            download_bytes_per_s: number;
+            /**
              * Host
              * @description Label of the computer that it runs on; the CPUs of machines with the same label share its cores.
              * @default
@@ -2294,6 +2300,12 @@ export interface components {
              * @description Name for people; unique among the machines.
              */
             name: string;
+            /**
+             * Upload Bytes Per S
+             * @description Rate at which its owner lets it send; 0 for no limit. Its links are at most as fast as both of its limits.
+             * @default 0
+             */
+            upload_bytes_per_s: number;
         };
         /**
          * ContributorEntry
@@ -2318,6 +2330,12 @@ export interface components {
              */
             devices: components["schemas"]["DeviceEntryRequest"][];
             /**
+             * Download Bytes Per S
+             * @description Rate at which its owner lets it receive; 0 for no limit.
+             * @default 0
+             */
+            download_bytes_per_s: number;
+            /**
              * Host
              * @description Label of the computer that it runs on; the CPUs of machines with the same label share its cores.
              * @default
@@ -2340,6 +2358,12 @@ export interface components {
              * @description Name for people; unique among the machines.
              */
             name: string;
+            /**
+             * Upload Bytes Per S
+             * @description Rate at which its owner lets it send; 0 for no limit. Its links are at most as fast as both of its limits.
+             * @default 0
+             */
+            upload_bytes_per_s: number;
         };
         /**
          * ContributorList
@@ -2400,8 +2424,9 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu. The fields host_id and host_threads
-             *     are the label and the number of the host's processors.
+             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
+             *     download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
+             *     host's processors.
              */
             limits: {
                 [key: string]: unknown;
@@ -2511,8 +2536,9 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu. The fields host_id and host_threads
-             *     are the label and the number of the host's processors.
+             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
+             *     download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
+             *     host's processors.
              */
             limits: {
                 [key: string]: unknown;
@@ -5095,6 +5121,11 @@ export interface components {
              */
             device: "cpu" | "cuda";
             /**
+             * Download Bytes Per S
+             * @description Rate at which the machine may receive from other machines, in bytes/s; null for no limit.
+             */
+            download_bytes_per_s?: number | null;
+            /**
              * Gpu
              * @description UUID of the GPU, as reported by NVIDIA's driver; null for a CPU.
              */
@@ -5113,6 +5144,11 @@ export interface components {
             host_threads: number;
             /** Memory Bytes */
             memory_bytes: number;
+            /**
+             * Upload Bytes Per S
+             * @description Rate at which the machine may send to other machines, in bytes/s; null for no limit.
+             */
+            upload_bytes_per_s?: number | null;
         };
         /**
          * MachineSummaryRecord
@@ -6099,6 +6135,12 @@ export interface components {
             islands?: components["schemas"]["IslandProposal"] | null;
             /** @description The training plan; the serving plan if serving was requested and the machines can only serve the model. */
             plan: components["schemas"]["Plan"];
+            /**
+             * Policies
+             * @description Figures of policies of synchronization; empty unless a comparison was requested, or on one machine.
+             * @default []
+             */
+            policies: components["schemas"]["PolicyFigures"][];
             /** @description Figures of the rounds of a job with branches; None without branches. ``timeline`` is of the first branch then. */
             rounds?: components["schemas"]["RoundsPrediction"] | null;
             serving?: components["schemas"]["ServingPrediction"] | null;
@@ -6196,6 +6238,62 @@ export interface components {
              * @enum {string}
              */
             name: "auto" | "bf16" | "int8";
+        };
+        /**
+         * PolicyFigures
+         * @description Figures of the job under one policy of synchronization.
+         */
+        PolicyFigures: {
+            /**
+             * Branches
+             * @description Number of branches; 1 in lockstep.
+             */
+            branches: number;
+            /**
+             * Compression
+             * @description Name of the codec of contributions and updates; ``none`` without one.
+             */
+            compression: string;
+            /**
+             * Gives Up
+             * @description One sentence that says what the policy costs in quality or time.
+             */
+            gives_up: string;
+            /**
+             * Is Own
+             * @description Whether policy and compression are those of the job.
+             */
+            is_own: boolean;
+            /**
+             * Policy
+             * @description Description of the policy, such as ``rounds of 30 steps``.
+             */
+            policy: string;
+            /**
+             * Problem
+             * @description Reason why there is no plan.
+             */
+            problem?: string | null;
+            /**
+             * Received Bytes Per Step
+             * @description Mean bytes that the same machine or branch receives in a step.
+             */
+            received_bytes_per_step?: number | null;
+            /**
+             * Samples Per S
+             * @description Samples per second of all branches together; None if there is no plan, or if no machine's speed was measured.
+             */
+            samples_per_s?: number | null;
+            /**
+             * Sent Bytes Per Step
+             * @description Mean bytes that the busiest machine (lockstep) or each branch (rounds) sends in a step; None without a plan.
+             */
+            sent_bytes_per_step?: number | null;
+            /**
+             * Utilisation
+             * @description Mean share of the time in which the machines of the plan compute; None if it was not predicted.
+             */
+            utilisation?: number | null;
         };
         /**
          * PowerSgdSpec

@@ -179,6 +179,10 @@ function Facts({ machine }: { machine: MachineView }) {
     [t("Host"), [machine.host, machine.address].filter(Boolean).join(" · ")],
     [t("Memory"), limits.memory_bytes == null ? "–" : bytes(Number(limits.memory_bytes))],
     [t("CPU threads"), limits.cpu_threads == null ? "–" : String(limits.cpu_threads)],
+    ...[
+      [t("Upload limit"), limits.upload_bytes_per_s] as const,
+      [t("Download limit"), limits.download_bytes_per_s] as const,
+    ].flatMap(([name, rate]): [string, string][] => (typeof rate === "number" ? [[name, si(rate, "B/s")]] : [])),
     [t("Works on"), [limits.device, limits.gpu].filter(Boolean).join(" · ") || "–"],
     ...Object.entries(versions).map(([name, version]): [string, string] => [name, version]),
   ];

@@ -32,6 +32,7 @@ from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import HEAD, GradientLogHeader
 from share_compute_actors.transport.envelope import WireLabel
 from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.transport.traffic import Traffic
 
 _POLL_S = 0.2
 _OUTLINE_S = 5.0
@@ -41,12 +42,16 @@ class RemotePrimary:
     """A primary on another machine, called through Ray; implements `Primary`.
 
     Args:
+        traffic: counts and limits what this machine receives.
         actor: the primary's actor.
         backup: the backup member that keeps the copy.
         stopping: event that cancels pending calls, which then raise `StaleEpoch`.
     """
 
-    def __init__(self, actor: Any, backup: Worker, stopping: threading.Event | _Deadline) -> None:
+    def __init__(
+        self, traffic: Traffic, actor: Any, backup: Worker, stopping: threading.Event | _Deadline
+    ) -> None:
+        self._traffic = traffic
         self._actor = actor
         self._backup = backup
         self._stopping = stopping
@@ -63,6 +68,7 @@ class RemotePrimary:
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
         """See `Copier.piece`."""
+        self._traffic.receive(stop - start)
         piece: Piece = self._ask("staged_piece", ticket, name, start, stop)
         return piece
 
@@ -106,7 +112,7 @@ class Copies:
         notify: called with each error, from any thread.
         quota: limits the space that all copies take.
         reach: returns the interface to a primary, given the primary's actor, the id of this member, and an event that
-            cancels pending calls.
+            cancels pending calls: `RemotePrimary` with the member's traffic.
     """
 
     def __init__(
@@ -116,7 +122,7 @@ class Copies:
         device: torch.device,
         notify: Callable[[ShareComputeError], None],
         quota: CopyQuota,
-        reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemotePrimary,
+        reach: Callable[[Any, Worker, threading.Event | _Deadline], Any],
     ) -> None:
         self._backup = backup
         self._training = training

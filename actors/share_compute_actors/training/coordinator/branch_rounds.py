@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,13 +75,14 @@ class BranchRounds:
         self.merged: Path | None = None
         """Folder of the merged weights after the last merge, if this branch has others and evaluates them."""
 
-    def contribute(self, state: TrainingState) -> None:
+    def contribute(self, state: TrainingState, contributed: Callable[[], None]) -> None:
         """Contribute to a merge at the end of a round; this may be repeated.
 
         Call this only while training is paused.
 
         Args:
             state: training state after the last step of the round.
+            contributed: called when the contribution is on the server, before the synchronizer is notified.
 
         Raises:
             ShareComputeError: the branch cannot continue.
@@ -95,6 +96,7 @@ class BranchRounds:
         folder = f"contributions/{base + 1:08}"
         if max(versions) == base:  # if not, the merge was interrupted, and the contribution has arrived
             self._checkpoints.contribute(folder, state)
+        contributed()
         self._report(base + 1, self._checkpoints.path(folder), state)
 
     def merge(self, state: TrainingState) -> bool:
@@ -121,15 +123,16 @@ class BranchRounds:
         self._open, self.merged = None, updates.merged
         return updates.is_over
 
-    def resume(self, state: TrainingState) -> None:
+    def resume(self, state: TrainingState, contributed: Callable[[], None]) -> None:
         """Contribute again to the merge that was open when an earlier coordinator ended, if there is one.
 
         Args:
             state: training state after the last committed step.
+            contributed: see `contribute`.
         """
         end = self._step_log.open_meeting
         if end is not None and end < state.step:
-            self.contribute(replace(state, step=end))
+            self.contribute(replace(state, step=end), contributed)
 
     @property
     def is_open(self) -> bool:

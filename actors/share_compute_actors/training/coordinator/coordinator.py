@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from share_compute.lifecycle.attempt_events import (
     AttemptEnded,
     AttemptEvent,
     Offer,
+    TrafficMeasured,
     attempt_events,
 )
 from share_compute_actors.group.event_feed import EventFeed
@@ -44,6 +46,8 @@ class Coordinator:
         close_stalled_connections()
         self._assignment = Assignment.model_validate_json(assignment)
         self._feed: EventFeed[AttemptEvent] = EventFeed()
+        self._reporting = threading.Lock()
+        self._has_ended = False
         self._requests = ControlRequests()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._synchronizer = synchronizer
@@ -157,5 +161,17 @@ class Coordinator:
         """Ask the attempt to move a machine's shard to other machines, and to stop using the machine."""
         self._requests.leave(contributor_id)
 
+    @ray.method(concurrency_group="mail")
+    def exchanged(self, report: str) -> None:
+        """Report what the members of a branch sent and received.
+
+        Args:
+            report: a `TrafficMeasured` as JSON.
+        """
+        self._report(TrafficMeasured.model_validate_json(report))
+
     def _report(self, event: AttemptEvent) -> None:
-        self._feed.put([event])
+        with self._reporting:
+            if not self._has_ended:  # the end is the last event
+                self._has_ended = isinstance(event, AttemptEnded)
+                self._feed.put([event])

@@ -15,6 +15,7 @@ from share_compute.lifecycle.attempt_events import (
     Planned,
     Reformed,
     Started,
+    TrafficMeasured,
 )
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
@@ -34,6 +35,7 @@ from share_compute_actors.training.membership.membership_planner import Membersh
 from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
 from share_compute_actors.training.membership.resharder import Resharder
 from share_compute_actors.training.membership.takeover import Start
+from share_compute_actors.training.membership.traffic_reports import TrafficReports
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.step_log import StepFacts, StepLog
 
@@ -89,6 +91,10 @@ class TrainingRun(Listener):
         self._checkpoints = CheckpointManager(
             shard_store, group, self._conductor, assignment, report, requests
         )
+        self._traffic = TrafficReports(
+            self._report_traffic, () if start.takeover is None else start.takeover.actors
+        )
+        self._synchronizer = connections.synchronizer
         self._rounds: BranchRounds | None = None
         if assignment.branch is not None:
             self._rounds = BranchRounds(
@@ -117,6 +123,8 @@ class TrainingRun(Listener):
                 self._train()
             if self._is_first_branch:
                 self._checkpoints.result(self._progress.state)
+        self._traffic.observe(self._group.statuses(), self._progress.state.step)
+        self._traffic.report(self._progress.state.step)
         self._report_busy_fractions()
         return self._progress.reason
 
@@ -142,6 +150,20 @@ class TrainingRun(Listener):
             message = f"{name} computed {share:.0%} of the time; the rest went into waiting for {rest}"
             self._report(Note(message=message))
 
+    def _report_traffic(self, event: TrafficMeasured) -> None:
+        """Report the traffic of all branches as events of the job, because each branch has machines of its own."""
+        if self._synchronizer is None:
+            self._report(event)
+        else:
+            self._synchronizer.exchanged.remote(event.model_dump_json())
+
+    def _contributed(self) -> None:
+        """Add up the traffic of a round. After the last merge the first branch may end the job, so report it before."""
+        step = self._progress.state.step
+        self._traffic.observe(self._group.statuses(), step)
+        if step == self._training.steps:
+            self._traffic.report(step)
+
     # -- the training loop -------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
@@ -151,7 +173,7 @@ class TrainingRun(Listener):
         has_trained = self._start.state.step >= self._start.facts.first_step
         is_merging = self._step_log.is_meeting(progress.state.step)
         if self._rounds is not None:
-            self._rounds.resume(progress.state)
+            self._rounds.resume(progress.state, self._contributed)
             is_merging = is_merging or self._rounds.is_due(progress.state.step)
         if is_merging or (has_trained and self._pauses_after(progress.state.step)):
             self._between(progress.state.step)
@@ -217,7 +239,7 @@ class TrainingRun(Listener):
         if rounds.is_open and (ends or rounds.is_due(step)):
             self._apply_merge(rounds)
         if ends and not self._progress.has_ended_early:
-            rounds.contribute(self._progress.state)
+            rounds.contribute(self._progress.state, self._contributed)
             if rounds.is_due(step) or self._has_work_after(step) or step == self._training.steps:
                 self._apply_merge(rounds)
 
@@ -322,6 +344,7 @@ class TrainingRun(Listener):
         return "; ".join(causes)
 
     def ticked(self) -> None:
-        """Poll the save in progress and the backup copies."""
+        """Poll the save in progress and the backup copies, and add up the members' traffic."""
+        self._traffic.observe(self._group.detector.heartbeats, self._progress.state.step)
         self._checkpoints.poll()
         self._changes.protection.poll(self._progress.state.step)

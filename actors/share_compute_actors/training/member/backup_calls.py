@@ -16,6 +16,7 @@ from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copying import Copied, ShardOutline, ShardRange
 from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.transport.traffic import Traffic
 from share_compute_actors.wire import FLAG, NOTHING
 
 
@@ -23,6 +24,7 @@ class BackupCalls:
     """Mixin with a member's methods for backup copies."""
 
     _engine: TrainingEngine
+    _traffic: Traffic
 
     # -- as primary --------------------------------------------------------------------------------------------------
 
@@ -39,7 +41,9 @@ class BackupCalls:
     @ray.method(concurrency_group="copies")
     def staged_piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
         """Return bytes [start, stop) of a cloned tensor. See `Copier.piece`."""
-        return self._engine.copier.piece(ticket, name, start, stop)
+        piece = self._engine.copier.piece(ticket, name, start, stop)
+        self._traffic.send(piece.content.nbytes)
+        return piece
 
     # -- as backup ---------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from share_compute_actors.messages import (
     StepFigures,
 )
 from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
-from share_compute_actors.training.backups.copies import Copies
+from share_compute_actors.training.backups.copies import Copies, RemotePrimary
 from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.member.backup_calls import BackupCalls
 from share_compute_actors.training.member.engine import Forming, NotifyCoordinator, TrainingEngine
@@ -45,7 +45,7 @@ from share_compute_actors.training.member.faulty_engine import FaultyEngine
 from share_compute_actors.training.member.loading import build_runner, fill_runner
 from share_compute_actors.training.member.merging import MergesBranches
 from share_compute_actors.training.member.passing import Passing
-from share_compute_actors.training.member.reading import GivesState
+from share_compute_actors.training.member.reading import GivesState, ShardReader
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import Rows
 from share_compute_actors.training.member.saving import copied, folder_tensors
@@ -54,6 +54,7 @@ from share_compute_actors.training.member.unacknowledged import Unacknowledged
 from share_compute_actors.transport.collective.backend import join_group
 from share_compute_actors.transport.pieces import PIECE, Piece, Pieces
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
+from share_compute_actors.transport.traffic import Traffic
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 
@@ -73,6 +74,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
 
     _setup: MemberSetup
     _engine: TrainingEngine
+    _traffic: Traffic
 
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
         close_stalled_connections()
@@ -80,12 +82,14 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         self._coordinator = coordinator, key
         self._machine = MemberMachine(setup.worker, setup.applied)
         self._tree = SummationTree(setup.runs, keeps_runs_apart=setup.training.compresses_sums)
+        self._traffic = Traffic(setup.worker, setup.limits)
         copies = Copies(
             setup.worker,
             setup.training,
             torch.device(setup.device),
             lambda failure: self._notify(failure, None),
             CopyQuota(setup.lent_bytes),
+            partial(RemotePrimary, self._traffic),
         )
         engine: Callable[[MemberMachine, SummationTree, NotifyCoordinator, Copies], TrainingEngine] = (
             TrainingEngine
@@ -93,6 +97,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         if setup.failures:
             engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
         self._engine = engine(self._machine, self._tree, self._notify, copies)
+        self._own_state = ShardReader(self._engine.copies.of, lambda: self._runner)
         self._runner: Runner | None = None
         """Runner of the current shard; None before the first `adopt`.
 
@@ -141,7 +146,11 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         if runner is None or runner.stage.shard != shard:
             self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
             runner = build_runner(self._setup, self._tree, shard)
-        client = None if sources is None else SourceClient(sources, self._setup.worker, self)
+        client = (
+            None
+            if sources is None
+            else SourceClient(sources, self._setup.worker, self._own_state, self._traffic)
+        )
         fill_runner(runner, self._setup, client)
         self._next, self._next_applied = runner, applied
         return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
@@ -219,6 +228,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
             device = next(self._here().stage.module.parameters(), torch.empty(0)).device
             store = ChannelStore(self._open_channel(), self._setup.worker, meeting)
             group = join_group(meeting, rank, size, device, store)
+            group.count_in(self._traffic)
         self._engine.join(group, rank, epoch)
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -358,7 +368,10 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
             number: index of the piece, from 0. It must be the next index, or the previous one again.
         """
         assert self._pieces is not None
-        return self._pieces.give(number)
+        piece = self._pieces.give(number)
+        if piece is not None:
+            self._traffic.send(piece.content.nbytes)
+        return piece
 
     @ray.method(concurrency_group="pieces")
     @answers(NOTHING)
@@ -390,6 +403,8 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
             holds=None if shard is None else (shard.start, shard.stop),
             loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
             loaded_step=self._next_applied,
+            sent_bytes=self._traffic.sent_bytes,
+            received_bytes=self._traffic.received_bytes,
             unacknowledged=self._unacknowledged.overdue(),
         )
 

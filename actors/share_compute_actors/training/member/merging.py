@@ -17,6 +17,7 @@ from share_compute_actors.messages import Sources, server_source
 from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.schemas import VERSION
+from share_compute_actors.transport.traffic import Traffic
 from share_compute_actors.wire import NOTHING
 
 
@@ -27,6 +28,7 @@ class MergesBranches:
     _engine: TrainingEngine
     _runner: Runner | None
     _shard_store: Any
+    _traffic: Traffic
 
     @ray.method(concurrency_group="orders")
     @answers(VERSION)
@@ -80,7 +82,7 @@ class MergesBranches:
         sizes = runner.branch.update_bytes(version, before)
         if not sizes:
             return
-        client = SourceClient(Sources((server_source(self._shard_store),)))
+        client = SourceClient(Sources((server_source(self._shard_store),)), traffic=self._traffic)
         _require_fit(version, sizes, client.ask(client.sources.all[0], "update_bytes"))
         payloads = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         fill(payloads, client, "update", dtype=torch.uint8)

@@ -52,8 +52,9 @@ class Outbox:
             and now_s - given_s < _AGAIN_S + sum(runner.gradients.bucket_bytes) / _SLOWEST_BYTES_PER_S
         ):
             return
-        self._given[log.holder] = channel.epoch, log.step, now_s
         self._send_log(channel, log, stage, runner, is_repeated=is_repeated)
+        # An upload limit may delay the messages, so the time counts from the last one.
+        self._given[log.holder] = channel.epoch, log.step, time.monotonic()
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
         for place, tensor in gradient_messages(

@@ -21,14 +21,15 @@ from share_compute.quantities import listed
 from share_compute.shard import Shard
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.group.answering import answered
-from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.group.naming import member_options
 from share_compute_actors.group.worker_group import WorkerGroup
-from share_compute_actors.messages import MemberSetup, Source, Sources, server_source
+from share_compute_actors.messages import MemberSetup, MemberStatus, Source, Sources, server_source
 from share_compute_actors.testing.fault_injection import require_carried_out
 from share_compute_actors.training.member.member import Member
 from share_compute_actors.training.member.schemas import STATUS
 from share_compute_actors.training.shard_store import ShardStoreFacts
+from share_compute_actors.transport.traffic import RateLimits
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
 
@@ -134,6 +135,7 @@ class TrainingGroup(WorkerGroup):
             version=self._facts.version,
             tied=self._tied_name,
             lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
+            limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),
             failures=self._assignment.failures,
         )
         return Member.options(  # type: ignore[attr-defined]
@@ -248,6 +250,14 @@ class TrainingGroup(WorkerGroup):
     def has_refused(self, machine: Contributor) -> bool:
         """Return whether `invite` failed to start a member on this machine with its current Ray node."""
         return (machine.id, machine.node_id) in self._refused
+
+    def statuses(self) -> dict[Worker, MemberStatus]:
+        """Ask all members for a heartbeat now, and return the answers; none if all died or the job was cancelled."""
+        calls = {worker: actor.status.remote() for worker, actor in self._actors.items()}
+        try:
+            return self.gather(STATUS, calls, skips_lost=True)
+        except (MembersLost, Cancelled):
+            return {}
 
     def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
         """Ask catch-up replicas whether they have caught up; return the called member by pending call."""

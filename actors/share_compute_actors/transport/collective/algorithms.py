@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from share_compute_actors.transport.traffic import Traffic
+
 PIECE_BYTES = 4 * 2**20
 """Largest size in bytes of the pieces in which tensors are sent, chosen so that pieces fit into the CPU's cache."""
 PIECES_UNDER_WAY = 4
@@ -47,6 +49,8 @@ class GlooLinks:
         self.size = size
         self._next_tag = 1  # Ray's own send and recv use 0
         self._scratch: dict[torch.dtype, Tensor] = {}
+        self.traffic: Traffic | None = None
+        """Counts what is sent and received; None until it is set."""
 
     def leave(self) -> None:
         """Release the group; no operation may be in progress."""
@@ -66,11 +70,21 @@ class GlooLinks:
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Waiting:
         """Begin to send ``tensor`` to a rank; the returned function waits until the tensor may be changed."""
+        if self.traffic is not None:
+            self.traffic.count(sent=tensor.nbytes)
         return self._group.send([tensor], to, tag).wait if tensor.numel() else _nothing
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Waiting:
         """Begin to receive ``tensor`` from a rank; the returned function waits until all data has arrived."""
+        if self.traffic is not None:
+            self.traffic.count(received=tensor.nbytes)
         return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
+
+    def count_ring(self, size_bytes: int) -> None:
+        """Count what this member sends and receives in a ring of all members that reduces ``size_bytes`` bytes."""
+        if self.traffic is not None:
+            moved = 2 * (self.size - 1) * size_bytes // self.size
+            self.traffic.count(sent=moved, received=moved)
 
     def scratch(self, like: Tensor, count: int) -> Tensor:
         """Return a buffer of ``count`` elements of the same dtype as ``like``.

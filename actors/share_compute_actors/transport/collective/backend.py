@@ -42,6 +42,7 @@ from share_compute_actors.transport.collective.compressed import start_compresse
 from share_compute_actors.transport.collective.expression import expression, is_one_addition
 from share_compute_actors.transport.collective.sockets import GroupSockets, listening_ports
 from share_compute_actors.transport.rendezvous import Rendezvous
+from share_compute_actors.transport.traffic import Traffic
 
 dist: Any = torch.distributed
 """Untyped on purpose: most of the functions used here have no types or no public name."""
@@ -111,6 +112,13 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         """Return whether torch.distributed, the only requirement, is available."""
         return bool(dist.is_available())
 
+    def count_in(self, traffic: Traffic) -> None:
+        """Count in ``traffic`` what this member sends and receives in sums from now on.
+
+        Sums by gloo's or NCCL's own algorithms are counted as rings. Other operations are not counted.
+        """
+        self._links.traffic = traffic
+
     def start_allreduce(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to sum ``tensor`` over all members in place; the returned function waits for the result."""
         return self._start_reduction(tensor, RayReduceOp.SUM)
@@ -149,9 +157,11 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         if is_one_addition(tree, held):
             if out is not parts[0]:
                 out.copy_(parts[0])
+            self._links.count_ring(out.nbytes)
             return self._start_native(lambda: self._open.allreduce([out], _reduction(RayReduceOp.SUM)))
         counts = [len(nodes) for nodes in held]
         if self._device.type == "cuda":
+            self._links.count_ring(out.nbytes)
             self._guard(lambda: packed(self._open, parts, counts, combine, out))
             return _nothing
         return self._begin(start_sharded(self._links, parts, counts, combine, out))
@@ -197,6 +207,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             few = _TREE_BYTES.get(self._links.size, _TREE_BYTES_OF_MANY)
             algorithm = "tree" if tensor.nbytes <= few else "ring"
         if algorithm == "ring" or self._device.type == "cuda":
+            self._links.count_ring(tensor.nbytes)
             return self._start_native(lambda: self._open.allreduce([tensor], _reduction(operation)))
         flat = tensor.view(-1)
         if algorithm == "tree":

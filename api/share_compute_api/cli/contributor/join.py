@@ -59,6 +59,21 @@ CpuThreads = Annotated[
     int | None,
     typer.Option(min=1, help="Threads to lend; default: all. Divided among several devices."),
 ]
+UploadLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="Rate at which this machine may send tensors to other machines, e.g. 10Mbit or 2MB; default: no limit. "
+        "Divided among several devices.",
+    ),
+]
+DownloadLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="Rate at which this machine may request tensors from other machines, e.g. 50Mbit; default: no limit.",
+    ),
+]
 Address = Annotated[str | None, typer.Option(help="IP address at which other machines reach this one.")]
 Fingerprint = Annotated[
     str | None,
@@ -90,6 +105,8 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     device: Device = None,
     memory: Memory = None,
     cpu_threads: CpuThreads = None,
+    upload_limit: UploadLimit = None,
+    download_limit: DownloadLimit = None,
     address: Address = None,
     fingerprint: Fingerprint = None,
     insecure: Insecure = False,
@@ -110,7 +127,18 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     name = name or default_name()
     code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
     devices = join_options(
-        url, code, name, device, memory, cpu_threads, address, fingerprint, insecure, port_range, leave_within
+        url,
+        code,
+        name,
+        device,
+        memory,
+        cpu_threads,
+        (upload_limit, download_limit),
+        address,
+        fingerprint,
+        insecure,
+        port_range,
+        leave_within,
     )
     try:
         if as_json:
@@ -155,19 +183,21 @@ def join_options(  # noqa: PLR0917
     device: Sequence[str] | None,
     memory: str | None,
     cpu_threads: int | None,
+    rates: tuple[str | None, str | None],
     address: str | None,
     fingerprint: str | None,
     insecure: bool,
     port_range: str,
     leave_within: float,
 ) -> tuple[JoinOptions, ...]:
-    """Return the join options of each lent device, built from the command's options."""
+    """Return the join options of each lent device, built from the command's options; ``rates`` are up and down."""
     from share_compute_actors.machine import ports
-    from share_compute_actors.machine.sizes import parse_bytes
+    from share_compute_actors.machine.sizes import parse_bytes, parse_rate
     from share_compute_api.agent.devices import lent_devices
     from share_compute_api.agent.joining import JoinOptions, split
     from share_compute_api.connection.fingerprints import parse_fingerprint, split_invite
 
+    upload, download = (parse_rate(rate) if rate else None for rate in rates)
     code, pin = split_invite(invite) if invite else (None, None)
     options = JoinOptions(
         url=url.rstrip("/"),
@@ -177,6 +207,8 @@ def join_options(  # noqa: PLR0917
         name=name,
         memory_bytes=parse_bytes(memory) if memory else None,
         cpu_threads=cpu_threads,
+        upload_bytes_per_s=upload,
+        download_bytes_per_s=download,
         address=address,
         port_range=ports.PortRange.parse(port_range),
         leave_within_s=leave_within,

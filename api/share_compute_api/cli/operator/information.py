@@ -60,6 +60,7 @@ def contributors(
         )
         return
     sharing = Counter(one.host_id for one in found if one.host_id and one.left_at is None)
+    has_limits = any(_rates(one) for one in found)
     rows = (
         (
             one.id,
@@ -68,14 +69,24 @@ def contributors(
             state_text(one.state),
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
             bytes_text(one.machine().memory_bytes) if one.capacity else None,
+            *([_rates(one) or None] if has_limits else []),
             _work(one, served),
             since(one.last_seen_at),
             escape(one.reason),
         )
         for one in found
     )
-    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", "work", "seen", "reason")
+    rates = ("limits",) if has_limits else ()
+    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", *rates, "work", "seen", "reason")
     print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
+
+
+def _rates(machine: ContributorRecord) -> str:
+    """Return the rates that the machine's owner allows; empty if there is no limit."""
+    named = (("up", "upload_bytes_per_s"), ("down", "download_bytes_per_s"))
+    return ", ".join(
+        f"{way} {rate_text(rate)}" for way, name in named if (rate := machine.limits.get(name)) is not None
+    )
 
 
 def _work(machine: ContributorRecord, served: Mapping[str, str]) -> str | None:

@@ -54,7 +54,9 @@ def plan(
         str | None,
         typer.Option(help="Strategy in place of the job's own.", autocompletion=complete_strategy),
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Compare all strategies.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare all strategies, and policies of synchronization.")
+    ] = False,
     objective: Annotated[
         _Purpose,
         typer.Option(help="Train the model, or serve it: shortest answer, or most tokens a second."),

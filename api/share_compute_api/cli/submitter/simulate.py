@@ -16,7 +16,7 @@ from share_compute_api.terminal.options import UNITS_S, Json
 from share_compute_api.terminal.output import Terminal, console, duration, print_json, print_table, rate
 
 if TYPE_CHECKING:
-    from share_compute.simulation.report import SimulationReport
+    from share_compute.simulation.report import RoundsReport, SimulationReport
     from share_compute.simulation.run import Scenario
     from share_compute.specification import TrainJob
     from share_compute.topology import Topology
@@ -26,6 +26,9 @@ _BACK_AFTER = "30m"
 _BY_RULE = (
     "The cost of a failure follows rules (docs/simulation.md), not the protocol of a running job. Averages include "
     "times without any machine."
+)
+_ROUNDS_BY_RULE = (
+    "The state machine of real jobs decides on merges. Failures cost what rules say (docs/simulation.md)."
 )
 
 
@@ -55,12 +58,14 @@ def simulate(
     """Simulate a job on synthetic or given machines: throughput, utilization, and the cost of failures.
 
     The simulation uses the planner of real jobs and its predicted step times. Failures are random. Without --topology,
-    machines and links are random too. The cost of a failure follows rules (docs/simulation.md).
+    machines and links are random too. The cost of a failure follows rules (docs/simulation.md). A job with rounds is
+    simulated with the state machine that decides on the merges of real jobs.
     """
     from share_compute.errors import UserError
     from share_compute.files.topology_file import read_topology
     from share_compute.simulation.churn import Churn
     from share_compute.simulation.fleets import make_fleet
+    from share_compute.simulation.report import RoundsReport
     from share_compute.simulation.run import Scenario
     from share_compute_api.client.job_file import read_job, read_text
 
@@ -89,6 +94,8 @@ def simulate(
     report = _run(spec, there, Scenario(hours * UNITS_S["h"], churn, seed), quiet=as_json)
     if as_json:
         print_json(report)
+    elif isinstance(report, RoundsReport):
+        _show_rounds(report, spec, name)
     else:
         _show(report, spec, name)
 
@@ -107,11 +114,15 @@ def parse_time(text: str, option: str) -> float:
     return float(match[1]) * UNITS_S[match[2]]
 
 
-def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) -> SimulationReport:
+def _run(
+    spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool
+) -> SimulationReport | RoundsReport:
     from share_compute.data.tokenization import expected_vocab_size
     from share_compute.models.blueprint import blueprint_of
     from share_compute.models.factory import dissect
+    from share_compute.simulation.rounds import simulate_rounds
     from share_compute.simulation.run import simulate as simulate_job
+    from share_compute.specification.synchronization import LocalSpec
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     errors = Terminal(stderr=True)
@@ -122,6 +133,8 @@ def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) ->
         def show(share: float) -> None:
             bar.update(task, completed=share, description="simulating")
 
+        if isinstance(spec.training.synchronization, LocalSpec):
+            return simulate_rounds(spec, there, profile, scenario, progress=show)
         return simulate_job(spec, there, profile, scenario, progress=show)
 
 
@@ -177,6 +190,70 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
     end = duration(total_s)
     console.print(f"[dim]0{end.rjust(len(report.curve_samples_per_s) - 1)}[/dim]")
     console.print(f"\n[dim]{_BY_RULE}[/dim]")
+
+
+def _show_rounds(report: RoundsReport, spec: TrainJob, name: str) -> None:
+    from share_compute.quantities import bytes_text, percent_text, seconds_text
+
+    machines = "1 machine" if report.machines == 1 else f"{report.machines:,} machines"
+    branches = "1 branch" if report.branches == 1 else f"{report.branches:,} branches"
+    islands = "1 island" if report.islands == 1 else f"{report.islands:,} islands"
+    console.print(
+        f"[bold]{escape(spec.name)}[/bold] on {machines} ({escape(name)}), {duration(report.simulated_s)}: "
+        f"{branches} on {islands}, rounds of {report.every:,} steps"
+    )
+    samples, tokens = rate(report.samples_per_s), rate(report.tokens_per_s)
+    words = f" = {tokens} tokens/s" if report.tokens_per_s != report.samples_per_s else ""
+    each = max(1, report.merged_contributions)
+    print_table(
+        ("what", "value"),
+        (
+            ("throughput", f"{samples} samples/s{words}"),
+            ("round of the first placement", seconds_text(report.first_round_s)),
+            (
+                "rounds merged",
+                f"{report.rounds:,}, one in {seconds_text(report.simulated_s / max(1, report.rounds))} on average",
+            ),
+            (
+                "missing branches",
+                f"{report.missing_contributions:,} of {report.rounds * report.branches:,} contributions",
+            ),
+            (
+                "contributions that were late",
+                f"{report.late_contributions:,}; {report.ignored_contributions:,} not used",
+            ),
+            (
+                "bytes sent by branches",
+                f"{bytes_text(report.sent_bytes)}, {bytes_text(report.sent_bytes / each)} each",
+            ),
+            ("bytes received by branches", bytes_text(report.received_bytes)),
+            ("machines present, on average", average(report.mean_machines)),
+            ("machines in the job, on average", average(report.mean_members)),
+            ("use of all lent FLOP/s", percent_text(report.utilisation)),
+            ("time in which branches compute", f"{report.computing_share:.1%}"),
+            ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
+            ("islands with other machines", f"{report.replacements:,}, moved back {report.returns:,} times"),
+            ("rounds begun again", f"{report.restarts:,}"),
+            ("islands without machines", f"{report.stranded:,}"),
+        ),
+        empty="",
+    )
+    console.print()
+    total_s = max(report.hours.total_s, 1e-9)
+    times = (
+        ("computing", report.hours.computing_s),
+        ("rounds begun again", report.hours.redone_s),
+        ("sending contributions", report.hours.sending_s),
+        ("waiting for other branches", report.hours.waiting_s),
+        ("receiving updates", report.hours.receiving_s),
+        ("waiting for machines", report.hours.idle_s),
+    )
+    print_table(
+        ("time of all branches", "lasted", "share"),
+        ((what, duration(lasts_s), f"{lasts_s / total_s:.2%}") for what, lasts_s in times),
+        empty="",
+    )
+    console.print(f"\n[dim]{_ROUNDS_BY_RULE}[/dim]")
 
 
 def average(count: float) -> str:

@@ -1,6 +1,7 @@
 """Builds the topology of contributors.
 
 Machines and links with impossible figures are left out. Similar figures of machines on the same cores become equal.
+Links are at most as fast as the rates that owners allow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from share_compute.errors import VerificationFailed
 from share_compute.planning.cost.timings import is_alike
 from share_compute.quantities import bytes_text
 from share_compute.store import ContributorRecord
-from share_compute.topology import HEAD, Contributor, Device, Link, Topology, absurdities
+from share_compute.topology import HEAD, Contributor, Device, Link, Topology, absurdities, limited_links
 
 _log = logging.getLogger(__name__)
 
@@ -77,15 +78,14 @@ def live_topology(records: Iterable[ContributorRecord]) -> Topology:
         else:
             machines.append(record)
     offered = {machine.id for machine in machines} | {HEAD}
-    return Topology(
-        contributors=_with_common_figures([machine.machine() for machine in machines]),
-        links=tuple(
-            link
-            for machine in machines
-            for link in sound_links(machine.links or (), machine.name)
-            if link.source in offered and link.target in offered
-        ),
+    contributors = _with_common_figures([machine.machine() for machine in machines])
+    links = (
+        link
+        for machine in machines
+        for link in sound_links(machine.links or (), machine.name)
+        if link.source in offered and link.target in offered
     )
+    return Topology(contributors, limited_links(contributors, links))
 
 
 def _with_common_figures(machines: Sequence[Contributor]) -> tuple[Contributor, ...]:

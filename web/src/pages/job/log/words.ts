@@ -23,6 +23,7 @@ export function groupOf({ kind, data }: ClusterEvent): EventGroup {
     case "layers-timed":
     case "rows":
     case "round":
+    case "traffic":
       return "progress";
     case "sampled":
       return "samples";
@@ -83,6 +84,8 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
         : "Not protected: a copy of what one machine alone holds was lost.";
     case "round":
       return roundMerged(data as unknown as RoundMerged);
+    case "traffic":
+      return traffic(data as { step: number; machines: Record<string, { sent_bytes: number; received_bytes: number }> });
     case "offended":
     case "link-cut":
       return sentence((data as { sentence: string }).sentence);
@@ -102,6 +105,14 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
 
 function stateChanged({ state, reason }: { state: string; reason: string }): string {
   return sentence(reason === "" ? state : `${state}: ${reason}`);
+}
+
+function traffic({ step, machines }: { step: number; machines: Record<string, { sent_bytes: number; received_bytes: number }> }): string {
+  const links = Object.values(machines);
+  const sent = links.reduce((sum, link) => sum + link.sent_bytes, 0);
+  const received = links.reduce((sum, link) => sum + link.received_bytes, 0);
+  const count = links.length === 1 ? "1 machine" : `${links.length} machines`;
+  return `${count} sent ${bytes(sent)} and received ${bytes(received)} up to step ${step}.`;
 }
 
 function roundMerged({ round, step, branches, missing, update_bytes, weight_bytes, consensus_distance }: RoundMerged): string {

@@ -1,0 +1,582 @@
+"""Simulates a job whose branches merge in rounds, on a fleet whose machines leave and return.
+
+`RoundsMachine`, which decides on the merges of real jobs, decides here as well. The first placement is that of
+`place_branches`, and the times of steps and exchanges are predictions of the planner.
+
+- A branch computes its steps, sends its contribution, waits for the merge, and receives the update. Merges take 0 s.
+- After the loss of one of several machines, an island continues from its last step, with a spare machine if it can.
+- After the loss of its only machine, an island begins its rounds again on a spare machine, with the merged weights.
+- An island without enough machines waits until a machine returns. It moves back when its first machines are all there.
+
+The job trains until the end of the simulation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.errors import PlanInfeasible, UserError
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.branches import (
+    BranchPlace,
+    contribution_bytes,
+    exchange_s,
+    island_topology,
+    place_branches,
+    uncompressed_bytes,
+    update_bytes,
+)
+from share_compute.planning.network.regions import complete
+from share_compute.planning.planner import solve, workload
+from share_compute.simulation.churn import ChurnEvent
+from share_compute.simulation.report import BranchHours, RoundsReport
+from share_compute.simulation.rules import EpochRules
+from share_compute.simulation.run import Progress, Scenario, flops_per_sample
+from share_compute.specification import TrainJob
+from share_compute.specification.synchronization import LocalSpec
+from share_compute.synchronization.records import BranchRun, Contribution
+from share_compute.synchronization.rounds import (
+    Contributed,
+    ContributionIgnored,
+    MergeRecorded,
+    RoundEvent,
+    RoundsMachine,
+    TimeRead,
+)
+from share_compute.topology import HEAD, Link, Topology
+
+_LEAST_CANDIDATES = 64
+"""Minimum limit on the number of machines that the placement considers. The limit is twice the number of branches, but
+not less than this."""
+_MOST_SPARES = 4
+"""Maximum number of spare machines of a region, and of all regions, that are tried in the place of a lost one."""
+_ENDLESS = 2**31 - 1
+"""Number of rounds, which a simulation never reaches."""
+_PROGRESS_EVERY = 1000
+
+Phase: TypeAlias = Literal["computing", "sending", "waiting", "receiving", "idle"]
+_PHASES = ("computing", "redone", "sending", "waiting", "receiving", "idle")
+"""Names of the times in the report. ``redone`` is the time of rounds that were begun again."""
+
+
+class _Planned(NamedTuple):
+    """A plan for an island with some number of branches."""
+
+    machines: tuple[int, ...]
+    """Indices of the machines that hold layers."""
+    step_s: float
+    upload_s: float
+    """Time in which all branches of the island send their contributions."""
+    download_s: float
+    """Time in which all branches of the island receive one update."""
+    fetch_s: float
+    """Time in which new members of all branches receive the weights in float32."""
+
+
+@dataclass(eq=False, slots=True)
+class _Island:
+    """An island and its branches, which always move together."""
+
+    plan: _Planned
+    home: tuple[int, ...]
+    """Machines of the first placement."""
+    branches: list[_Branch] = field(default_factory=list)
+
+    def compute_s(self, steps: int) -> float:
+        """Return the time in which each branch computes ``steps`` steps; the branches share the machines."""
+        return len(self.branches) * steps * self.plan.step_s
+
+
+@dataclass(eq=False, slots=True)
+class _Branch:
+    """A branch and what it does now."""
+
+    number: int
+    island: _Island
+    round: int = 1
+    phase: Phase = "idle"
+    since_s: float = 0.0
+    """Time up to which the branch's time is counted."""
+    until_s: float = inf
+    """End of the phase; infinite while only an event can end it."""
+    spent_s: dict[str, float] = field(default_factory=dict)
+    """Time in this round, by phase."""
+    ticket: int = 0
+    """Number of the phase. Ends of earlier phases are ignored."""
+
+
+class _End(NamedTuple):
+    """The end of a branch's phase, or a time at which a round may be due (without a branch)."""
+
+    time_s: float
+    order: int
+    branch: _Branch | None
+    ticket: int
+
+
+def simulate_rounds(
+    spec: TrainJob,
+    topology: Topology,
+    profile: ModelProfile,
+    scenario: Scenario,
+    *,
+    progress: Progress = lambda _: None,
+) -> RoundsReport:
+    """Simulate the rounds of a job on a fleet, and return the report. Equal arguments give equal reports.
+
+    Args:
+        spec: a job with ``synchronization: {kind: local}``.
+        topology: the fleet.
+        profile: cost profile of the job's model.
+        scenario: duration and churn.
+        progress: callback that takes the share of the time that has been simulated, 0 to 1.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold all branches at the same time.
+        UserError: there are no measured machines, the duration is not positive and finite, or too many failures are
+            expected.
+    """
+    speeds = [machine.flops_per_s() for machine in topology.contributors]
+    if not any(speeds) or not 0 < scenario.duration_s < inf:
+        raise UserError(
+            "a simulation needs measured machines and a time that is more than 0",
+            hint="give --machines and --hours",
+        )
+    churn = scenario.churn
+    trace = churn.trace(len(speeds), scenario.duration_s, scenario.seed) if churn else ()
+    run = _Run(spec, topology, profile, scenario)
+    for number, event in enumerate(trace):
+        if number % _PROGRESS_EVERY == 0:
+            progress(event.time_s / scenario.duration_s)
+        run.advance(event.time_s)
+        run.take(event)
+    run.advance(scenario.duration_s)
+    progress(1.0)
+    return run.report()
+
+
+class _Sizes(NamedTuple):
+    """Bytes of one branch's contribution, of an update, and of the weights in float32."""
+
+    contribution: int
+    update: int
+    weights: int
+
+
+class _Fleet:
+    """The machines of a fleet: which are present and free, and plans for islands of them."""
+
+    def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile) -> None:
+        self._spec, self._topology, self._profile = spec, topology, profile
+        self.sizes = _Sizes(
+            contribution_bytes(spec.training, profile),
+            update_bytes(spec.training, profile),
+            uncompressed_bytes(profile),
+        )
+        machines = topology.contributors
+        self.index = {machine.id: place for place, machine in enumerate(machines)}
+        self.speeds = np.array([machine.flops_per_s() for machine in machines])
+        self._region = complete(topology).region
+        self._links: defaultdict[str, list[Link]] = defaultdict(list)
+        for link in topology.links:
+            for end in (link.source, link.target):
+                self._links[end].append(link)
+        self._alone_s = self._times_alone()
+        order = np.argsort(self._alone_s, kind="stable")
+        self._ranked = [int(place) for place in order if self._alone_s[place] < inf]
+        """Measured machines, those with the shortest rounds of one branch first."""
+        self.is_there = np.ones(len(machines), dtype=bool)
+        self.is_used = np.zeros(len(machines), dtype=bool)
+        self._known: dict[tuple[tuple[int, ...], int], _Planned | None] = {}
+        self.searches = 0
+
+    def first_places(self) -> list[tuple[_Planned, int]]:
+        """Return the plans of the islands of the first placement, each with its number of branches.
+
+        Raises:
+            PlanInfeasible: the machines cannot hold all branches.
+        """
+        policy = self._spec.training.synchronization
+        assert isinstance(policy, LocalSpec)
+        few = self._candidates(max(_LEAST_CANDIDATES, 2 * policy.branches))
+        try:
+            places = place_branches(self._spec, self._part(few), self._profile)
+        except PlanInfeasible:
+            if len(few) == len(self._ranked):
+                raise
+            places = place_branches(self._spec, self._part(self._ranked), self._profile)
+        found = []
+        for place in places:
+            planned = self.plan([self.index[machine] for machine in place.machines], len(place.branches))
+            assert planned is not None  # `place_branches` found a layout for the island
+            found.append((planned, len(place.branches)))
+        return found
+
+    def _times_alone(self) -> NDArray[np.float64]:
+        """Return a rough time of a round of one branch on each machine alone: of its steps and its link to the server.
+
+        The time is infinite for machines whose speed was not measured.
+        """
+        training, profile = self._spec.training, self._profile
+        policy = training.synchronization
+        assert isinstance(policy, LocalSpec)
+        samples = policy.every * training.batch_size
+        flops = samples * flops_per_sample(profile, workload(self._spec, 1).sequence_length)
+        moved = self.sizes.contribution + self.sizes.update
+        rates = np.zeros(len(self.speeds))
+        for link in self._links[HEAD]:
+            end = self.index.get(link.target if link.source == HEAD else link.source)
+            if end is not None:
+                rates[end] = max(rates[end], link.bytes_per_s)
+        rates[rates == 0] = rates[rates > 0].min(initial=inf)
+        with np.errstate(divide="ignore"):
+            times: NDArray[np.float64] = flops / self.speeds + moved / rates
+        return times
+
+    def _candidates(self, most: int) -> list[int]:
+        """Return up to ``most`` machines: half the best of all, and the best ones of each region in turn."""
+        if len(self._ranked) <= most:
+            return sorted(self._ranked)
+        chosen = dict.fromkeys(self._ranked[: most // 2])
+        seen: Counter[int] = Counter()
+        turns = []
+        for machine in self._ranked:
+            region = int(self._region[machine])
+            turns.append((seen[region], machine))
+            seen[region] += 1
+        for _, machine in sorted(turns, key=lambda one: (one[0], self._alone_s[one[1]], one[1])):
+            if len(chosen) >= most:
+                break
+            chosen[machine] = None
+        return sorted(chosen)
+
+    def plan(self, machines: Iterable[int], branches: int) -> _Planned | None:
+        """Return a plan for some branches on these machines; None if they cannot hold the branches."""
+        key = tuple(sorted(machines)), branches
+        if key not in self._known:
+            self._known[key] = self._search(*key)
+        return self._known[key]
+
+    def _search(self, machines: Sequence[int], branches: int) -> _Planned | None:
+        self.searches += 1
+        names = tuple(self._topology.contributors[machine].id for machine in machines)
+        part = self._part(machines)
+        place = BranchPlace(names, tuple(range(branches)), 0.0)
+        try:
+            plan = solve(self._spec, island_topology(part, place), self._profile, 0, {}).plan
+        except PlanInfeasible:
+            return None
+        if plan.prediction is None:
+            return None
+        used = sorted(plan.machines, key=self.index.__getitem__)
+        upload_s, download_s, fetch_s = (exchange_s(part, used, branches * size) for size in self.sizes)
+        return _Planned(
+            tuple(self.index[machine] for machine in used),
+            plan.prediction.step_s,
+            upload_s,
+            download_s,
+            fetch_s,
+        )
+
+    def _part(self, machines: Sequence[int]) -> Topology:
+        contributors = tuple(self._topology.contributors[machine] for machine in machines)
+        links = {link: None for machine in contributors for link in self._links[machine.id]}
+        return Topology(contributors, tuple(links))
+
+    def replaced(self, machines: Sequence[int], branches: int, near: int) -> _Planned | None:
+        """Return a plan for the machines that are left of an island, with spare machines as far as needed.
+
+        Args:
+            machines: machines of the island that are present.
+            branches: number of its branches.
+            near: the lost machine, in whose region spares are preferred.
+        """
+        spares = self._spares(near)
+        tried = [[*machines, spare] for spare in spares] + ([list(machines)] if machines else [])
+        found = [planned for one in tried if (planned := self.plan(one, branches)) is not None]
+        if found:
+            return min(found, key=lambda planned: self.round_s(planned, branches))
+        for count in range(2, len(spares) + 1):
+            planned = self.plan((*machines, *spares[:count]), branches)
+            if planned is not None:
+                return planned
+        return None
+
+    def round_s(self, planned: _Planned, branches: int) -> float:
+        """Return the time of a round of an island."""
+        policy = self._spec.training.synchronization
+        assert isinstance(policy, LocalSpec)
+        return branches * policy.every * planned.step_s + planned.upload_s + planned.download_s
+
+    def _spares(self, near: int) -> list[int]:
+        """Return free machines: the best of all, and the best ones in the region of a lost machine."""
+        free = [one for one in self._ranked if self.is_there[one] and not self.is_used[one]]
+        near_by = [one for one in free if self._region[one] == self._region[near]]
+        return list(dict.fromkeys((*near_by[:_MOST_SPARES], *free[:_MOST_SPARES])))
+
+
+class _Run:
+    """State of one simulation."""
+
+    def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile, scenario: Scenario) -> None:
+        policy = spec.training.synchronization
+        assert isinstance(policy, LocalSpec)
+        self._spec, self._profile, self._policy, self._scenario = spec, profile, policy, scenario
+        self._rules = EpochRules()
+        self._fleet = _Fleet(spec, topology, profile)
+        self._machine = RoundsMachine(policy, _ENDLESS)
+        self._ends: list[_End] = []
+        self._now_s = 0.0
+        self._counts: Counter[str] = Counter()
+        self._hours: defaultdict[str, float] = defaultdict(float)
+        self._areas: defaultdict[str, float] = defaultdict(float)
+        self._held: dict[int, _Island] = {}
+        """Island by machine."""
+        self._islands: list[_Island] = []
+        self._branches: list[_Branch] = []
+        self._place()
+        self._first_round_s = max(
+            self._fleet.round_s(island.plan, len(island.branches)) for island in self._islands
+        )
+
+    def _place(self) -> None:
+        for planned, count in self._fleet.first_places():
+            island = _Island(planned, planned.machines)
+            self._islands.append(island)
+            self._hold(island)
+            for _ in range(count):
+                branch = _Branch(len(self._branches), island)
+                island.branches.append(branch)
+                self._branches.append(branch)
+        for branch in self._branches:
+            self._begin(branch, 0.0)
+
+    # -- phases of branches ------------------------------------------------------------------------------------------
+
+    def advance(self, until_s: float) -> None:
+        """Move the clock, and end all phases that end by then."""
+        while self._ends and self._ends[0].time_s <= until_s:
+            end = heappop(self._ends)
+            self._measure(end.time_s)
+            if end.branch is None:
+                self._tell(TimeRead(end.time_s))
+            elif end.ticket == end.branch.ticket:
+                self._end_phase(end.branch)
+        self._measure(until_s)
+
+    def _enter(self, branch: _Branch, phase: Phase, lasts_s: float = inf) -> None:
+        self._count_time(branch)
+        branch.phase, branch.until_s = phase, self._now_s + lasts_s
+        branch.ticket += 1
+        if lasts_s < inf:
+            self._schedule(branch.until_s, branch)
+
+    def _schedule(self, time_s: float, branch: _Branch | None) -> None:
+        self._counts["scheduled"] += 1
+        ticket = 0 if branch is None else branch.ticket
+        heappush(self._ends, _End(time_s, self._counts["scheduled"], branch, ticket))
+
+    def _count_time(self, branch: _Branch) -> None:
+        lasted_s = self._now_s - branch.since_s
+        self._hours[branch.phase] += lasted_s
+        branch.spent_s[branch.phase] = branch.spent_s.get(branch.phase, 0.0) + lasted_s
+        branch.since_s = self._now_s
+
+    def _end_phase(self, branch: _Branch) -> None:
+        island = branch.island
+        if branch.phase == "computing":
+            self._enter(branch, "sending", island.plan.upload_s)
+        elif branch.phase == "sending":
+            self._enter(branch, "waiting")
+            self._contribute(branch)
+        else:
+            self._begin(branch, 0.0)
+
+    def _begin(self, branch: _Branch, pause_s: float) -> None:
+        """Begin the open round after a pause in which members start, unless the branch has contributed to it."""
+        self._count_time(branch)
+        branch.round, branch.spent_s = self._machine.open_round, {}
+        if self._machine.has(BranchRun(branch.round, branch.number)):
+            self._enter(branch, "waiting")
+        else:
+            self._enter(branch, "computing", pause_s + branch.island.compute_s(self._policy.every))
+
+    def _contribute(self, branch: _Branch) -> None:
+        run = BranchRun(branch.round, branch.number)
+        samples = float(self._policy.every * self._spec.training.batch_size)
+        self._counts["sent_bytes"] += self._fleet.sizes.contribution
+        self._counts["late"] += branch.round < self._machine.open_round
+        self._tell(TimeRead(self._now_s))
+        self._tell(Contributed(Contribution(run, samples, "")))
+        if self._policy.needed < self._policy.branches:
+            self._schedule(self._now_s + self._policy.grace_s, None)
+        self._answer(branch)
+
+    def _tell(self, event: RoundEvent) -> None:
+        """Give the state machine an event, and carry out its effects."""
+        for effect in self._machine.handle(event):
+            if isinstance(effect, ContributionIgnored):
+                self._counts["ignored"] += 1
+                continue
+            self._counts["missing"] += len(self._machine.missing(effect.record.runs))
+            self._counts["merged"] += len(effect.record.runs)
+            self._tell(MergeRecorded(effect.record))
+            self._move_back()
+            for branch in self._branches:
+                self._answer(branch)
+
+    def _answer(self, branch: _Branch) -> None:
+        """Send a waiting branch all updates since its round, if its round or a later one is merged."""
+        if branch.phase != "waiting" or self._machine.version < branch.round:
+            return
+        updates = self._machine.version - branch.round + 1
+        self._counts["received_bytes"] += updates * self._fleet.sizes.update
+        self._enter(branch, "receiving", updates * branch.island.plan.download_s)
+
+    # -- machines that leave and return ------------------------------------------------------------------------------
+
+    def take(self, event: ChurnEvent) -> None:
+        """Process an event: a machine leaves or returns."""
+        self._fleet.is_there[event.machine] = event.is_up
+        self._areas["present"] += (self._scenario.duration_s - self._now_s) * (1 if event.is_up else -1)
+        rest = (self._scenario.duration_s - self._now_s) * float(self._fleet.speeds[event.machine])
+        self._areas["lent"] += rest if event.is_up else -rest
+        if event.is_up:
+            for island in self._islands:
+                if not island.plan.machines:
+                    self._settle(island, event.machine)
+            return
+        self._counts["deaths"] += 1
+        island_there = self._held.get(event.machine)
+        if island_there is not None:
+            self._counts["member_deaths"] += 1
+            self._lose(island_there, event.machine)
+
+    def _lose(self, island: _Island, machine: int) -> None:
+        """Continue an island without a machine that was lost."""
+        left = [one for one in island.plan.machines if one != machine]
+        old_s = island.plan.step_s
+        self._free(island)
+        planned = self._fleet.replaced(left, len(island.branches), machine)
+        if planned is None:
+            self._counts["stranded"] += 1
+            island.plan = island.plan._replace(machines=())
+            for branch in island.branches:
+                self._drop_work(branch)
+                self._enter(branch, "idle")
+            return
+        island.plan = planned
+        self._hold(island)
+        pause_s = self._rules.noticing_s + self._rules.search_s + self._rules.start_s + planned.fetch_s
+        for branch in island.branches:
+            if branch.phase == "computing" and left:
+                left_s = (branch.until_s - self._now_s) * planned.step_s / old_s
+                self._enter(branch, "computing", left_s + pause_s)
+            elif branch.phase in {"computing", "sending"} and not left:
+                self._drop_work(branch)
+                self._begin(branch, pause_s)
+            elif branch.phase == "sending":
+                self._enter(branch, "sending", planned.upload_s + pause_s)
+            elif branch.phase == "receiving":
+                self._enter(branch, "receiving", planned.download_s + pause_s)
+        self._counts["replaced"] += 1
+
+    def _drop_work(self, branch: _Branch) -> None:
+        """Count the time of a round that begins again."""
+        if branch.phase in {"computing", "sending"}:
+            self._count_time(branch)
+            for phase, spent_s in branch.spent_s.items():
+                self._hours[phase] -= spent_s
+                self._hours["redone"] += spent_s
+            branch.spent_s = {}
+            self._counts["restarts"] += 1
+
+    def _settle(self, island: _Island, near: int) -> None:
+        """Give an island without machines new ones, if enough are free."""
+        planned = self._fleet.replaced((), len(island.branches), near)
+        if planned is None:
+            return
+        island.plan = planned
+        self._hold(island)
+        for branch in island.branches:
+            self._begin(branch, self._rules.search_s + self._rules.start_s + planned.fetch_s)
+
+    def _move_back(self) -> None:
+        """Move islands back whose branches wait, and whose first machines are all present and free."""
+        fleet = self._fleet
+        for island in self._islands:
+            home, used = island.home, island.plan.machines
+            if used == home or any(branch.phase in {"computing", "sending"} for branch in island.branches):
+                continue
+            if all(fleet.is_there[one] and (one in used or not fleet.is_used[one]) for one in home):
+                count = len(island.branches)
+                planned = fleet.plan(home, count)
+                if planned is not None and fleet.round_s(planned, count) < fleet.round_s(island.plan, count):
+                    self._free(island)
+                    island.plan = planned
+                    self._hold(island)
+                    self._counts["returned"] += 1
+
+    def _hold(self, island: _Island) -> None:
+        for machine in island.plan.machines:
+            self._held[machine], self._fleet.is_used[machine] = island, True
+
+    def _free(self, island: _Island) -> None:
+        for machine in island.plan.machines:
+            del self._held[machine]
+            self._fleet.is_used[machine] = False
+
+    # -- sums --------------------------------------------------------------------------------------------------------
+
+    def _measure(self, now_s: float) -> None:
+        lasted_s, self._now_s = now_s - self._now_s, now_s
+        self._areas["members"] += lasted_s * len(self._held)
+
+    def report(self) -> RoundsReport:
+        """Return the report of the simulation."""
+        for branch in self._branches:
+            self._count_time(branch)
+        counts, duration_s, training = self._counts, self._scenario.duration_s, self._spec.training
+        speeds = self._fleet.speeds
+        lent = float(speeds.sum()) * duration_s + self._areas["lent"]
+        samples = counts["merged"] * self._policy.every * training.batch_size
+        tokens = workload(self._spec, 1).sequence_length
+        whole_s = duration_s * len(self._branches)
+        return RoundsReport(
+            machines=len(speeds),
+            mean_machines=len(speeds) + self._areas["present"] / duration_s,
+            mean_members=self._areas["members"] / duration_s,
+            simulated_s=duration_s,
+            seed=self._scenario.seed,
+            branches=len(self._branches),
+            islands=len(self._islands),
+            every=self._policy.every,
+            first_round_s=self._first_round_s,
+            rounds=self._machine.version,
+            merged_contributions=counts["merged"],
+            missing_contributions=counts["missing"],
+            late_contributions=counts["late"],
+            ignored_contributions=counts["ignored"],
+            samples_per_s=samples / duration_s,
+            tokens_per_s=samples * tokens / duration_s,
+            utilisation=samples * flops_per_sample(self._profile, tokens) / lent if lent > 0 else 0.0,
+            computing_share=self._hours["computing"] / whole_s,
+            sent_bytes=counts["sent_bytes"],
+            received_bytes=counts["received_bytes"],
+            deaths=counts["deaths"],
+            member_deaths=counts["member_deaths"],
+            replacements=counts["replaced"],
+            restarts=counts["restarts"],
+            stranded=counts["stranded"],
+            returns=counts["returned"],
+            searches=self._fleet.searches,
+            hours=BranchHours(**{f"{name}_s": self._hours[name] for name in _PHASES}),
+        )

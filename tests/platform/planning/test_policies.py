@@ -1,0 +1,119 @@
+"""Policies of synchronization side by side: lockstep, the job's own rounds, and presets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.platform.planning.models import GIB, PROFILE, job, lan, machine
+
+from share_compute.planning.dry_run import dry_run
+from share_compute.planning.policies import compare_policies
+from share_compute.planning.report import PolicyFigures
+from share_compute.planning.rounds import plan_rounds
+from share_compute.topology import Link, Topology
+
+NAMES = "abcd"
+FAST, SLOW = (5e-4, 1e8), (0.05, 1e6)
+TOPOLOGY = Topology(
+    tuple(machine(name, 50) for name in NAMES),
+    (
+        *(
+            Link(one, other, *(FAST if (one < "c") == (other < "c") else SLOW))
+            for place, one in enumerate(NAMES)
+            for other in NAMES[place + 1 :]
+        ),
+        *(Link("head", name, *SLOW) for name in NAMES),
+    ),
+)
+"""Two islands of two machines each, with slow links between them and to the server."""
+
+
+def own(compression: dict[str, Any] | None = None, **rounds: Any) -> Any:
+    synchronization = {"kind": "local", "branches": 2, "every": 20, **rounds}
+    training: dict[str, Any] = {"steps": 1_000, "synchronization": synchronization}
+    if compression is not None:
+        training["compression"] = compression
+    return job(training=training)
+
+
+def named(rows: tuple[PolicyFigures, ...]) -> dict[tuple[str, str], PolicyFigures]:
+    found = {(row.policy, row.compression): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_the_jobs_own_rounds_have_the_figures_of_its_plan() -> None:
+    spec = own({"name": "bf16"})
+    rows = named(compare_policies(spec, TOPOLOGY, PROFILE))
+    assert set(rows) == {
+        ("lockstep", "none"),
+        ("rounds of 20 steps", "bf16"),
+        ("rounds of 20 steps", "none"),
+        ("diloco, 500 steps", "int8"),
+        ("diloco, 500 steps", "none"),
+        ("sparse_loco, 30 steps", "topk"),
+        ("sparse_loco, 30 steps", "none"),
+    }
+    assert [row.policy for row in rows.values() if row.is_own] == ["rounds of 20 steps"]
+    _, figures, _ = plan_rounds(spec, TOPOLOGY, PROFILE)
+    mine = rows["rounds of 20 steps", "bf16"]
+    assert mine.samples_per_s == figures.samples_per_s
+    assert mine.sent_bytes_per_step == figures.contribution_bytes / 20
+    assert mine.received_bytes_per_step == figures.update_bytes / 20
+    assert rows["lockstep", "none"].samples_per_s == figures.lockstep_samples_per_s
+    assert mine.sample_s == pytest.approx(1 / figures.samples_per_s)  # type: ignore[operator]
+
+
+def test_compression_and_longer_rounds_send_less_and_use_machines_more() -> None:
+    rows = named(compare_policies(own(), TOPOLOGY, PROFILE))
+    for policy, codec in (("rounds of 20 steps", "int8"), ("sparse_loco, 30 steps", "topk")):
+        compressed, plain = rows[policy, codec], rows[policy, "none"]
+        assert compressed.sent_bytes_per_step < plain.sent_bytes_per_step  # type: ignore[operator]
+        assert compressed.samples_per_s > plain.samples_per_s  # type: ignore[operator]
+        assert compressed.utilisation > plain.utilisation  # type: ignore[operator]
+        assert "small changes" in compressed.gives_up
+        assert "small changes" not in plain.gives_up
+    short, long = rows["rounds of 20 steps", "none"], rows["diloco, 500 steps", "none"]
+    assert long.sent_bytes_per_step == pytest.approx(short.sent_bytes_per_step * 20 / 500)  # type: ignore[operator]
+    assert all(0 < row.utilisation <= 1 for row in rows.values() if row.utilisation is not None)
+
+
+def test_the_fastest_policies_come_first_and_each_gives_up_something() -> None:
+    rows = compare_policies(own(), TOPOLOGY, PROFILE)
+    speeds = [row.samples_per_s for row in rows]
+    assert speeds == sorted(speeds, reverse=True)  # type: ignore[type-var]
+    assert len({row.gives_up for row in rows}) > 3
+    assert all(row.gives_up.endswith(".") for row in rows)
+
+
+def test_a_job_in_lockstep_is_compared_with_two_branches() -> None:
+    rows = named(compare_policies(job(training={"steps": 100}), TOPOLOGY, PROFILE))
+    assert rows["lockstep", "none"].is_own
+    assert {row.branches for row in rows.values()} == {1, 2}
+    assert ("diloco, 100 steps", "none") in rows  # no longer than the job
+
+
+def test_error_feedback_decides_whether_small_changes_are_lost() -> None:
+    rows = named(compare_policies(own({"name": "int8", "error_feedback": None}), TOPOLOGY, PROFILE))
+    assert "are lost" in rows["rounds of 20 steps", "int8"].gives_up
+    assert "later round" in rows["diloco, 500 steps", "int8"].gives_up
+
+
+def test_policies_without_a_plan_say_why_and_come_last() -> None:
+    """Two machines hold the model together, but not once for each branch."""
+    topology = lan(*(machine(name, 50, memory_bytes=GIB * 12 // 5) for name in "ab"))
+    rows = compare_policies(job(training={"steps": 100}), topology, PROFILE)
+    assert rows[0].policy == "lockstep"
+    assert rows[0].problem is None
+    assert all(row.problem and row.samples_per_s is None for row in rows[1:])
+
+
+def test_one_machine_has_nothing_to_compare() -> None:
+    assert compare_policies(job(), lan(machine("a", 50)), PROFILE) == ()
+
+
+def test_the_report_has_them_only_on_request() -> None:
+    assert dry_run(own(), TOPOLOGY, PROFILE).policies == ()
+    report = dry_run(own(), TOPOLOGY, PROFILE, compare=True)
+    assert report.policies == compare_policies(own(), TOPOLOGY, PROFILE)
