@@ -13,7 +13,7 @@ those of SparseLoCo (arXiv 2508.15706): ``preset: sparse_loco`` with its compres
   model has 0.2 M parameters because 10 M would train for hours on two cores.
 - ``utilisation``: tokens/s of two islands that merge over slow links, with 10 M parameters, rounds of 50 steps and 8
   x 128 tokens in a step of each branch. The peer is the same job with one round that is longer than the measurement,
-  so the islands never meet.
+  so the islands never meet. ``utilisation_with_overlap`` is the same with ``overlap: 4``.
 - ``island_loss_stall_s``: with ``quorum: 1`` and ``grace_s: 2``, all processes of one island's machine are killed in
   the middle of a round. The stall is the longest time between two committed steps of the other branch. The peer is the
   goal, the grace period and one second.
@@ -41,7 +41,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,7 +65,8 @@ from share_compute.specification import parse_job
 from share_compute.specification.compression import SPARSE_LOCO
 from share_compute_actors.training.step_log import FILE
 
-BYTES_GOAL, LOSS_GOAL, UTILISATION_GOAL = 4000, 1.01, 0.95
+BYTES_GOAL, LOSS_GOAL, OVERLAP = 4
+UTILISATION_GOAL = 4000, 1.01, 0.95
 EVERY, GRACE_S, OBSERVED_S = 50, 2.0, 30.0
 """Steps in a round and grace period of the job whose machine is killed, and time of observation after the kill."""
 STALL_GOAL_S = GRACE_S + 1.0
@@ -514,6 +515,8 @@ class Measured:
     rounds: int = 1
     first: int = 5
     """Last step of the warm-up."""
+    overlap: int = 0
+    """Steps that branches train on while a round is merged; less than `first`, so that windows contain the merge."""
 
     @property
     def last(self) -> int:
@@ -529,7 +532,14 @@ class Measured:
         """Return the job whose islands meet in rounds, or never meet before its end."""
         steps = self.last + 5
         every = self.every if meets else steps
-        return job(LARGE, text, batch=self.batch, length=self.length, rounds={"every": every}, steps=steps)
+        return job(
+            LARGE,
+            text,
+            batch=self.batch,
+            length=self.length,
+            rounds={"every": every, "overlap": self.overlap},
+            steps=steps,
+        )
 
 
 def speed_of(slow: Slow, size: Measured, *, meets: bool) -> Speed:
@@ -559,29 +569,36 @@ def measure_utilisation(slow: Slow, options: argparse.Namespace) -> list[Speed]:
     """Print the share of the speed that is left with merges; return the speeds of the jobs that merge."""
     size = QUICK if options.quick else Measured(options.batch)
     together: list[Speed] = []
+    overlapping: list[Speed] = []
     apart: list[Speed] = []
     for _ in range(1 if options.quick else options.turns):
         together.append(speed_of(slow, size, meets=True))
+        overlapping.append(speed_of(slow, replace(size, overlap=OVERLAP), meets=True))
         apart.append(speed_of(slow, size, meets=False))
-    ratios = [ours.tokens_per_s / peer.tokens_per_s for ours, peer in zip(together, apart, strict=True)]
-    print_figure(
-        "utilisation",
-        ours=statistics.median(one.tokens_per_s for one in together),
-        peer=statistics.median(one.tokens_per_s for one in apart),
-        peer_name="the same islands, which never meet",
-        ratio=statistics.median(ratios) / UTILISATION_GOAL,
-        unit="tokens/s",
-        utilisation=[round(one, 4) for one in ratios],
-        goal_utilisation=UTILISATION_GOAL,
-        pause_per_round_s=[round(one.pause_s, 2) for one in together],
-        merge_on_server_s=[round(one.merge_s, 2) for one in together],
-        wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in together],
-        peer_wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in apart],
-        every=size.every,
-        rounds=size.rounds,
-        tokens_per_step=size.tokens,
-        **_LINKS,
-    )
+    for figure, speeds, overlap in (
+        ("utilisation", together, 0),
+        ("utilisation_with_overlap", overlapping, OVERLAP),
+    ):
+        ratios = [ours.tokens_per_s / peer.tokens_per_s for ours, peer in zip(speeds, apart, strict=True)]
+        print_figure(
+            figure,
+            ours=statistics.median(one.tokens_per_s for one in speeds),
+            peer=statistics.median(one.tokens_per_s for one in apart),
+            peer_name="the same islands, which never meet",
+            ratio=statistics.median(ratios) / UTILISATION_GOAL,
+            unit="tokens/s",
+            utilisation=[round(one, 4) for one in ratios],
+            goal_utilisation=UTILISATION_GOAL,
+            pause_per_round_s=[round(one.pause_s, 2) for one in speeds],
+            merge_on_server_s=[round(one.merge_s, 2) for one in speeds],
+            wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in speeds],
+            peer_wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in apart],
+            every=size.every,
+            overlap=overlap,
+            rounds=size.rounds,
+            tokens_per_step=size.tokens,
+            **_LINKS,
+        )
     return together
 
 
