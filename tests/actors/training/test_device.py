@@ -16,6 +16,7 @@ from tests.actors.machine.test_node import StartHead, access, ports, rosters, st
 
 from share_compute.errors import ContributorLost
 from share_compute.settings import Settings
+from share_compute_actors.machine.confine import landlock_version
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.device import gpu_uuid, measured_device
 from share_compute_actors.machine.head import Head
@@ -98,6 +99,7 @@ def test_actors_of_a_node_see_its_gpu_alone(
 @pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.skipif(os.geteuid() == 0 and landlock_version() > 0, reason="root lends no GPU")
 def test_an_actor_of_a_confined_node_computes_on_its_gpu(
     tmp_path: Path,
     rosters: list[ChildProcesses],  # noqa: F811
