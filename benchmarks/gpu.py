@@ -27,8 +27,11 @@ from _serving import Served, make_model
 from inference import Work
 from pydantic import TypeAdapter
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.shard import Shard
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Device, Topology
 
@@ -92,11 +95,13 @@ class Loop:
     """
 
     def __init__(self, spec: TrainJob, config: dict[str, Any], take: Callable[[int], Any]) -> None:
-        torch.manual_seed(0)
         options = spec.training.optimizer
+        count = int(config["num_hidden_layers"])
+        stage = build_stage(Blueprint(config=config), Shard("m", 0, count, count), GPU)
+        stage.initialize(spec.training.seed)  # both sides begin with the same weights
         self._microbatches = spec.training.microbatches or 1
         self._take = take
-        self._model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).to(GPU).train()
+        self._model: Any = stage.module.train()
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(),
             options.learning_rate,
@@ -242,6 +247,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smoke run: one round, two short blocks")
+    parser.add_argument("--only", choices=("serving", "training"), help="leave out the other one")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of serving")
     parser.add_argument("--blocks", type=int, default=6, help="measured turns of training")
     options = parser.parse_args()
@@ -250,8 +256,9 @@ def main() -> None:
         return
     rounds, blocks, steps = (1, 2, 2) if options.quick else (options.rounds, options.blocks, 8)
     device = probed()
-    measure_serving(device, WORKS, rounds)
-    for stages in (1, 2):
+    if options.only != "training":
+        measure_serving(device, WORKS, rounds)
+    for stages in (1, 2) if options.only != "serving" else ():
         measure_training(device, stages, blocks, steps)
 
 
