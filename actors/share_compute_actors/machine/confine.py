@@ -51,8 +51,8 @@ _LAST_CAPABILITY = 63
 _CAPABILITY_VERSION = 0x20080522
 _READ = 1 << 0 | 1 << 2 | 1 << 3
 """Rights to execute a file, read a file, and list a folder."""
-_WRITE_FILE = 1 << 1
-"""Right to open an existing file for writing."""
+_OVERWRITE = 1 << 1 | 1 << 14
+"""Rights to open an existing file for writing, and to truncate it when it is opened."""
 _RESOLVE_UNIX = 1 << 16
 """Right to connect to Unix socket files of processes outside the Landlock domain (ABI 9, Linux 7.1)."""
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
@@ -267,7 +267,7 @@ def _restrict(read: Iterable[str], write: Iterable[str], overwrite: Iterable[str
     for since, right in _RIGHTS_BY_VERSION:
         rights |= right if version >= since else 0
     allowed = [*((path, rights & _READ) for path in read), *((path, rights) for path in write)]
-    allowed += [(path, _WRITE_FILE) for path in overwrite]
+    allowed += [(path, rights & _OVERWRITE) for path in overwrite]
     scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= _SCOPES_SINCE else 0
     _enter_domain(rights, scopes, allowed)
 

@@ -52,9 +52,9 @@ confine._prctl(confine._SET_NO_NEW_PRIVS, 1)
 confine._become(confine.User("someone", uid, uid) if uid else None, os.getppid())
 overwritten = confine._overwritten(confine.Policy(names_threads=names_threads))
 confine._restrict(confine._SYSTEM, ["/dev/null"], overwritten)
-os.execvp("sh", ["sh", "-c", f"printf named >> /proc/$$/{sys.argv[2]}; cat /proc/$$/comm"])
+os.execvp("sh", ["sh", "-c", f"printf named > /proc/$$/{sys.argv[2]}; cat /proc/$$/comm"])
 """
-"""Program that becomes a confined shell, which appends to a file below ``/proc`` and prints its own name."""
+"""Program that becomes a confined shell, which overwrites a file below ``/proc`` and prints its own name."""
 
 
 def run(code: str, *arguments: str, policy: Policy) -> subprocess.CompletedProcess[str]:
