@@ -174,37 +174,38 @@ def measure_serving(device: Device, works: Sequence[Work], rounds: int) -> None:
         solo.wait_for(1)
         split.wait_for(2)
         sides = {"solo": ours(solo), "two stages": ours(split), "transformers": theirs(folder)}
-        seconds: dict[tuple[str, str], list[float]] = {}
-        texts: dict[tuple[str, str], list[list[list[int]]]] = {}
-        for _ in range(rounds + 1):
-            for work in works:
-                prompts = work.prompts(chance)
-                for side in chance.sample(sorted(sides), len(sides)):
-                    took_s, written = sides[side](prompts, work.new)
-                    seconds.setdefault((side, work.name), []).append(took_s)
-                    texts.setdefault((side, work.name), []).append(written)
-    for work in works:
-        peers = seconds["transformers", work.name][1:]  # the first round is warm-up
-        for side, figure in (
-            ("solo", "gpu_solo_vs_transformers"),
-            ("two stages", "gpu_split_vs_transformers"),
-        ):
-            own = seconds[side, work.name][1:]
-            pairs = zip(texts[side, work.name], texts["transformers", work.name], strict=True)
-            print_figure(
-                figure,
-                ours=work.tokens / statistics.median(own),
-                peer=work.tokens / statistics.median(peers),
-                peer_name=f"generate of transformers on the same {device.name}",
-                ratio=statistics.median(b / a for a, b in zip(own, peers, strict=True)),
-                unit="tokens/s",
-                work=work.name,
-                rounds=rounds,
-                parameters=parameters,
-                texts_that_differ=sum(
-                    a != b for mine, other in pairs for a, b in zip(mine, other, strict=True)
-                ),
-            )
+        for work in works:
+            measure_work(work, sides, rounds, chance, gpu=device.name, parameters=parameters)
+
+
+def measure_work(
+    work: Work, sides: dict[str, Generate], rounds: int, chance: random.Random, **facts: Any
+) -> None:
+    """Let all sides do a work in turn, after a round of warm-up, and print the figures."""
+    seconds: dict[str, list[float]] = {}
+    texts: dict[str, list[list[int]]] = {}
+    for number in range(rounds + 1):
+        prompts = work.prompts(chance)
+        for side in chance.sample(sorted(sides), len(sides)):
+            took_s, written = sides[side](prompts, work.new)
+            if number:
+                seconds.setdefault(side, []).append(took_s)
+                texts.setdefault(side, []).extend(written)
+    peers = seconds["transformers"]
+    for side, figure in (("solo", "gpu_solo_vs_transformers"), ("two stages", "gpu_split_vs_transformers")):
+        own = seconds[side]
+        print_figure(
+            figure,
+            ours=work.tokens / statistics.median(own),
+            peer=work.tokens / statistics.median(peers),
+            peer_name="generate of transformers on the same GPU",
+            ratio=statistics.median(b / a for a, b in zip(own, peers, strict=True)),
+            unit="tokens/s",
+            work=work.name,
+            rounds=rounds,
+            texts_that_differ=sum(a != b for a, b in zip(texts[side], texts["transformers"], strict=True)),
+            **facts,
+        )
 
 
 Generate = Callable[[list[list[int]], int], tuple[float, list[list[int]]]]
