@@ -45,9 +45,13 @@ def encoder_config(model_type: str) -> dict[str, Any]:
     return {**AutoConfig.for_model(model_type, **options).to_dict(), "model_type": model_type}
 
 
-@cache
 def encoder_of(model_type: str, device: torch.device = CPU) -> Any:
     """Return transformers' model, with weights large enough that vectors differ clearly."""
+    return _encoder_of(model_type, device)
+
+
+@cache
+def _encoder_of(model_type: str, device: torch.device) -> Any:
     if device != CPU:
         return deepcopy(encoder_of(model_type)).to(device)
     model = AutoModel.from_config(AutoConfig.for_model(**encoder_config(model_type)), dtype=torch.float32)

@@ -53,9 +53,13 @@ def small_config(model_type: str) -> dict[str, Any]:
     return {**CONFIG_MAPPING[model_type](**SMALL, **MODELS[model_type]).to_dict(), "model_type": model_type}
 
 
-@cache
 def model_of(model_type: str, device: torch.device = CPU) -> Any:
     """Return transformers' model, with weights large enough that logits differ clearly."""
+    return _model_of(model_type, device)
+
+
+@cache
+def _model_of(model_type: str, device: torch.device) -> Any:
     if device != CPU:
         return deepcopy(model_of(model_type)).to(device)
     own = AutoModelForCausalLM.from_config(
