@@ -15,10 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.multiprocessing as mp
@@ -38,6 +38,8 @@ from share_compute.topology import Contributor, Device, Topology
 
 Result = TypeVar("Result")
 LAYERS = 8
+PROCESSOR = Device("cpu", "cpu", 4 * 2**30)
+"""Device of machines that compute on a CPU, without its speed."""
 VOCABULARY = 8192
 
 
@@ -118,10 +120,24 @@ def start_cluster() -> Iterator[Any]:
 
 
 class Ours:
-    """Members of share-compute that run blocks of steps, as under a coordinator."""
+    """Members of share-compute that run blocks of steps, as under a coordinator.
 
-    def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
+    Args:
+        spec: the job.
+        folder: folder of the job.
+        node_ids: Ray's ids of the nodes, one for each machine.
+        speeds: FLOP/s that each machine reports.
+        device: device that each machine reports, apart from its speed.
+    """
 
+    def __init__(
+        self,
+        spec: TrainJob,
+        folder: Path,
+        node_ids: list[str],
+        speeds: list[float],
+        device: Device = PROCESSOR,
+    ) -> None:
         from share_compute_actors.group.answering import ask_shard_store
         from share_compute_actors.training.shard_store import FACTS, ShardStore
 
@@ -130,7 +146,7 @@ class Ours:
                 Contributor(
                     id=f"c{index}",
                     name=f"machine-{index}",
-                    devices=(Device("cpu", "cpu", 4 * 2**30, {"float32": speed}),),
+                    devices=(replace(device, flops_per_s={"float32": speed}),),
                     node_id=node,
                     address="127.0.0.1",
                 )
@@ -328,8 +344,15 @@ def reported_blocks(
         yield samples
 
 
+class Peer(Protocol):
+    """The other side of a comparison."""
+
+    def block(self, first: int, count: int) -> tuple[float, list[float]]:
+        """Run ``count`` steps; return the seconds and the losses."""
+
+
 def compare(
-    name: str, peer_name: str, ours: Ours, rival: Rival, spec: TrainJob, options: argparse.Namespace
+    name: str, peer_name: str, ours: Ours, rival: Peer, spec: TrainJob, options: argparse.Namespace
 ) -> None:
     """Run both sides in turn and print the figure."""
     tokens = spec.training.batch_size * spec.training.sequence_length

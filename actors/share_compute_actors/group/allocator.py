@@ -1,4 +1,4 @@
-"""Controls whether the C library keeps freed memory, and recognizes errors that mean a lack of memory."""
+"""Controls whether the C library keeps freed memory, and translates errors of torch, such as a lack of memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from share_compute.errors import OutOfMemory, ShareComputeError, as_ours
+from share_compute.errors import OutOfMemory, ShareComputeError, UserError, as_ours
 
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 """Upper limit of glibc's dynamic mmap threshold on 64-bit systems, in bytes; see mallopt(3)."""
+_NONDETERMINISTIC = "does not have a deterministic implementation"
+"""Part of torch's error for an operation that cannot compute deterministically; the operation's name precedes it."""
 
 
 @contextmanager
@@ -63,9 +65,16 @@ def as_reported(failure: Exception) -> ShareComputeError:
     """Convert an exception from a member's work into the error that the member reports.
 
     A lack of memory becomes `OutOfMemory` with the detail ``taken_bytes``. If GPU memory was lacking, this is the peak
-    memory that torch reserved on the GPU, else the resident memory of the process.
+    memory that torch reserved on the GPU, else the resident memory of the process. An operation that has no
+    deterministic algorithm (see `compute_deterministically`) becomes a `UserError`.
     """
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
+    if isinstance(cause, RuntimeError) and _NONDETERMINISTIC in str(cause):
+        operation = str(cause).partition(_NONDETERMINISTIC)[0].strip()
+        return UserError(
+            f"the model cannot be trained on GPUs: their operation {operation} gives other numbers in each run",
+            hint="train on machines that lend their CPU, or choose layers without this operation",
+        )
     if not is_out_of_memory(cause):
         return as_ours(failure)
     on_gpu = isinstance(cause, torch.OutOfMemoryError)

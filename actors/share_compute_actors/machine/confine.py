@@ -51,6 +51,8 @@ _LAST_CAPABILITY = 63
 _CAPABILITY_VERSION = 0x20080522
 _READ = 1 << 0 | 1 << 2 | 1 << 3
 """Rights to execute a file, read a file, and list a folder."""
+_OVERWRITE = 1 << 1 | 1 << 14
+"""Rights to open an existing file for writing, and to truncate it when it is opened."""
 _RESOLVE_UNIX = 1 << 16
 """Right to connect to Unix socket files of processes outside the Landlock domain (ABI 9, Linux 7.1)."""
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
@@ -130,6 +132,11 @@ class Policy:
     """Value of the program's variable ``HOME``."""
     user: User | None = None
     """The user that the program runs as. None: the caller's user, without root's capabilities if that user is root."""
+    names_threads: bool = False
+    """Whether the program may write to existing files below ``/proc``. CUDA's driver names its threads there
+    (``/proc/PID/task/TID/comm``), and fails with error 304 if it cannot. Landlock cannot allow these files alone. A
+    user can change only own processes there; root could change settings of the kernel, so root never gets this right.
+    """
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:
@@ -243,10 +250,15 @@ def _become(user: User | None, parent: int) -> None:
         raise SystemExit(1)
 
 
-def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
+def _restrict(read: Iterable[str], write: Iterable[str], overwrite: Iterable[str] = ()) -> None:
     """Enter a Landlock domain that allows access only to these files and folders.
 
     Do nothing if the kernel has no Landlock.
+
+    Args:
+        read: files and folders to read.
+        write: files and folders to read and change.
+        overwrite: folders in which existing files may be written; this alone does not allow to read them.
     """
     version = landlock_version()
     if not version:
@@ -255,6 +267,7 @@ def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
     for since, right in _RIGHTS_BY_VERSION:
         rights |= right if version >= since else 0
     allowed = [*((path, rights & _READ) for path in read), *((path, rights) for path in write)]
+    allowed += [(path, rights & _OVERWRITE) for path in overwrite]
     scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= _SCOPES_SINCE else 0
     _enter_domain(rights, scopes, allowed)
 
@@ -301,6 +314,11 @@ def _libraries() -> list[str]:
 def _devices() -> list[str]:
     graphics = [str(path) for path in Path("/dev").glob("nvidia*")]
     return [*(f"/dev/{name}" for name in _DEVICES), *graphics]
+
+
+def _overwritten(policy: Policy) -> tuple[str, ...]:
+    """Return the folders in which existing files may be written; see `Policy.names_threads`."""
+    return ("/proc",) if policy.names_threads and os.geteuid() != 0 else ()
 
 
 def _keep_signals() -> bool:
@@ -365,7 +383,8 @@ def main(arguments: Sequence[str]) -> None:
     """Start a program in confinement, and guard it until it ends; the arguments are ``POLICY PROGRAM ARGUMENT...``."""
     fields = json.loads(arguments[0])
     user = User(**fields.pop("user")) if fields["user"] else fields.pop("user")
-    policy = Policy(read=tuple(fields["read"]), write=tuple(fields["write"]), home=fields["home"], user=user)
+    fields |= {name: tuple(fields[name]) for name in ("read", "write")}
+    policy = Policy(user=user, **fields)
     guard, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     # `processes.tied` chose SIGKILL. The guard needs END_NOW, because it must kill descendants when its parent ends.
     _prctl(_SET_PDEATHSIG, END_NOW)
@@ -386,7 +405,11 @@ def main(arguments: Sequence[str]) -> None:
     # Landlock's rules are added after the change of user, so paths that this user cannot open are left out.
     _become(user, guard)
     system = (*_SYSTEM, *(f"/etc/{name}" for name in _CONFIGURATION))
-    _restrict((*system, *_libraries(), *installation(), *policy.read), (*_devices(), *policy.write))
+    _restrict(
+        (*system, *_libraries(), *installation(), *policy.read),
+        (*_devices(), *policy.write),
+        _overwritten(policy),
+    )
     os.execvpe(arguments[1], list(arguments[1:]), environment)  # noqa: S606 - the command comes from the caller
 
 

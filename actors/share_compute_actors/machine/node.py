@@ -84,7 +84,9 @@ def start_node(
         **_device_environment(limits.gpu),
         "TMPDIR": str(temporary),
     }
-    policy = Policy(write=(str(own), str(temporary)), home=str(temporary))
+    policy = Policy(
+        write=(str(own), str(temporary)), home=str(temporary), names_threads=limits.gpu is not None
+    )
     return launch(children, "node", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
 
 

@@ -193,7 +193,25 @@ def check_devices() -> CheckResult:
     except Unavailable as failure:
         return CheckResult("devices", "warn", f"{cpu}; {failure.message}", hint=failure.hint)
     lines = [f"cuda:{index} {gpu.name} ({gpu.uuid})" for index, gpu in enumerate(found)]
-    return CheckResult("devices", "ok", ", ".join([*lines, cpu]))
+    text = ", ".join([*lines, cpu])
+    try:
+        require_gpu_access(found)
+    except Unavailable as failure:
+        return CheckResult("devices", "warn", f"{text}; {failure.message}", hint=failure.hint)
+    return CheckResult("devices", "ok", text)
+
+
+def require_gpu_access(gpus: Sequence[object]) -> None:
+    """Check that processes of a node, which are confined, will be able to use the GPUs.
+
+    Raises:
+        Unavailable: there are GPUs, and this process is root, to which `Policy.names_threads` does not apply.
+    """
+    if gpus and landlock_version() and os.geteuid() == 0:
+        raise Unavailable(
+            "a GPU cannot be lent by root: CUDA writes below /proc, where root could change the kernel's settings",
+            hint="run share-compute join as another user, or join with --device cpu",
+        )
 
 
 class Gpu(NamedTuple):

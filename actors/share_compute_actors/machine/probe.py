@@ -26,7 +26,7 @@ from torch import nn
 
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device
-from share_compute_actors.machine.device import gpu_uuid
+from share_compute_actors.machine.device import finish, gpu_uuid
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
@@ -210,19 +210,14 @@ def _median_s(
     times: list[float] = []
     work()
     for _ in range(repetitions):
-        _finish(device)
+        finish(device)
         begin = time.perf_counter()
         work()
-        _finish(device)
+        finish(device)
         times.append(time.perf_counter() - begin)
         if time.perf_counter() - started > _BUDGET_S:
             break
     return statistics.median(times)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _processor_name() -> str:

@@ -82,6 +82,7 @@ class ListenerConfig(uvicorn.Config):
             app,
             http=_Doorway,
             ws="none",
+            loop="asyncio",  # transports of uvloop, which uvicorn prefers if it is installed, are no asyncio.Transport
             backlog=_BACKLOG,
             # At `limits.connections`, `ConnectionTable` closes an idle or half-open connection for each new one.
             # uvicorn reaches its own limit, and answers 503, only if all connections are busy.

@@ -30,9 +30,10 @@ from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.shard import Shard
 from share_compute.specification import ServeJob
-from share_compute.topology import Topology
+from share_compute.topology import Device, Topology
 from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.server import DeploymentServer, generations_adapter, topologies
+from share_compute_actors.machine.device import gpu_uuid
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 pytestmark = pytest.mark.slow
@@ -73,14 +74,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> Callable[[list[int], int], list[int]]:
+    return generator(folder, CPU)
+
+
+def generator(folder: Path, device: torch.device) -> Callable[[list[int], int], list[int]]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
 
     def generate(prompt: list[int], count: int) -> list[int]:
         whole = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            torch.tensor([prompt], device=device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=device),
             max_new_tokens=count,
             do_sample=False,
             eos_token_id=None,
@@ -361,3 +366,28 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
     status = served.wait_for_stages(2)
     assert status.recoveries == 1
     assert killed.contributor_id not in {stage.contributor_id for stage in status.stages}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_the_tokens_on_a_gpu_are_those_of_transformers_also_after_a_death(
+    serve: Callable[..., Served], topology: Topology, folder: Path
+) -> None:
+    gpu = torch.device("cuda")
+    expected = generator(folder, gpu)
+    device = Device("cuda", "gpu", memory_bytes=2**31, flops_per_s={"float32": 1e10}, uuid=gpu_uuid(gpu))
+    machines = [replace(machine, devices=(device,)) for machine in topology.contributors]
+    served = serve({"parallelism": {"stages": 2}, "new_tokens": 8}, topology=Topology(tuple(machines)))
+    status = served.wait_for_stages(2)
+    drawn = served.submit(20, PROMPTS[:1], 120, **DRAWN)
+    served.pull_until(lambda: served.have_ended(drawn))
+    four, again = served.submit(30, PROMPTS, 160), served.submit(40, PROMPTS[:1], 120, **DRAWN)
+    served.pull_until(lambda: served.has(30, 40) and served.has(40, 30))
+    killed = status.stages[1]
+    assert killed.process_id is not None
+    os.kill(killed.process_id, signal.SIGKILL)
+    served.pull_until(lambda: served.have_ended(four) and served.have_ended(again))
+    for sequence, prompt in zip(four, PROMPTS, strict=True):
+        assert served.tokens[sequence] == expected(prompt, 160)
+    assert served.tokens[40] == served.tokens[20]
+    assert served.status().recoveries == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 
 import pytest
 
-from share_compute.errors import UserError
+from share_compute.errors import Unavailable, UserError
 from share_compute_actors.machine import preflight
 from share_compute_actors.machine.preflight import (
     Gpu,
@@ -116,3 +117,22 @@ def test_a_system_that_confines_nothing_is_reported(monkeypatch: pytest.MonkeyPa
     assert (found.state, "seccomp" in (found.hint or "")) == ("warn", True)
     monkeypatch.setattr(preflight, "landlock_version", lambda: 1)
     assert check_walls().state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("uid", "landlock", "gpus", "state"),
+    [(0, 7, GPUS, "warn"), (1000, 7, GPUS, "ok"), (0, 0, GPUS, "ok"), (0, 7, [], "ok")],
+)
+def test_root_lends_no_gpu_where_its_node_would_be_confined(
+    monkeypatch: pytest.MonkeyPatch, uid: int, landlock: int, gpus: list[Gpu], state: str
+):
+    monkeypatch.setattr(preflight, "landlock_version", lambda: landlock)
+    monkeypatch.setattr(preflight, "find_gpus", lambda: tuple(gpus))
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    found = preflight.check_devices()
+    assert (found.state, "a GPU cannot be lent by root" in found.text) == (state, state == "warn")
+    if state == "warn":
+        with pytest.raises(Unavailable, match="a GPU cannot be lent by root"):
+            preflight.require_gpu_access(gpus)
+    else:
+        preflight.require_gpu_access(gpus)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.platform.planning.models import PROFILE, job, lan, machine
 
-from share_compute.errors import OutOfMemory
+from share_compute.errors import OutOfMemory, UserError
 from share_compute.lifecycle.attempt_events import (
     Assignment,
     AttemptEvent,
@@ -138,6 +138,19 @@ def test_lack_of_memory_is_reported_with_what_there_was() -> None:
     assert reported.taken_bytes > 10 * 2**20
     assert not is_out_of_memory(RuntimeError("shapes differ"))
     assert "shapes differ" in as_reported(RuntimeError("shapes differ")).message
+
+
+def test_an_operation_that_no_gpu_repeats_is_named() -> None:
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    reported = as_reported(caught.value)
+    assert isinstance(reported, UserError)
+    assert "operation put_ gives other numbers in each run" in reported.message
+    assert reported.hint
 
 
 NOBODY: Any = None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from tests.actors.machine.test_node import StartHead, access, ports, rosters, st
 
 from share_compute.errors import ContributorLost
 from share_compute.settings import Settings
+from share_compute_actors.machine.confine import landlock_version
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.device import gpu_uuid, measured_device
-from share_compute_actors.machine.launch import ray_environment
+from share_compute_actors.machine.head import Head
+from share_compute_actors.machine.launch import RayNode, ray_environment
 from share_compute_actors.machine.node import NodeLimits, start_node
 from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.preflight import find_gpus
@@ -32,10 +35,32 @@ class Member:
     def environment(self):
         return os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0))
 
+    def compute(self):
+        import torch
+        gpu = torch.device("cuda")
+        return str(torch.cuda.get_device_properties(gpu).uuid), float(torch.ones(8, 8, device=gpu).mm(
+            torch.ones(8, 8, device=gpu)).sum())
+
 ray.init(address=sys.argv[1], log_to_driver=False)
 here = NodeAffinitySchedulingStrategy(sys.argv[2], soft=False)
-print(json.dumps(ray.get(Member.options(scheduling_strategy=here).remote().environment.remote())))
+member = Member.options(scheduling_strategy=here).remote()
+print(json.dumps([ray.cluster_resources().get("GPU", 0), ray.get(getattr(member, sys.argv[3]).remote())]))
 """
+
+
+def ask_member(head: Head, node: RayNode, method: str) -> tuple[float, Any]:
+    """Return the number of GPUs that Ray counts, and the answer of an actor on the node."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, head.ray_address, node.node_id, method],
+        env={**os.environ, **ray_environment(head.place.token)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    gpus, answer = json.loads(done.stdout.splitlines()[-1])
+    return gpus, answer
 
 
 def test_another_gpu_than_the_measured_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,17 +92,26 @@ def test_actors_of_a_node_see_its_gpu_alone(
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
     limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpu=gpu)
     node = start_node(rosters[1], access(head), limits, ports)
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, head.ray_address, node.node_id],
-        env={**os.environ, **ray_environment(head.place.token)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    visible, _cores = json.loads(done.stdout.splitlines()[-1])
-    assert visible == (gpu or "")
+    gpus, (visible, _cores) = ask_member(head, node, "environment")
+    assert (gpus, visible) == (0 if gpu is None else 1, gpu or "")
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.skipif(os.geteuid() == 0 and landlock_version() > 0, reason="root lends no GPU")
+def test_an_actor_of_a_confined_node_computes_on_its_gpu(
+    tmp_path: Path,
+    rosters: list[ChildProcesses],  # noqa: F811
+    ports: NodePorts,  # noqa: F811
+    start_head: StartHead,  # noqa: F811
+) -> None:
+    (first, *_others) = find_gpus()
+    head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
+    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpu=first.uuid)
+    node = start_node(rosters[1], access(head), limits, ports)
+    gpus, (uuid, total) = ask_member(head, node, "compute")
+    assert (gpus, f"GPU-{uuid}", total) == (1, first.uuid, 512.0)
 
 
 @pytest.mark.gpu

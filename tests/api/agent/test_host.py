@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from tests.api.agent.test_service import door  # noqa: F401 - a fixture
-from tests.conftest import descendants
+from tests.conftest import descendants, ready
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import get_scheduler
@@ -27,6 +27,7 @@ from share_compute.shard import Shard
 from share_compute.specification import parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import MOST_DEVICES
+from share_compute_actors.machine.confine import landlock_version
 from share_compute_actors.machine.preflight import Gpu
 from share_compute_actors.machine.processes import is_alive
 from share_compute_api.agent import devices as devices_module
@@ -165,9 +166,9 @@ JOB = {
 }
 
 
-def trained(client: Client, wait_for: Any) -> tuple[dict[str, Tensor], set[str]]:
+def trained(client: Client, wait_for: Any, job: dict[str, Any] = JOB) -> tuple[dict[str, Tensor], set[str]]:
     """Train a small model; return its weights, and the ids of the contributors that trained it."""
-    job_id = client.submit(JOB).id
+    job_id = client.submit(job).id
 
     def ended() -> JobRecord | None:
         job = client.job(job_id)
@@ -181,12 +182,14 @@ def trained(client: Client, wait_for: Any) -> tuple[dict[str, Tensor], set[str]]
     return {name: saved.read(name) for name in saved.names()}, members
 
 
-def trained_in_one_process(folder: Path) -> dict[str, Tensor]:
+def trained_in_one_process(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
     """Train the same model by a plain loop of torch, whole batches at a time; return its weights."""
     spec = parse_job(JOB)
     assert spec.model.layers is not None
     samples, count = prepare(spec, folder).samples, len(spec.model.layers)
-    stage = build_stage(Blueprint(layers=spec.model.layers), Shard("m", 0, count, count), torch.device("cpu"))
+    stage = build_stage(
+        Blueprint(layers=spec.model.layers), Shard("m", 0, count, count), torch.device(device)
+    )
     stage.initialize(spec.training.seed)
     options = spec.training.optimizer
     optimizer = torch.optim.AdamW(
@@ -195,7 +198,8 @@ def trained_in_one_process(folder: Path) -> dict[str, Tensor]:
     schedule = get_scheduler("cosine", optimizer, num_warmup_steps=0, num_training_steps=spec.training.steps)
     order = StepOrder(spec.training.seed, samples.size("train"), spec.training.batch_size)
     for step in range(1, spec.training.steps + 1):
-        inputs, targets = (torch.tensor(rows) for rows in samples.take("train", order.indices(step)))
+        drawn = samples.take("train", order.indices(step))
+        inputs, targets = (torch.tensor(rows, device=device) for rows in drawn)
         optimizer.zero_grad()
         cross_entropy(stage.module(inputs), targets).backward()
         torch.nn.utils.clip_grad_norm_(stage.module.parameters(), 1.0)
@@ -259,3 +263,29 @@ def agent_of(host: int, name: str) -> psutil.Process:
 
 def raylet_of(host: int, name: str) -> psutil.Process:
     return descendants("raylet", agent_of(host, name).pid)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.skipif(os.geteuid() == 0 and landlock_version() > 0, reason="root lends no GPU")
+def test_a_gpu_is_lent_measured_and_trains(
+    server: Any, run_command: Any, wait_for: Any, tmp_path: Path
+) -> None:
+    lent = ("--name", "card", "--memory", "4GiB", "--cpu-threads", "1", "--device", "cuda:0", "--json")
+    with server.client() as client:
+        own = {
+            "SHARE_COMPUTE_DATA_FOLDER": str(tmp_path),
+            "SHARE_COMPUTE_INVITE": client.create_invite(label="card").code,
+        }
+        with run_command(tmp_path, "join", server.url, *lent, **own):
+            machine = wait_for(lambda: ready(client, "card"), "the machine", 120)
+            (device,) = machine.capacity
+            properties = torch.cuda.get_device_properties(0)
+            assert (device.kind, device.name, device.uuid) == ("cuda", properties.name, str(properties.uuid))
+            assert device.memory_bytes == properties.total_memory
+            job = {**JOB, "parallelism": {"stages": 1, "members_per_stage": 1}}
+            weights, members = trained(client, wait_for, job)
+            assert members == {machine.id}
+            on_cpu = {name: tensor.cpu() for name, tensor in trained_in_one_process(tmp_path, "cuda").items()}
+            torch.testing.assert_close(weights, on_cpu, atol=1e-5, rtol=0)

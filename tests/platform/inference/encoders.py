@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -44,9 +45,15 @@ def encoder_config(model_type: str) -> dict[str, Any]:
     return {**AutoConfig.for_model(model_type, **options).to_dict(), "model_type": model_type}
 
 
-@cache
-def encoder_of(model_type: str) -> Any:
+def encoder_of(model_type: str, device: torch.device = CPU) -> Any:
     """Return transformers' model, with weights large enough that vectors differ clearly."""
+    return _encoder_of(model_type, device)
+
+
+@cache
+def _encoder_of(model_type: str, device: torch.device) -> Any:
+    if device != CPU:
+        return deepcopy(encoder_of(model_type)).to(device)
     model = AutoModel.from_config(AutoConfig.for_model(**encoder_config(model_type)), dtype=torch.float32)
     source = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -56,10 +63,12 @@ def encoder_of(model_type: str) -> Any:
     return model.requires_grad_(requires_grad=False).eval()
 
 
-def hidden_states(model_type: str, text: Sequence[int]) -> Any:
+def hidden_states(model_type: str, text: Sequence[int], device: torch.device = CPU) -> Any:
     """Return the hidden states that transformers computes of one text alone, ``[tokens, hidden]``."""
-    ids = torch.tensor([text])
-    return encoder_of(model_type)(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+    ids = torch.tensor([text], device=device)
+    return encoder_of(model_type, device)(
+        input_ids=ids, attention_mask=torch.ones_like(ids)
+    ).last_hidden_state[0]
 
 
 def stage_of(
@@ -67,12 +76,13 @@ def stage_of(
     cut: tuple[int, int],
     pooling: Pooling | None = None,
     dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
 ) -> EncoderStage:
     """Return a stage without weights."""
     return EncoderStage(
         encoder_config(model_type),
         Shard("m", *cut, LAYERS),
-        CPU,
+        device,
         dtype,
         window_tokens=POSITIONS,
         pooling=pooling or Pooling(),

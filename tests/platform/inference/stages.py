@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -52,9 +53,15 @@ def small_config(model_type: str) -> dict[str, Any]:
     return {**CONFIG_MAPPING[model_type](**SMALL, **MODELS[model_type]).to_dict(), "model_type": model_type}
 
 
-@cache
-def model_of(model_type: str) -> Any:
+def model_of(model_type: str, device: torch.device = CPU) -> Any:
     """Return transformers' model, with weights large enough that logits differ clearly."""
+    return _model_of(model_type, device)
+
+
+@cache
+def _model_of(model_type: str, device: torch.device) -> Any:
+    if device != CPU:
+        return deepcopy(model_of(model_type)).to(device)
     own = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**small_config(model_type)), dtype=torch.float32
     )
@@ -76,10 +83,12 @@ def fill(stage: ServingStage, model: Any, *keeps_plain: bool) -> None:
         stage.seal(keeps_plain=keeps)
 
 
-def stages_of(model_type: str, cuts: Sequence[tuple[int, int]], **options: Any) -> list[ServingStage]:
+def stages_of(
+    model_type: str, cuts: Sequence[tuple[int, int]], device: torch.device = CPU, **options: Any
+) -> list[ServingStage]:
     model = model_of(model_type)
     made = [
-        ServingStage(small_config(model_type), Shard("m", *cut, LAYERS), CPU, torch.float32, **options)
+        ServingStage(small_config(model_type), Shard("m", *cut, LAYERS), device, torch.float32, **options)
         for cut in cuts
     ]
     for stage in made:
@@ -163,10 +172,10 @@ class Serving:
 
 
 @cache
-def generated(model_type: str, prompt: tuple[int, ...], count: int) -> list[int]:
+def generated(model_type: str, prompt: tuple[int, ...], count: int, device: torch.device = CPU) -> list[int]:
     """Return the tokens that transformers generates greedily."""
-    ids = torch.tensor([prompt])
-    made = model_of(model_type).generate(
+    ids = torch.tensor([prompt], device=device)
+    made = model_of(model_type, device).generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=count,

@@ -44,6 +44,18 @@ os.execvp("cat", ["cat", "/proc/self/status"])
 """
 """Program that has an ambient capability, and becomes ``cat`` with or without giving up its privileges."""
 
+RESTRICTS = """
+import json, os, sys
+from share_compute_actors.machine import confine
+uid, names_threads = json.loads(sys.argv[1])
+confine._prctl(confine._SET_NO_NEW_PRIVS, 1)
+confine._become(confine.User("someone", uid, uid) if uid else None, os.getppid())
+overwritten = confine._overwritten(confine.Policy(names_threads=names_threads))
+confine._restrict(confine._SYSTEM, ["/dev/null"], overwritten)
+os.execvp("sh", ["sh", "-c", f"printf named > /proc/$$/{sys.argv[2]}; cat /proc/$$/comm"])
+"""
+"""Program that becomes a confined shell, which overwrites a file below ``/proc`` and prints its own name."""
+
 
 def run(code: str, *arguments: str, policy: Policy) -> subprocess.CompletedProcess[str]:
     command = confined([sys.executable, "-c", code, *arguments], policy)
@@ -88,6 +100,28 @@ def test_what_no_program_needs_is_out_of_reach(path: str) -> None:
         pytest.skip(f"there is no {path}")
     code = "import os, sys; path = sys.argv[1]; (os.listdir if os.path.isdir(path) else open)(path)"
     assert "PermissionError" in run(code, path, policy=Policy()).stderr
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program as another user")
+@pytest.mark.parametrize(
+    ("uid", "names_threads", "file", "is_written"),
+    [
+        (65534, True, "comm", True),
+        (65534, False, "comm", False),
+        (0, True, "comm", False),
+        (65534, True, "../../proc/sys/kernel/core_pattern", False),
+        (65534, True, "../../proc/1/oom_score_adj", False),
+    ],
+)
+def test_threads_are_named_by_nodes_with_a_gpu_alone(
+    uid: int, names_threads: bool, file: str, is_written: bool
+) -> None:
+    """Names are written as CUDA's driver writes them, below ``/proc``, and nothing else there can be."""
+    command = [sys.executable, "-c", RESTRICTS, json.dumps([uid, names_threads]), file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == ("named\n" if is_written else "sh\n"), done.stderr
+    assert ("Permission denied" in done.stderr) is not is_written
 
 
 @pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")

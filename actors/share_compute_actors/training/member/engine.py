@@ -351,6 +351,7 @@ class TrainingEngine(ComputeThread):
     def _run_cell(self, effect: Compute, *, reduces_inside: bool) -> None:
         with self._clock.computing():
             self._compute(effect, reduces_inside=reduces_inside)
+            self._runner.finish_cell()
 
     def _compute(self, effect: Compute, *, reduces_inside: bool) -> None:
         runner, step, microbatch = self._runner, effect.step, effect.action.microbatch

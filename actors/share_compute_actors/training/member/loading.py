@@ -19,7 +19,7 @@ from share_compute.synchronization.branch import is_branch_slot
 from share_compute.training.optimizers import restore_optimizer
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import SourceClient, fill, fits, wrong
-from share_compute_actors.machine.device import measured_device
+from share_compute_actors.machine.device import compute_deterministically, measured_device
 from share_compute_actors.messages import MemberSetup, Source
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
@@ -45,8 +45,10 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
             f"training.compression: {setup.name} computes on a GPU, and only CPUs compress the sums of gradients",
             hint="set training.compression: {name: none}",
         )
+    device = measured_device(setup.device, setup.gpu)
+    compute_deterministically(device)
     with fits(shard, setup.name):
-        stage = build_stage(setup.blueprint, shard, measured_device(setup.device, setup.gpu))
+        stage = build_stage(setup.blueprint, shard, device)
         training = setup.training
         boundaries = Boundaries.of(
             stage,

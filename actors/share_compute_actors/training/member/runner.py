@@ -35,6 +35,7 @@ from share_compute.training.optimizers import (
     optimizer_tensors,
     undecayed_parameters,
 )
+from share_compute_actors.machine.device import finish
 from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.algorithms import GlooLinks
@@ -262,6 +263,14 @@ class Runner:
             reached = leaf.grad if leaf is not None else None
             self._kept["gradient", microbatch] = torch.zeros(1) if reached is None else reached
 
+    def finish_cell(self) -> None:
+        """Wait until a GPU has computed the last cell, so that clocks include its work.
+
+        If reductions have begun, do not wait: they end only when the stage's other members take part.
+        """
+        if not self._reductions:
+            finish(self._device)
+
     def kept(self, cargo: str, microbatch: int) -> Tensor | None:
         """Return a tensor that this member keeps for another stage; None if it keeps no such tensor.
 
@@ -408,12 +417,12 @@ class Runner:
             self._keep_tied()
 
     def _finish_on_device(self) -> None:
-        """Wait until the process group's operations on a GPU are complete, and check that none was aborted.
+        """Wait until all operations on a GPU are complete, and check that none of the process group has failed.
 
         This is needed because earlier waits return when the operation is enqueued on the GPU.
         """
+        finish(self._device)
         if self._device.type == "cuda" and self._group is not None:
-            torch.cuda.synchronize(self._device)
             self._group.require_whole()
 
     def _share_losses(self, copying: BroadcastOptions | None = None) -> None:

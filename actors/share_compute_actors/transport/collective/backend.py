@@ -11,6 +11,7 @@ the remaining members form the group of the next epoch.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ from share_compute_actors.transport.traffic import Traffic
 dist: Any = torch.distributed
 """Untyped on purpose: most of the functions used here have no types or no public name."""
 BACKEND = "SHARE_COMPUTE"
+_SUCCESS = torch._C._distributed_c10d.ErrorType.SUCCESS  # noqa: SLF001 - torch has no public name for it
 _TREE_BYTES = {2: 16 * 2**10}
 _TREE_BYTES_OF_MANY = 256 * 2**10
 """Largest tensor size, in bytes, for which ``tree`` was faster than gloo's ring in measurements.
@@ -89,13 +91,12 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         meeting, store, self._device, self._sockets = _meetings.pop(group_name)
         self._name = group_name
         self._algorithm = meeting.algorithm
-        timeout = timedelta(seconds=meeting.timeout_s)
         if self._device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout  # noqa: SLF001 - torch has no public name for it
-            self._group: Any = dist.ProcessGroupNCCL(store, rank, world_size, options)
+            self._group: Any = _form_nccl(meeting, store, rank, world_size)
         else:
             self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
+        self._store = store
+        """NCCL's threads call the store; torch does not keep an object of a Python class alive for them."""
         self._links = GlooLinks(self._group, rank, world_size)
         self._tasks = BackgroundTasks("sums")
         """Thread that runs the algorithms of `algorithms.py`, one at a time, while the caller computes."""
@@ -182,12 +183,13 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         return self._begin(start_compressed(self._links, parts, held, tree, codec, out))
 
     def require_whole(self) -> None:
-        """Check that this group was not aborted.
+        """Check that this group was not aborted, and that no operation of NCCL has failed.
 
         Raises:
-            ContributorLost: the group was aborted, for example because an operation failed.
+            ContributorLost: the group was aborted, or an operation failed.
         """
-        if self._sockets.is_shut:
+        is_nccl = self._device.type == "cuda" and self._group is not None
+        if self._sockets.is_shut or (is_nccl and self._group.get_error() != _SUCCESS):
             raise ContributorLost(
                 f"a collective operation of {self._name} was ended",
                 hint="form the group of the next epoch, without the member that was lost",
@@ -316,6 +318,8 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         self._sockets.shut()
         self._tasks.end()
         group, self._group = self._group, None
+        if self._device.type == "cuda":
+            group.abort()
         self._links.leave()
         works, self._works = self._works, []
 
@@ -348,6 +352,25 @@ def _reduction(operation: Any) -> Any:
 def _operation(options: Any) -> Any:
     # Ray 2.60 passes the options class itself for allreduce, so its default may be read from the class.
     return getattr(options, "reduceOp", RayReduceOp.SUM)
+
+
+def _form_nccl(meeting: Rendezvous, store: Any, rank: int, world_size: int) -> Any:
+    """Return an NCCL group that is connected to the other members.
+
+    By default NCCL connects in the first operation. That would be too late: ``store`` may be used on this thread only,
+    and operations may begin on a thread of autograd. NCCL waits without a deadline for members that never connect, so
+    all members report through ``store`` first.
+    """
+    # Without this value (CleanUpOnly), torch ends the whole process when an operation fails or passes its deadline.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    timeout = timedelta(seconds=meeting.timeout_s)
+    store.set(f"present/{rank}", b"+")
+    store.wait([f"present/{other}" for other in range(world_size) if other != rank], timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout  # noqa: SLF001 - torch has no public name for it
+    group = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return group
 
 
 def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sockets: GroupSockets) -> Any:

@@ -192,6 +192,7 @@ def join_options(  # noqa: PLR0917
 ) -> tuple[JoinOptions, ...]:
     """Return the join options of each lent device, built from the command's options; ``rates`` are up and down."""
     from share_compute_actors.machine import ports
+    from share_compute_actors.machine.preflight import require_gpu_access
     from share_compute_actors.machine.sizes import parse_bytes, parse_rate
     from share_compute_api.agent.devices import lent_devices
     from share_compute_api.agent.joining import JoinOptions, split
@@ -213,7 +214,9 @@ def join_options(  # noqa: PLR0917
         port_range=ports.PortRange.parse(port_range),
         leave_within_s=leave_within,
     )
-    return split(options, lent_devices(device or ()))
+    devices = lent_devices(device or ())
+    require_gpu_access([each.gpu for each in devices if each.gpu is not None])
+    return split(options, devices)
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:

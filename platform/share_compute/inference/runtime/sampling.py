@@ -127,7 +127,7 @@ class Sampler:
     def _blocks(self, rows: Iterable[_Row]) -> Iterator[list[_Row]]:
         """Split rows into lists of rows that are processed at once."""
         left = list(rows)
-        at_once = self._rows_at_once or len(left)
+        at_once = self._rows_at_once or max(1, len(left))
         for start in range(0, len(left), at_once):
             yield left[start : start + at_once]
 
