@@ -161,7 +161,7 @@ class OneBranch:
 
     def merge(self, version: int) -> None:
         calls = {
-            worker: self.group.handle(worker).merge.remote(version, closes_round=True)
+            worker: self.group.handle(worker).merge.remote(version, version - 1, closes_round=True)
             for worker in self.group.workers
         }
         self.group.gather(NOTHING, calls)

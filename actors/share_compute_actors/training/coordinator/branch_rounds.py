@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.protocol.membership import Worker
+from share_compute.synchronization.aggregators import aggregator_of
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
@@ -61,6 +62,7 @@ class BranchRounds:
         assert assignment.branch is not None
         assert assignment.spec.training.rounds is not None
         self._branch = assignment.branch
+        self._folder = assignment.folder
         self._training = assignment.spec.training
         self._policy = assignment.spec.training.rounds
         self._open: tuple[int, int] | None = None
@@ -89,6 +91,9 @@ class BranchRounds:
         """
         versions = self._versions()
         base = self._step_log.meet(state.step, min(versions))
+        if min(versions) > base:
+            self._leave_out(state.step, min(versions))
+            return
         self._open = state.step, base
         if self._policy.overlapping:
             self._ask_all(NOTHING, "end_round", base)
@@ -98,6 +103,13 @@ class BranchRounds:
             self._checkpoints.contribute(folder, state)
         contributed()
         self._report(base + 1, self._checkpoints.path(folder), state)
+
+    def _leave_out(self, step: int, version: int) -> None:
+        """End a round whose merge all members have: an earlier coordinator ended then, or they began with a version."""
+        self._step_log.part(step)
+        if self._policy.keeps_own_weights and self._branch.number == 0:
+            aggregator = aggregator_of(self._folder / "rounds", self._training)
+            self.merged = aggregator.version_folder(version)
 
     def merge(self, state: TrainingState) -> bool:
         """Wait for the merge of the round that ended last, and apply it; return whether all rounds are merged.

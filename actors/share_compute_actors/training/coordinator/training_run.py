@@ -217,6 +217,7 @@ class TrainingRun(Listener):
         training, progress = self._training, self._progress
         if self._rounds is not None:
             self._merge_after(step, self._rounds)
+            self._evaluation.show_merged(self._rounds.merged)
         if not self._is_first_branch:
             self._save_after(step)
             return
@@ -240,13 +241,13 @@ class TrainingRun(Listener):
             self._apply_merge(rounds)
         if ends and not self._progress.has_ended_early:
             rounds.contribute(self._progress.state, self._contributed)
-            if rounds.is_due(step) or self._has_work_after(step) or step == self._training.steps:
+            needs_merged = self._has_work_after(step) or step == self._training.steps
+            if rounds.is_open and (needs_merged or rounds.is_due(step)):
                 self._apply_merge(rounds)
 
     def _apply_merge(self, rounds: BranchRounds) -> None:
         if rounds.merge(self._progress.state):
             self._progress.end("all rounds are merged")
-        self._evaluation.show_merged(rounds.merged)
 
     def _ends_round(self, step: int) -> bool:
         """Return whether a round of branches, or the whole training, ends after a step."""

@@ -82,7 +82,8 @@ class BranchAttempt:
 
     def update(self, updates: BranchUpdates) -> None:
         """Send updates to the branch."""
-        self.waiting, self.sent = None, updates.updates[-1].version
+        self.waiting = None
+        self.sent = max((update.version for update in updates.updates), default=self.sent)
         self._actor.take_updates.remote(updates.model_dump_json())
 
     def offer(self, topology: Topology, answers: int | None = None) -> None:

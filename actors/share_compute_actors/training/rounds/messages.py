@@ -48,7 +48,10 @@ class BranchUpdates(StrictModel):
     base: int
     """Version of the weights with which the branch began its round."""
     updates: tuple[BranchUpdate, ...]
-    """Updates from this version to the newest one, in order; at least one. The first one closes the round."""
+    """Updates from this version to the newest one, in order. The first one closes the round.
+
+    Empty if the contribution came after the last merge.
+    """
     is_over: bool
     """Whether all rounds are merged."""
     merged: Path | None = None

@@ -505,8 +505,12 @@ class Synchronizer:
     def _answer(self, branch: BranchAttempt) -> None:
         """Send a branch that waits the updates with which it continues, unless it has to wait for other branches."""
         report = branch.waiting
-        versions = None if report is None else self._machine.updates(report.run)
-        if report is None or versions is None:
+        if report is None:
+            return
+        versions = self._machine.updates(report.run)
+        if versions is None and self._machine.is_over:
+            versions = range(0)
+        if versions is None:
             return
         base, number = report.round - 1, branch.number
         updates = tuple(
