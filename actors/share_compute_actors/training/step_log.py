@@ -297,10 +297,14 @@ class StepLog:
         rows = self._rows("SELECT DISTINCT worker FROM offences WHERE quarantines")
         return frozenset(worker for (worker,) in rows)
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, version: int = 0) -> None:
         """Go back to the step of a checkpoint, or to step 0, for an attempt that takes over no members.
 
         This begins a new epoch, and deletes the membership and the later steps and validations.
+
+        Args:
+            step: step of the checkpoint.
+            version: number of merges that its weights include; the branch has to go through later ones again.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -314,7 +318,8 @@ class StepLog:
                 raise superseded()
             self._base.execute("DELETE FROM steps WHERE step > ?", (step,))
             self._base.execute("DELETE FROM validations WHERE step > ?", (step,))
-            self._base.execute("DELETE FROM meetings WHERE step > ?", (step,))
+            self._base.execute("DELETE FROM meetings WHERE step > ? OR base < ?", (step, version))
+            self._base.execute("UPDATE meetings SET is_over = 0")
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

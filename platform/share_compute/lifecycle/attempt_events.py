@@ -22,6 +22,8 @@ class BranchAssignment(StrictModel):
     """Number of the branch, from 0."""
     version: int = Field(ge=0)
     """Number of merges that the weights include with which the attempt begins."""
+    start: int = Field(ge=1)
+    """Number of the start of the branch; reports of earlier starts are ignored."""
     step: int | None = Field(default=None, ge=0)
     """Number of steps that the branch has taken; None: as many as its checkpoint says."""
     data: Path

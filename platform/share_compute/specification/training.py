@@ -157,6 +157,11 @@ class TrainingSpec(SpecModel):
             return self
         if self.boundary_compression.name != "none":
             raise ValueError("boundary_compression needs synchronization: {kind: allreduce}")
+        if policy.keeps_own_weights and self.early_stopping is not None:
+            raise ValueError(
+                f"early_stopping needs a synchronization with common weights, such as {{kind: local}}: with "
+                f"{self.synchronization.kind}, only the last round gives the merged weights to all branches"
+            )
         if policy.every > self.steps:
             raise ValueError(
                 f"synchronization.every {policy.every} is more than the {self.steps} steps of the job"

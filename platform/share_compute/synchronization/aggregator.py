@@ -41,9 +41,10 @@ from share_compute.synchronization.records import Branch, BranchRun, MergeRecord
 
 _GROUPS = "groups.json"
 """File with the names of the trained parameters of each shard, in the folder of version 0."""
-_CODEC = "codec."
+CODEC = "codec."
 """Prefix of the codec's state among the slots of a parameter."""
-_VERSIONS_KEPT = 2
+VERSIONS_KEPT = 2
+"""Number of newest versions whose files are kept."""
 _DIGITS = 8
 """Digits of a version in the name of its folder."""
 
@@ -107,6 +108,25 @@ class Aggregator:
             if all(folder.is_dir() and damage(folder) is None for folder in self._needed(each)):
                 return each
         return None
+
+    def forget_after(self, version: int) -> None:
+        """Remove the files of merges after a version: their records are missing, so they may be merged otherwise."""
+        for name in ("versions", "outer", "updates"):
+            self._remove(self._folder / name, lambda each: each > version)
+
+    def require_fragments(self) -> None:
+        """Check that each round merges a parameter.
+
+        Raises:
+            UserError: a part of the model has no trained parameter.
+        """
+        rounds = self._policy.rounds(self._training.steps)
+        for number in range(1, rounds + 1):
+            if not any(self._merges(name, number) for name in self._shapes):
+                raise UserError(
+                    f"training.synchronization.fragments: round {number} would merge no trained parameter",
+                    hint="give at most as many fragments as the model has trained layers",
+                )
 
     def _needed(self, version: int) -> Iterable[Path]:
         """Return the folders from which the job can continue after a merge."""
@@ -216,7 +236,7 @@ class Aggregator:
             old = {name: value for name, value in whole.items() if self._merges(name, version)}
             changes = {run: self._changes(folder, old, run) for run, folder in found.items()}
             wanted, following = apply_merge(record, changes, self._outer, old, state)
-            new, payloads, errors = self._encoded(version, old, wanted, state, _CODEC)
+            new, payloads, errors = self._encoded(version, old, wanted, state, CODEC)
             return {
                 self.version_folder(version): {**whole, **new},
                 self._outer_folder(version): {**state, **following, **errors},
@@ -286,9 +306,9 @@ class Aggregator:
             loading: versions that members of branches load; their weights are kept.
         """
         # Names and shapes of parameters are read from version 0.
-        kept = {0, *loading, *range(version - _VERSIONS_KEPT + 1, version + 1)}
+        kept = {0, *loading, *range(version - VERSIONS_KEPT + 1, version + 1)}
         self._remove(self._folder / "versions", lambda each: each not in kept)
-        self._remove(self._folder / "outer", lambda each: each <= version - _VERSIONS_KEPT)
+        self._remove(self._folder / "outer", lambda each: each <= version - VERSIONS_KEPT)
         self._remove(self._folder / "updates", lambda each: each <= oldest_base)
 
     @staticmethod

@@ -15,7 +15,7 @@ from share_compute.models.storage.checkpoints import STATE
 from share_compute.models.storage.weights import WeightFolder, finished_folders
 from share_compute.specification import TrainingSpec
 from share_compute.specification.synchronization import ElasticSpec, GossipSpec
-from share_compute.synchronization.aggregator import Aggregator
+from share_compute.synchronization.aggregator import CODEC, VERSIONS_KEPT, Aggregator
 from share_compute.synchronization.graphs import edges_of, metropolis_weights
 from share_compute.synchronization.merge_files import read_slots
 from share_compute.synchronization.merging import (
@@ -30,7 +30,6 @@ from share_compute.synchronization.records import Branch, BranchRun, MergeRecord
 
 EDGES = "edges"
 """Key of the edges between branches that follow from measured links, in the training state of version 0."""
-_VERSIONS_KEPT = 2
 
 
 def aggregator_of(folder: Path, training: TrainingSpec) -> Aggregator:
@@ -87,13 +86,19 @@ class OwnWeightsAggregator(Aggregator):
         for branch in range(self._policy.branches):
             yield self.beginning(version, branch)[0]
 
+    def forget_after(self, version: int) -> None:
+        """Remove the files of merges after a version: their records are missing, so they may be merged otherwise."""
+        super().forget_after(version)
+        for branch in range(self._policy.branches):
+            self._remove(self._own_folder(0, branch).parent, lambda each: each > version)
+
     def prune(self, version: int, oldest_base: int, loading: Iterable[int] = ()) -> None:
         """Remove files that are no longer needed; see `Aggregator.prune`."""
         loading = tuple(loading)
         super().prune(version, oldest_base, loading)
         for branch in range(self._policy.branches):
             there = [int(folder.name) for folder in finished_folders(self._own_folder(0, branch).parent)]
-            for old in set(there[:-_VERSIONS_KEPT]).difference(loading):
+            for old in set(there[:-VERSIONS_KEPT]).difference(loading):
                 shutil.rmtree(self._own_folder(old, branch), ignore_errors=True)
 
     def _outputs(self, record: MergeRecord) -> tuple[list[Path], list[Path]]:
@@ -129,7 +134,7 @@ class OwnWeightsAggregator(Aggregator):
             state = {slot: tensor for name in names for slot, tensor in slots(name).items()}
             errors = dict(state)
             for branch in runs:
-                slot = f"codec.{branch}."
+                slot = f"{CODEC}{branch}."
                 new, payloads, following = self._encoded(
                     version, arrived[branch], wanted[branch], state, slot
                 )

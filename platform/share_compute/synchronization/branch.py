@@ -183,7 +183,7 @@ class BranchState:
             if name not in sizes:  # another fragment is merged
                 kept.version, kept.is_pending = version, kept.is_pending and not closes_round
                 continue
-            learned = self._learned_apart(name, closes_round=closes_round)
+            learned = self._learned_apart(name, version, closes_round=closes_round)
             change = codec.decode(payloads[name], weight.shape)
             following = self._following.pop(name, None)
             if self._policy.keeps_own_weights:
@@ -202,8 +202,10 @@ class BranchState:
             kept.version, kept.is_pending = version, False
         return tuple(sizes)
 
-    def _learned_apart(self, name: str, *, closes_round: bool) -> Tensor | None:
+    def _learned_apart(self, name: str, version: int, *, closes_round: bool) -> Tensor | None:
         """Return the change of a parameter that no contribution has, and that a merge must keep; None if none."""
+        if version >= self._rounds:
+            return None  # the result is the merged weights
         weight, kept = self._parameters[name].detach(), self._kept[name]
         if kept.is_pending and kept.sent is not None:
             return weight - kept.sent.to(weight.device)

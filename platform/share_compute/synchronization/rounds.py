@@ -123,6 +123,17 @@ class RoundsMachine:
         """Number of rounds that all branches have finished, except those that are late."""
         return self._slowest if isinstance(self._policy, ParameterServerSpec) else self.version
 
+    def rounds_with(self, record: MergeRecord) -> int:
+        """Return `rounds_done` after a merge that is being recorded."""
+        if not isinstance(self._policy, ParameterServerSpec):
+            return record.version
+        pushed = Counter(run.branch for run in record.runs)
+        return min(self.clock(branch) + pushed[branch] for branch in range(self._policy.branches))
+
+    def last_round(self, branch: int) -> int:
+        """Return the round of a branch's last run that is merged; 0 if there is none."""
+        return max((run.round for run in self._merged if run.branch == branch), default=0)
+
     def clock(self, branch: int) -> int:
         """Return the number of runs of a branch that are merged."""
         return self._clocks[branch]
@@ -146,12 +157,14 @@ class RoundsMachine:
         """Forget the contributions of a branch that wait for a merge, and return their runs.
 
         Call this when the branch begins a round again without the state with which it began before: it might compute
-        another contribution, and a branch with weights of its own adds it to them. Branches with common weights do not,
-        so theirs are kept.
+        another contribution. Late contributions of branches with common weights are kept.
         """
-        if not self._policy.keeps_own_weights:
-            return []
-        withdrawn = [run for run in self._waiting if run.branch == branch]
+        keeps_late = not self._policy.keeps_own_weights
+        withdrawn = [
+            run
+            for run in self._waiting
+            if run.branch == branch and not (keeps_late and run.round < self.open_round)
+        ]
         for run in withdrawn:
             del self._waiting[run]
         return withdrawn

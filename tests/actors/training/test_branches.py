@@ -101,7 +101,7 @@ class OneBranch:
             topology=topology,
             folder=self.folder,
             checkpoint=checkpoint,
-            branch=BranchAssignment(number=NUMBER, version=0, data=place / "data"),
+            branch=BranchAssignment(number=NUMBER, version=0, start=1, data=place / "data"),
         )
         self.shard_store = ShardStore.remote(self.assignment.model_dump_json())
         self.mailbox = Mailbox.remote()
@@ -240,7 +240,7 @@ def test_members_merge_an_update_once(branch: OneBranch, tmp_path: Path, common:
     assert set(branch.versions().values()) == {0}
     folder = write(tmp_path / "updates" / "1", update)
     branch.use(folder)
-    with pytest.raises(VerificationFailed, match="update to version 2 cannot be applied"):
+    with pytest.raises(VerificationFailed, match="update from version 1 to 2 cannot be applied"):
         branch.merge(2)
     for _ in range(2):
         branch.merge(1)

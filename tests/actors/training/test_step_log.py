@@ -147,6 +147,20 @@ def test_rewound_to_a_checkpoint(step_log: Open) -> None:
     assert [found.event.step for found in one.steps(after=0)] == [1, 2, 3]
 
 
+def test_rewound_to_a_version_goes_again_through_later_merges_only(step_log: Open) -> None:
+    one = step_log(1)
+    committed(one, 6)
+    for end, base in ((2, 0), (4, 1), (6, 2)):
+        assert one.meet(end, base) == base
+        one.part(end)
+    one.rewind(4, version=1)
+    assert one.open_meeting == 4  # the merge that makes version 2 was applied after the checkpoint
+    assert one.meet(4, 1) == 1
+    one.rewind(4, version=2)
+    assert one.open_meeting is None
+    assert one.meet(4, 2) == 2  # not the version with which an earlier round began
+
+
 @pytest.mark.parametrize("version", [0, 4])
 def test_a_file_of_another_shape_is_replaced(tmp_path: Path, step_log: Open, version: int) -> None:
     with closing(sqlite3.connect(tmp_path / FILE)) as older:

@@ -342,6 +342,14 @@ class TestRefused:
                 "samples.every 8 is not a multiple of synchronization.every 7",
             ),
             (
+                {
+                    "synchronization": {"kind": "gossip", "branches": 2},
+                    "validate_every": 10,
+                    "early_stopping": {},
+                },
+                "early_stopping needs a synchronization with common weights",
+            ),
+            (
                 {"compression": {"name": "int8"}},
                 "compression.error_feedback 1 needs a synchronization with branches",
             ),

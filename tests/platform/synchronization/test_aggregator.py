@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,13 @@ def test_a_fragment_changes_and_the_rest_stays_with_its_state(tmp_path: Path) ->
     save_file({name: torch.zeros(48, dtype=torch.uint8) for name in weights}, whole / "model.safetensors")
     with pytest.raises(VerificationFailed, match=r"only one of it and the model has layers\.1\.w"):
         aggregator.check(BranchRun(1, 0), whole)
+
+
+@pytest.mark.parametrize(("fragments", "is_right"), [(2, True), (3, False)])
+def test_fragments_without_parameters_are_refused(tmp_path: Path, fragments: int, is_right: bool) -> None:
+    policy = {"kind": "local", "branches": 2, "every": 5, "fragments": fragments}
+    aggregator = Aggregator(tmp_path, TrainingSpec.model_validate({"steps": 20, "synchronization": policy}))
+    weights = {f"layers.{number}.w": torch.zeros(4, 3) for number in range(2)}
+    aggregator.begin([InitialShard(weights, {})], {"step": 0})
+    with nullcontext() if is_right else pytest.raises(UserError, match=r"fragments: round 3 would merge no"):
+        aggregator.require_fragments()

@@ -202,6 +202,18 @@ def test_files_of_old_versions_are_removed_but_not_the_last_of_a_branch(tmp_path
     assert site.aggregator.beginning(3, 2)[1] == 1
 
 
+def test_files_of_a_merge_without_a_record_are_forgotten(tmp_path: Path) -> None:
+    """The server died before it stored the record, and the repeated merge has fewer branches."""
+    site = Site(tmp_path, "ring", quorum=2)
+    record = site.merge(1, [0, 1, 2, 3])
+    site.aggregator.forget_after(0)
+    assert site.aggregator.beginning(1, 3) == (site.aggregator.version_folder(0), 0)
+    fewer = MergeRecord(1, record.terms[:2])
+    runs = {run: tmp_path / f"{run.round}-{run.branch}" for run in fewer.runs}
+    site.aggregator.merge(fewer, runs, {"step": 1})
+    assert [site.aggregator.beginning(1, branch)[1] for branch in range(BRANCHES)] == [1, 1, 0, 0]
+
+
 def test_common_weights_need_no_copies_of_branches(tmp_path: Path) -> None:
     training = TrainingSpec.model_validate({"synchronization": {"kind": "parameter_server", "branches": 2}})
     assert type(aggregator_of(tmp_path, training)) is Aggregator

@@ -113,7 +113,7 @@ class TrainingAttempt:
         topology = _without(self._assignment.topology, step_log.quarantined())
         takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), step_log)
         if takeover is None:
-            step_log.rewind(facts.first_step - 1)
+            step_log.rewind(facts.first_step - 1, facts.version or 0)
             solution = self._plan(facts, topology)
             runs = facts.runs or max(solution.plan.shares, key=len)
             return Start(facts, solution, runs, facts.state, boundaries=self._boundaries(facts, solution))

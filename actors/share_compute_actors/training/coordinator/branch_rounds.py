@@ -187,6 +187,7 @@ class BranchRounds:
         steps = [facts.event for facts in self._step_log.steps(after=first) if facts.event.step <= state.step]
         report = BranchReport(
             branch=self._branch.number,
+            start=self._branch.start,
             round=number,
             folder=folder,
             samples=(state.step - first) * self._training.batch_size,

@@ -160,7 +160,8 @@ class TrainingRun(Listener):
     def _contributed(self) -> None:
         """Add up the traffic of a round. After the last merge the first branch may end the job, so report it before."""
         step = self._progress.state.step
-        self._traffic.observe(self._group.statuses(), step)
+        # Not asked for now: a member that is lost here has to be noticed by the conductor.
+        self._traffic.observe(self._group.detector.heartbeats, step)
         if step == self._training.steps:
             self._traffic.report(step)
 
@@ -175,7 +176,11 @@ class TrainingRun(Listener):
         if self._rounds is not None:
             self._rounds.resume(progress.state, self._contributed)
             is_merging = is_merging or self._rounds.is_due(progress.state.step)
-        if is_merging or (has_trained and self._pauses_after(progress.state.step)):
+        step = progress.state.step
+        is_done = step == self._training.steps and all(
+            validated < step for validated, _ in progress.state.validations
+        )
+        if is_merging or is_done or (has_trained and self._pauses_after(step)):
             self._between(progress.state.step)
         while not progress.has_ended:
             following = range(progress.state.step + 1, self._training.steps + 1)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import WeightFolder, finished_folders
+from share_compute.quantities import listed
 from share_compute.shard import Shard
 from share_compute.specification import TrainJob
+from share_compute.specification.synchronization import LocalSpec
 from share_compute.synchronization.aggregator import InitialShard
 from share_compute.synchronization.branch import version_of
 from share_compute_actors.training.shard_store import ShardStoreFacts
@@ -81,6 +84,27 @@ def own_checkpoint(folder: Path) -> tuple[Path, int] | None:
             version = version_of(WeightFolder(checkpoint, "optimizer")) if has_optimizer else None
             return None if version is None else (checkpoint, version)
     return None
+
+
+def lost_state(assignment: Assignment) -> str:
+    """Return what a branch lacks that begins with new members, for the user."""
+    training, branch = assignment.spec.training, assignment.branch
+    policy, codec = training.rounds, training.compression
+    assert branch is not None
+    assert policy is not None
+    lost = []
+    if policy.inner_state == "keep":
+        lost.append("the state of its optimizer")
+    if codec.name == "powersgd" or (codec.name != "none" and codec.error_feedback is not None):
+        lost.append("the state of its codec")
+    if policy.overlapping:
+        lost.append("the steps that it took while the round was merged")
+    if isinstance(policy, LocalSpec) and policy.fragments > 1:
+        lost.append("its changes to the parts of the model that were not merged")
+    if branch.step is None or branch.version == 0 or not lost:
+        return "it begins the round as before"
+    whose = "its own" if policy.keeps_own_weights else "the merged"
+    return f"it begins with {whose} weights after merge {branch.version}, but without {listed(lost)}"
 
 
 def _pretrained(folder: Path | None, facts: ShardStoreFacts) -> PretrainedWeights | None:

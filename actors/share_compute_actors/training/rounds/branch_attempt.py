@@ -10,9 +10,16 @@ import ray
 from ray.exceptions import RayError
 
 from share_compute.errors import ContributorLost
-from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Offer, attempt_events
+from share_compute.lifecycle.attempt_events import (
+    Assignment,
+    AttemptEvent,
+    BranchRound,
+    Offer,
+    attempt_events,
+)
 from share_compute.planning.branches import BranchPlace, island_topology
 from share_compute.planning.plan import BranchPlan, Plan
+from share_compute.synchronization.aggregator import payload_bytes
 from share_compute.topology import Topology
 from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
 
@@ -42,6 +49,14 @@ class BranchAttempt:
         """Version of the weights with which the branch computes its round, as far as the synchronizer knows."""
         self.sent = 0
         """Version of the last update that was sent to the branch."""
+        self.oldest = 0
+        """Version after which updates are kept for the branch.
+
+        Before its first report, it may have older weights than `base`, if its members were taken over."""
+        self.starts = 0
+        """Number of times that a coordinator was started for the branch."""
+        self.waits_for_the_end = False
+        """Whether the branch has nothing to do before all others have pushed all their changes."""
         self.has_begun = False
         """Whether members have loaded the weights of version `base`, or of a later one."""
         self.waiting: BranchReport | None = None
@@ -57,6 +72,8 @@ class BranchAttempt:
         """Start a coordinator for the branch."""
         assert assignment.branch is not None
         self.base, self.waiting, self.has_begun = assignment.branch.version, None, False
+        self.starts, self.oldest = assignment.branch.start, 0
+        self.moves_to, self.waits_for_the_end = None, False
         self._actor, self._received, self.has_ended = self._start(assignment), 0, False
         self._actor.run.remote()
         self._ask()
@@ -111,6 +128,24 @@ class BranchAttempt:
         if self._actor is not None:
             with suppress(RayError):  # it may be dead
                 ray.kill(self._actor)
+
+    def figures(self, report: BranchReport, waited_s: float) -> BranchRound:
+        """Return the figures of a round whose contribution is merged.
+
+        Args:
+            report: report of the branch.
+            waited_s: time from the report to the merge, in seconds; 0 if the branch trains on meanwhile.
+        """
+        return BranchRound(
+            number=report.branch,
+            round=report.round,
+            machines=self.place.machines,
+            loss=report.loss,
+            samples=report.samples,
+            seconds=report.seconds,
+            waited_s=waited_s,
+            sent_bytes=payload_bytes(report.folder),
+        )
 
     @property
     def branch_plan(self) -> BranchPlan:

@@ -49,7 +49,7 @@ class BranchEvents:
             branch.has_begun = True
         if isinstance(event, Planned):
             branch.plan = event.plan
-            if all(each.plan is not None for each in self._branches):
+            if all(each.plan is not None for each in self._branches if not each.waits_for_the_end):
                 self._has_planned = True
                 self._report(Planned(plan=self._plan))
         elif isinstance(event, Reformed):
@@ -83,9 +83,10 @@ class BranchEvents:
     @property
     def _plan(self) -> Plan:
         """The plan of the job: that of the first branch, with the stages of all branches."""
-        first = self._branches[0].plan
+        planned = [branch for branch in self._branches if branch.plan is not None]
+        first = planned[0].plan
         assert first is not None
-        branches = tuple(branch.branch_plan for branch in self._branches)
+        branches = tuple(branch.branch_plan for branch in planned)
         used = {
             member.contributor_id for each in branches for stage in each.stages for member in stage.members
         }

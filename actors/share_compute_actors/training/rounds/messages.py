@@ -14,6 +14,8 @@ class BranchReport(StrictModel):
     """Report of a branch that has finished a round. Its contribution is in a folder on the head."""
 
     branch: int
+    start: int
+    """Number of the start of the branch that reports."""
     round: int
     """The round, from 1: the number of merges that the weights included when it began, plus 1."""
     folder: Path

@@ -31,7 +31,6 @@ from share_compute.lifecycle.attempt_events import (
     AttemptEnded,
     AttemptEvent,
     BranchAssignment,
-    BranchRound,
     CheckpointSaved,
     Note,
     ReplanProposed,
@@ -60,7 +59,12 @@ from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.group.naming import members_of, workers_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.preparation import prepare, suspended
-from share_compute_actors.training.rounds.beginning import beginning_facts, initial_shards, own_checkpoint
+from share_compute_actors.training.rounds.beginning import (
+    beginning_facts,
+    initial_shards,
+    lost_state,
+    own_checkpoint,
+)
 from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place, places_of
 from share_compute_actors.training.rounds.branch_events import BranchEvents
 from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdate, BranchUpdates
@@ -74,7 +78,7 @@ _END_S = 30.0
 _MOST_RESTARTS = 5
 """Number of restarts of one branch without a contribution, after which the job fails."""
 _MOST_UPDATES = 16
-"""Number of the newest updates that are kept for branches that are late; later ones begin with the newest weights."""
+"""Number of rounds whose updates are kept for branches that are late; later ones begin with the newest weights."""
 _RESTARTED = {ContributorLost.code, LinkLost.code, ShardStoreLost.code, PlanInfeasible.code}
 """Errors after which a branch is started again."""
 
@@ -153,7 +157,8 @@ class Synchronizer:
             place = self._place_with_members(number, chosen[number])
             self._branches.append(BranchAttempt(number, place, self._start_branch))
         for branch in self._branches:
-            if not self._waits_for_the_end(branch):
+            branch.waits_for_the_end = self._waits_for_the_end(branch)
+            if not branch.waits_for_the_end:
                 branch.begin(self._assignment_of(branch))
 
     def _waits_for_the_end(self, branch: BranchAttempt) -> bool:
@@ -203,6 +208,10 @@ class Synchronizer:
                 "warning",
             )
             self._step_log.unmerge(version)
+            for number in range(self._policy.branches):  # they have the weights that are lost
+                self._kill_members(number)
+        self._aggregator.forget_after(version)
+        self._aggregator.require_fragments()
         return version
 
     def _facts(self, facts: ShardStoreFacts, places: Sequence[BranchPlace]) -> dict[str, Any]:
@@ -235,7 +244,11 @@ class Synchronizer:
                 "known_step": self._events.known_step if number == 0 else 0,
                 "checkpoint_every_s": None,  # the weights of each version are on the server
                 "branch": BranchAssignment(
-                    number=number, version=version, step=step, data=assignment.folder / "data"
+                    number=number,
+                    version=version,
+                    start=branch.starts + 1,
+                    step=step,
+                    data=assignment.folder / "data",
                 ),
             }
         )
@@ -248,16 +261,17 @@ class Synchronizer:
         """
         may_be_old = self._policy.merges_apart or self._policy.overlapping > 0
         is_old = may_be_old and self._aggregator.follows(version, newest, number)
-        return version == newest or (is_old and version < newest)
+        is_known = self._machine.last_round(number) <= version + 1  # else it would train merged rounds again
+        return version == newest or (is_old and version < newest and is_known)
 
     def _steps(self, number: int) -> int:
         """Return the number of steps of a branch that the merged weights include.
 
         Branches of local steps continue with the common weights, so a late one skips the steps that it missed.
         """
-        is_local = isinstance(self._policy, LocalSpec)
+        steps, is_local = self._assignment.spec.training.steps, isinstance(self._policy, LocalSpec)
         rounds = self._machine.version if is_local else self._machine.clock(number)
-        return self._policy.steps_after(rounds, self._assignment.spec.training.steps)
+        return steps if self._machine.is_over else self._policy.steps_after(rounds, steps)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -265,13 +279,13 @@ class Synchronizer:
         """Merge contributions until the first branch, which saves the result, has ended."""
         while True:
             self._pass_requests_on()
+            while not self._reports.empty():
+                self._on_report(self._reports.get())
             calls = {branch.call: branch for branch in self._branches if not branch.has_ended}
             for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0]:
                 ended = self._take_events(calls[ref])
                 if ended is not None:
                     return ended
-            while not self._reports.empty():
-                self._on_report(self._reports.get())
             self._carry_out(self._machine.handle(TimeRead(time.monotonic())))
 
     def _pass_requests_on(self) -> None:
@@ -345,10 +359,10 @@ class Synchronizer:
         if error.get("code") not in _RESTARTED:
             return event
         if branch.moves_to is not None:
-            branch.place, branch.moves_to = branch.moves_to, None
+            branch.place = branch.moves_to
             names = listed(sorted(self._name(machine) for machine in branch.place.machines))
             self._note(f"branch {branch.number} continues on {names}")
-            branch.begin(self._assignment_of(branch))
+            self._begin_again(branch)
             return None
         is_attached = error.get("code") in (LinkLost.code, ShardStoreLost.code)
         self._restart(branch, event.reason, moves=not is_attached)
@@ -367,46 +381,40 @@ class Synchronizer:
             )
         branch.restarts += 1
         if self._waits_for_the_end(branch):
-            branch.has_ended = True
+            branch.has_ended = branch.waits_for_the_end = True
             return
         if moves:
             left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
             branch.place = other_place(branch, self._branches, left, why)
+        assignment = self._begin_again(branch)
+        names = listed(sorted(self._name(machine) for machine in branch.place.machines))
+        loss = f"; {lost_state(assignment)}" if moves else ""
+        self._note(f"branch {branch.number} is started again on {names}{loss}: {why}", "warning")
+
+    def _begin_again(self, branch: BranchAttempt) -> Assignment:
+        """Start a coordinator for a branch that had one, and return its assignment."""
         assignment = self._assignment_of(branch)
         assert assignment.branch is not None
         if assignment.branch.step is not None:  # not from the branch's own checkpoint
             for run in self._machine.withdraw(branch.number):
-                report, _ = self._contributions.pop(run)
-                shutil.rmtree(report.folder, ignore_errors=True)
-        names = listed(sorted(self._name(machine) for machine in branch.place.machines))
-        loss = f"; {self._lost_state(assignment)}" if moves else ""
-        self._note(f"branch {branch.number} is started again on {names}{loss}: {why}", "warning")
+                self._drop(run)
         branch.begin(assignment)
+        return assignment
 
-    def _lost_state(self, assignment: Assignment) -> str:
-        """Return what a branch lacks that begins a round with new members, for the user."""
-        training = self._assignment.spec.training
-        assert assignment.branch is not None
-        version = assignment.branch.version
-        lost = []
-        if self._policy.inner_state == "keep":
-            lost.append("the state of its optimizer")
-        if training.compression.name != "none" and training.compression.error_feedback is not None:
-            lost.append("the error of its codec")
-        if self._policy.overlapping:
-            lost.append("the steps that it took while the round was merged")
-        if isinstance(self._policy, LocalSpec) and self._policy.fragments > 1:
-            lost.append("its changes to the parts of the model that were not merged")
-        is_whole = assignment.branch.step is None
-        if is_whole or version == 0 or not lost:
-            return f"it begins round {version + 1} as before"
-        return f"it begins round {version + 1} with the merged weights, but without {listed(lost)}"
+    def _drop(self, run: BranchRun) -> None:
+        """Remove the files of a contribution that is not used."""
+        if run in self._contributions:
+            report, _ = self._contributions.pop(run)
+            shutil.rmtree(report.folder, ignore_errors=True)
 
     # -- merges ------------------------------------------------------------------------------------------------------
 
     def _on_report(self, report: BranchReport) -> None:
         branch = self._branches[report.branch]
-        branch.base, branch.waiting = report.round - 1, report
+        if report.start != branch.starts:  # of a coordinator that was replaced
+            return
+        branch.base = branch.oldest = report.round - 1
+        branch.waiting = report
         if not self._machine.has(report.run):
             try:
                 digest = self._aggregator.check(report.run, report.folder)
@@ -425,7 +433,7 @@ class Synchronizer:
         """Let new members of a branch, if possible on other machines, begin its round again."""
         shutil.rmtree(report.folder, ignore_errors=True)
         branch.kill()
-        self._kill_members(branch)
+        self._kill_members(branch.number)
         self._restart(branch, failure.message, moves=True)
 
     def _carry_out(self, effects: Iterable[RoundEffect]) -> None:
@@ -433,7 +441,7 @@ class Synchronizer:
             if isinstance(effect, RecordMerge):
                 self._merge(effect.record)
             else:
-                self._contributions.pop(effect.run, None)
+                self._drop(effect.run)
                 self._note(
                     f"the contribution of branch {effect.run.branch} to round {effect.run.round} is not used: "
                     f"{effect.reason}",
@@ -446,7 +454,7 @@ class Synchronizer:
         found = {run: self._contributions[run] for run in record.runs}
         missing = () if self._policy.merges_apart else self._machine.missing(record.runs)
         version = record.version
-        rounds = min(version, self._machine.rounds_done + 1)
+        rounds = self._machine.rounds_with(record)
         step = self._policy.steps_after(rounds, self._assignment.spec.training.steps)
         self._state |= {"step": step, "version": version, "validations": self._events.validations}
         folders = {run: report.folder for run, (report, _) in found.items()}
@@ -457,7 +465,10 @@ class Synchronizer:
                 round=version,
                 step=step,
                 branches=tuple(
-                    self._figures(report, began_s - arrived_s) for report, arrived_s in found.values()
+                    self._branches[report.branch].figures(
+                        report, 0.0 if self._policy.overlapping else began_s - arrived_s
+                    )
+                    for report, arrived_s in found.values()
                 ),
                 missing=missing,
                 update_bytes=max(
@@ -482,25 +493,14 @@ class Synchronizer:
             self._answer(branch)
         if not self._machine.is_over:
             self._move()
-        newest, oldest = self._machine.version, min(branch.base for branch in self._branches)
+        newest, oldest = self._machine.version, min(branch.oldest for branch in self._branches)
         loading = [branch.base for branch in self._branches if not branch.has_begun]
         if self._policy.keeps_own_weights:
             loading.append(
-                self._branches[0].base + 1
+                self._branches[0].sent
             )  # the first branch may evaluate the weights after its round
-        self._aggregator.prune(newest, max(oldest, newest - _MOST_UPDATES), loading)
-
-    def _figures(self, report: BranchReport, waited_s: float) -> BranchRound:
-        return BranchRound(
-            number=report.branch,
-            round=report.round,
-            machines=self._branches[report.branch].place.machines,
-            loss=report.loss,
-            samples=report.samples,
-            seconds=report.seconds,
-            waited_s=0.0 if self._policy.overlapping else waited_s,
-            sent_bytes=payload_bytes(report.folder),
-        )
+        kept = _MOST_UPDATES * (self._policy.branches if self._policy.merges_apart else 1)
+        self._aggregator.prune(newest, max(oldest, newest - kept), loading)
 
     def _answer(self, branch: BranchAttempt) -> None:
         """Send a branch that waits the updates with which it continues, unless it has to wait for other branches."""
@@ -528,7 +528,7 @@ class Synchronizer:
             branch.update(BranchUpdates(base=base, updates=updates, is_over=is_over, merged=merged))
         else:
             branch.kill()
-            self._kill_members(branch)
+            self._kill_members(branch.number)
             self._restart(branch, "it is too late for the updates of the rounds that it missed", moves=False)
 
     # -- the log -----------------------------------------------------------------------------------------------------
@@ -547,8 +547,8 @@ class Synchronizer:
         job_id = self._assignment.job_id
         return branch_id(job_id, number) if number else job_id
 
-    def _kill_members(self, branch: BranchAttempt) -> None:
-        for member in members_of(self._id_of(branch.number)):
+    def _kill_members(self, number: int) -> None:
+        for member in members_of(self._id_of(number)):
             ray.kill(member)
 
     def _ask_all(self, method: str) -> None:
