@@ -160,8 +160,7 @@ class TrainingRun(Listener):
     def _contributed(self) -> None:
         """Add up the traffic of a round. After the last merge the first branch may end the job, so report it before."""
         step = self._progress.state.step
-        # Not asked for now: a member that is lost here has to be noticed by the conductor.
-        self._traffic.observe(self._group.detector.heartbeats, step)
+        self._traffic.observe(self._conductor.at_pause(self._group.ask_statuses), step)
         if step == self._training.steps:
             self._traffic.report(step)
 

@@ -252,12 +252,21 @@ class TrainingGroup(WorkerGroup):
         return (machine.id, machine.node_id) in self._refused
 
     def statuses(self) -> dict[Worker, MemberStatus]:
-        """Ask all members for a heartbeat now, and return the answers; none if all died or the job was cancelled."""
-        calls = {worker: actor.status.remote() for worker, actor in self._actors.items()}
+        """Ask all members for a heartbeat now, and return the answers; none if all died or the job was cancelled.
+
+        Losses are not reported again, so call this only when no step follows; before that, use `ask_statuses`.
+        """
         try:
-            return self.gather(STATUS, calls, skips_lost=True)
+            return self.gather(STATUS, self._status_calls(), skips_lost=True)
         except (MembersLost, Cancelled):
             return {}
+
+    def ask_statuses(self) -> dict[Worker, MemberStatus]:
+        """Ask all members for a heartbeat now; raise the errors of `gather`, such as `MembersLost`."""
+        return self.gather(STATUS, self._status_calls())
+
+    def _status_calls(self) -> dict[Worker, Any]:
+        return {worker: actor.status.remote() for worker, actor in self._actors.items()}
 
     def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
         """Ask catch-up replicas whether they have caught up; return the called member by pending call."""
