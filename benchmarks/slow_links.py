@@ -65,8 +65,9 @@ from share_compute.specification import parse_job
 from share_compute.specification.compression import SPARSE_LOCO
 from share_compute_actors.training.step_log import FILE
 
-BYTES_GOAL, LOSS_GOAL, OVERLAP = 4
-UTILISATION_GOAL = 4000, 1.01, 0.95
+BYTES_GOAL, LOSS_GOAL, UTILISATION_GOAL = 4000, 1.01, 0.95
+OVERLAP = 4
+"""Steps for which merges overlap with training in ``utilisation_with_overlap``."""
 EVERY, GRACE_S, OBSERVED_S = 50, 2.0, 30.0
 """Steps in a round and grace period of the job whose machine is killed, and time of observation after the kill."""
 STALL_GOAL_S = GRACE_S + 1.0
