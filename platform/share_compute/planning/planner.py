@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from share_compute.compression.factory import run_bytes
 from share_compute.errors import UserError
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.cost.bound import lower_bound_s
@@ -35,7 +34,7 @@ from share_compute.planning.search.strategies import (
 from share_compute.planning.search.thorough import proposed, thorough
 from share_compute.protocol.schedule import blocks
 from share_compute.shard import Shard
-from share_compute.specification import TrainJob
+from share_compute.specification import TrainingSpec, TrainJob
 from share_compute.specification.boundaries import (
     BOUNDARY_CODECS,
     NO_BOUNDARY_COMPRESSION,
@@ -185,6 +184,12 @@ def _require_boundaries(spec: TrainJob, layers: int) -> None:
         )
 
 
+def _run_bytes(training: TrainingSpec) -> float:
+    from share_compute.compression.factory import run_bytes  # noqa: PLC0415 - loads torch
+
+    return run_bytes(training)
+
+
 def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
     """Return the input of the cost model for a job with this number of microbatches."""
     training = spec.training
@@ -197,7 +202,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
         boundaries=training.boundary_compression,
-        run_bytes=run_bytes(training) if training.compresses_sums else None,
+        run_bytes=_run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
     )
 

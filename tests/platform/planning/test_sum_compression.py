@@ -52,7 +52,7 @@ def test_the_step_is_predicted_with_the_compressed_bytes(exponent: float, member
     assert compact.prediction.step_s <= plain.prediction.step_s
     for prediction in (plain.prediction, compact.prediction):
         assert prediction.lower_bound_s <= prediction.formula_s * (1 + 1e-9)
-    if exponent < 7:  # nothing but the sums takes time
+    if exponent < 6:  # computing takes a small part of the step
         saved = plain.stages[0].sum_bytes / compact.stages[0].sum_bytes  # type: ignore[operator]
         assert plain.prediction.step_s / compact.prediction.step_s == pytest.approx(saved, rel=0.3)
 

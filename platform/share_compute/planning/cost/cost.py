@@ -48,7 +48,6 @@ from typing import Literal
 
 import numpy as np
 
-from share_compute.compression.boundaries import boundary_bytes
 from share_compute.models.profiles.profile import FLOAT_BYTES, NOTHING, LayerProfile
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.memory import TrainingMemory
@@ -102,6 +101,10 @@ class TrainingCost(TrainingMemory):
         These are `boundary_bytes`, compressed as the job says.
         """
         codecs = [self.workload.boundaries.codec(layer) for layer in range(self.num_layers + 1)]
+        if set(codecs) == {"none"}:
+            return self.boundary_bytes
+        from share_compute.compression.boundaries import boundary_bytes  # noqa: PLC0415 - loads torch
+
         sizes = [
             size if codec == "none" else float(boundary_bytes(codec, round(size / FLOAT_BYTES)))
             for size, codec in zip(self.boundary_bytes, codecs, strict=True)
