@@ -217,7 +217,7 @@ class StepLog:
             self._require_claimed()
             self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
 
-    def meet(self, step: int, base: int) -> int:
+    def begin_merge(self, step: int, base: int) -> int:
         """Write that a branch contributes to a merge after a step; return the version with which its round began.
 
         After a restart in the middle of the merge, this is the version that was written first.
@@ -235,7 +235,7 @@ class StepLog:
             ((found,),) = self._rows("SELECT base FROM meetings WHERE step = ?", step)
             return int(found)
 
-    def part(self, step: int) -> None:
+    def end_merge(self, step: int) -> None:
         """Write that all members of a branch have the weights of the merge after a step.
 
         Raises:
@@ -350,12 +350,12 @@ class StepLog:
         """Return (step, loss) of each validation, by step in ascending order."""
         return tuple(self._rows("SELECT step, loss FROM validations ORDER BY step"))
 
-    def is_meeting(self, step: int) -> bool:
+    def is_merging(self, step: int) -> bool:
         """Return whether a merge after a step has begun, and not all members have its weights."""
         return bool(self._rows("SELECT 1 FROM meetings WHERE step = ? AND NOT is_over", step))
 
     @property
-    def open_meeting(self) -> int | None:
+    def open_merge(self) -> int | None:
         """Step after which a branch contributed to a merge that its members do not have yet; None if there is none."""
         ((step,),) = self._rows("SELECT max(step) FROM meetings WHERE NOT is_over")
         return None if step is None else int(step)

@@ -151,14 +151,14 @@ def test_rewound_to_a_version_goes_again_through_later_merges_only(step_log: Ope
     one = step_log(1)
     committed(one, 6)
     for end, base in ((2, 0), (4, 1), (6, 2)):
-        assert one.meet(end, base) == base
-        one.part(end)
+        assert one.begin_merge(end, base) == base
+        one.end_merge(end)
     one.rewind(4, version=1)
-    assert one.open_meeting == 4  # the merge that makes version 2 was applied after the checkpoint
-    assert one.meet(4, 1) == 1
+    assert one.open_merge == 4  # the merge that makes version 2 was applied after the checkpoint
+    assert one.begin_merge(4, 1) == 1
     one.rewind(4, version=2)
-    assert one.open_meeting is None
-    assert one.meet(4, 2) == 2  # not the version with which an earlier round began
+    assert one.open_merge is None
+    assert one.begin_merge(4, 2) == 2  # not the version with which an earlier round began
 
 
 @pytest.mark.parametrize("version", [0, 4])

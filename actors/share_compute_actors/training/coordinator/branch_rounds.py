@@ -90,7 +90,7 @@ class BranchRounds:
             ShareComputeError: the branch cannot continue.
         """
         versions = self._versions()
-        base = self._step_log.meet(state.step, min(versions))
+        base = self._step_log.begin_merge(state.step, min(versions))
         if min(versions) > base:
             self._leave_out(state.step, min(versions))
             return
@@ -106,7 +106,7 @@ class BranchRounds:
 
     def _leave_out(self, step: int, version: int) -> None:
         """End a round whose merge all members have: an earlier coordinator ended then, or they began with a version."""
-        self._step_log.part(step)
+        self._step_log.end_merge(step)
         if self._policy.keeps_own_weights and self._branch.number == 0:
             aggregator = aggregator_of(self._folder / "rounds", self._training)
             self.merged = aggregator.version_folder(version)
@@ -131,7 +131,7 @@ class BranchRounds:
             ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update.folder)))
             self._ask_all(NOTHING, "merge", update.version, update.before, closes_round=number == 0)
         self._renew_copies(state)
-        self._step_log.part(end)
+        self._step_log.end_merge(end)
         self._open, self.merged = None, updates.merged
         return updates.is_over
 
@@ -142,7 +142,7 @@ class BranchRounds:
             state: training state after the last committed step.
             contributed: see `contribute`.
         """
-        end = self._step_log.open_meeting
+        end = self._step_log.open_merge
         if end is not None and end < state.step:
             self.contribute(replace(state, step=end), contributed)
 

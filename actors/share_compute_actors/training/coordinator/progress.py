@@ -92,7 +92,7 @@ class TrainingProgress:
         return stops or bool(self._end_reason) or self.state.step == self._training.steps
 
     @property
-    def has_ended_early(self) -> bool:
+    def was_ended(self) -> bool:
         """Whether `end` ended the training before its last step."""
         return bool(self._end_reason)
 

@@ -171,7 +171,7 @@ class TrainingRun(Listener):
         progress = self._progress
         # An earlier coordinator may have died between the last step and the work that follows it.
         has_trained = self._start.state.step >= self._start.facts.first_step
-        is_merging = self._step_log.is_meeting(progress.state.step)
+        is_merging = self._step_log.is_merging(progress.state.step)
         if self._rounds is not None:
             self._rounds.resume(progress.state, self._contributed)
             is_merging = is_merging or self._rounds.is_due(progress.state.step)
@@ -243,7 +243,7 @@ class TrainingRun(Listener):
         ends = self._ends_round(step)
         if rounds.is_open and (ends or rounds.is_due(step)):
             self._apply_merge(rounds)
-        if ends and not self._progress.has_ended_early:
+        if ends and not self._progress.was_ended:
             rounds.contribute(self._progress.state, self._contributed)
             needs_merged = self._has_work_after(step) or step == self._training.steps
             if rounds.is_open and (needs_merged or rounds.is_due(step)):
