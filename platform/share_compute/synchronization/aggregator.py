@@ -120,7 +120,10 @@ class Aggregator:
         Raises:
             UserError: a part of the model has no trained parameter.
         """
-        rounds = self._policy.rounds(self._training.steps)
+        fragments = self._policy.fragments if isinstance(self._policy, LocalSpec) else 1
+        rounds = min(
+            fragments, self._policy.rounds(self._training.steps)
+        )  # later rounds merge the same parts
         for number in range(1, rounds + 1):
             if not any(self._merges(name, number) for name in self._shapes):
                 raise UserError(

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from share_compute.models.storage.weights import WeightFolder, finished_folders
 from share_compute.specification import TrainingSpec
 from share_compute.specification.synchronization import ElasticSpec, GossipSpec
 from share_compute.synchronization.aggregator import CODEC, VERSIONS_KEPT, Aggregator
-from share_compute.synchronization.graphs import edges_of, metropolis_weights
+from share_compute.synchronization.graphs import Mixing, edges_of, metropolis_weights
 from share_compute.synchronization.merge_files import read_slots
 from share_compute.synchronization.merging import (
     Tensors,
@@ -67,6 +68,10 @@ class OwnWeightsAggregator(Aggregator):
     def _own_folder(self, version: int, branch: Branch) -> Path:
         return self._folder / "own" / f"{branch:04}" / f"{version:08}"
 
+    def _own_versions(self, branch: Branch) -> list[int]:
+        """Return the versions of which a branch's own weights are stored, ascending."""
+        return [int(folder.name) for folder in finished_folders(self._own_folder(0, branch).parent)]
+
     def beginning(self, version: int, branch: Branch) -> tuple[Path, int]:
         """Return the folder of the weights with which a branch begins, and the last merge that they include.
 
@@ -74,8 +79,7 @@ class OwnWeightsAggregator(Aggregator):
             version: the newest version.
             branch: the branch.
         """
-        there = finished_folders(self._own_folder(0, branch).parent)
-        versions = [each for each in (int(folder.name) for folder in there) if each <= version]
+        versions = [each for each in self._own_versions(branch) if each <= version]
         if not versions:
             return self.version_folder(0), 0
         return self._own_folder(versions[-1], branch), versions[-1]
@@ -97,8 +101,7 @@ class OwnWeightsAggregator(Aggregator):
         loading = tuple(loading)
         super().prune(version, oldest_base, loading)
         for branch in range(self._policy.branches):
-            there = [int(folder.name) for folder in finished_folders(self._own_folder(0, branch).parent)]
-            for old in set(there[:-VERSIONS_KEPT]).difference(loading):
+            for old in set(self._own_versions(branch)[:-VERSIONS_KEPT]).difference(loading):
                 shutil.rmtree(self._own_folder(old, branch), ignore_errors=True)
 
     def _outputs(self, record: MergeRecord) -> tuple[list[Path], list[Path]]:
@@ -118,7 +121,8 @@ class OwnWeightsAggregator(Aggregator):
         all_branches = range(self._policy.branches)
         own = {branch: WeightFolder(self.beginning(version - 1, branch)[0]) for branch in all_branches}
         runs = {run.branch: run for run in found}
-        move = self._elastic if isinstance(self._policy, ElasticSpec) else self._gossip
+        is_elastic = isinstance(self._policy, ElasticSpec)
+        move = self._elastic if is_elastic else partial(self._gossip, self._mixing(version))
         self._squares = [0.0, 0.0]
 
         def merge_group(names: Sequence[str]) -> dict[Path, Tensors]:
@@ -141,7 +145,7 @@ class OwnWeightsAggregator(Aggregator):
                 errors |= following
                 arrived[branch] = outputs[self._own_folder(version, branch)] = new
                 outputs[self.update_folder(version, branch)] = payloads
-            if not isinstance(self._policy, ElasticSpec):
+            if not is_elastic:
                 merged = mean(list(arrived.values()))
             self._measure(merged, arrived.values())
             return outputs | {self.version_folder(version): merged, self._outer_folder(version): errors}
@@ -165,14 +169,13 @@ class OwnWeightsAggregator(Aggregator):
         return merged, wanted
 
     def _gossip(
-        self, record: MergeRecord, last: Tensors, arrived: Mapping[Branch, Tensors]
+        self, rows: Mixing, record: MergeRecord, last: Tensors, arrived: Mapping[Branch, Tensors]
     ) -> tuple[Tensors, dict[Branch, Tensors]]:
         """Return the weights that each branch in the record should get; the mean is known only after encoding."""
         present = sorted(run.branch for run in record.runs)
         if self._is_last(record.version):
             everybody = mean(list(arrived.values()))
             return last, dict.fromkeys(present, everybody)
-        rows = self._mixing(record.version)
         wanted: dict[Branch, Tensors] = {}
         for branch in present:
             weights = {other: weight for other, weight in rows[branch].items() if other in present}
@@ -181,7 +184,7 @@ class OwnWeightsAggregator(Aggregator):
             )
         return last, wanted
 
-    def _mixing(self, version: int) -> Mapping[Branch, Mapping[Branch, float]]:
+    def _mixing(self, version: int) -> Mixing:
         policy = self._policy
         assert isinstance(policy, GossipSpec)
         facts = json.loads((self.version_folder(0) / STATE).read_text())

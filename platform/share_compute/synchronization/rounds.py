@@ -110,9 +110,7 @@ class RoundsMachine:
     @property
     def is_over(self) -> bool:
         """Whether all rounds are merged."""
-        if isinstance(self._policy, ParameterServerSpec):
-            return self._slowest >= self._rounds
-        return self.version >= self._rounds
+        return self.rounds_done >= self._rounds
 
     @property
     def _slowest(self) -> int:
