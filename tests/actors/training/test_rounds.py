@@ -116,6 +116,30 @@ def test_branches_on_one_island_equal_branches_on_two(
     assert final.step == 10
 
 
+def test_compressed_boundaries_have_the_same_bits_on_all_islands(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path
+) -> None:
+    """Islands of two stages, one of which loses a machine, and islands of one machine: the same bits."""
+
+    def trained(name: str, boundaries: dict[str, Any], stages: int, **options: Any) -> list[AttemptEvent]:
+        document = job(licence, stages=stages, boundary_compression=boundaries)
+        events = attempt(document, folder=tmp_path / name, **options)
+        require_success(events)
+        return events
+
+    events = trained(
+        "stages", {"name": "int8"}, 2, machines=two_sites(topology), on_event=kill_member(nodes, 3)
+    )
+    reformed = [event for event in events if event.type == "reformed"]
+    assert any(event.sentence.startswith("branch 1:") for event in reformed)
+    compressed = [event.message for event in events if event.type == "note" and "compressed" in event.message]
+    assert compressed == ["activations and gradients are compressed before layer 3 (int8)"]
+    pair = part(topology, "c0", "c1")
+    trained("whole", {"name": "fixed", "int8": [3]}, 1, machines=pair)
+    trained("plain", {"name": "none"}, 1, machines=pair)
+    assert digest(tmp_path / "stages") == digest(tmp_path / "whole") != digest(tmp_path / "plain")
+
+
 @pytest.mark.real_path
 def test_rounds_of_one_step_equal_all_reduce_over_the_whole_batch(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path

@@ -364,13 +364,6 @@ class TestRefused:
             (
                 {
                     "synchronization": {"kind": "local", "branches": 2},
-                    "boundary_compression": {"name": "int8"},
-                },
-                "boundary_compression needs synchronization: {kind: allreduce}",
-            ),
-            (
-                {
-                    "synchronization": {"kind": "local", "branches": 2},
                     "compression": {"name": "topk", "density": 0.0001},
                 },
                 "density 0.0001 keeps no value of a chunk of 4096; the least density is 0.000244141",
