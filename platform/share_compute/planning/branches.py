@@ -41,6 +41,7 @@ from share_compute.planning.search.partitioning import load_strategy
 from share_compute.planning.search.strategies import AutoPartitioning, is_measured
 from share_compute.planning.search.thorough import proposed, simple
 from share_compute.specification import TrainJob
+from share_compute.specification.boundaries import PlannedBoundaryCompressionSpec
 from share_compute.specification.synchronization import BranchesSpec
 from share_compute.specification.training import TrainingSpec
 from share_compute.topology import HEAD, Link, Topology, absurdities
@@ -86,6 +87,8 @@ def place_branches(
         ValueError: the job has no branches.
     """
     branches = _rounds(job.training).branches
+    if job.training.boundary_compression.name == "auto":  # the planner's choice is hardly slower than int8
+        job = job.with_boundaries(PlannedBoundaryCompressionSpec(name="int8"))
     islands = _Islands(job, topology, profile, timings or {})
     best: tuple[tuple[float, int, int], list[_Share]] | None = None
     most = 0
@@ -284,10 +287,13 @@ def _part(topology: Topology, machines: Iterable[str], branches: int) -> Topolog
 class _Island:
     """Predicts the time of a step and of a round on one island, for each number of branches."""
 
-    def __init__(self, job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings) -> None:
+    def __init__(
+        self, job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings, size_bytes: int
+    ) -> None:
         self.machines = tuple(machine.id for machine in topology.contributors)
         self._job, self._topology, self._profile, self._timings = job, topology, profile, timings
-        self._size = contribution_bytes(job.training, profile) + update_bytes(job.training, profile)
+        self._size_bytes = size_bytes
+        """Bytes that each branch sends and receives in a round."""
         self._step_s: list[float] = []
         """Step times for 1, 2, ... branches."""
         self._until = 0
@@ -295,7 +301,7 @@ class _Island:
 
     def round_s(self, branches: int) -> float:
         """Return the time of a round in seconds; infinite if the memory does not suffice."""
-        exchanged_s = exchange_s(self._topology, self.machines, branches * self._size)
+        exchanged_s = exchange_s(self._topology, self.machines, branches * self._size_bytes)
         return round_s(_rounds(self._job.training), branches, self.step_s(branches), exchanged_s)
 
     def step_s(self, branches: int) -> float:
@@ -367,6 +373,7 @@ class _Islands:
         measured = tuple(machine for machine in topology.contributors if is_measured(machine))
         self.topology = replace(topology, contributors=measured) if measured else topology
         self._job, self._profile, self._timings = job, profile, timings
+        self._size_bytes = contribution_bytes(job.training, profile) + update_bytes(job.training, profile)
         self._known: dict[Machines, _Island] = {}
 
     def cuts(self, branches: int) -> Iterator[list[_Island]]:
@@ -391,7 +398,7 @@ class _Islands:
         if machines not in self._known:
             names = [self.topology.contributors[machine].id for machine in machines]
             part = _part(self.topology, names, 1)
-            self._known[machines] = _Island(self._job, part, self._profile, self._timings)
+            self._known[machines] = _Island(self._job, part, self._profile, self._timings, self._size_bytes)
         return self._known[machines]
 
 

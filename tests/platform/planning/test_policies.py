@@ -11,6 +11,7 @@ from share_compute.planning.dry_run import dry_run
 from share_compute.planning.policies import compare_policies
 from share_compute.planning.report import PolicyFigures
 from share_compute.planning.rounds import plan_rounds
+from share_compute.synchronization.graphs import edges_of
 from share_compute.topology import Link, Topology
 
 NAMES = "abcd"
@@ -54,6 +55,10 @@ def test_the_jobs_own_rounds_have_the_figures_of_its_plan() -> None:
         ("diloco, 500 steps", "none"),
         ("sparse_loco, 30 steps", "topk"),
         ("sparse_loco, 30 steps", "none"),
+        ("elastic, 20 steps", "bf16"),
+        ("gossip (ring), 20 steps", "bf16"),
+        ("parameter_server (staleness 0), 20 steps", "bf16"),
+        ("parameter_server (staleness 1), 20 steps", "bf16"),
     }
     assert [row.policy for row in rows.values() if row.is_own] == ["rounds of 20 steps"]
     _, figures, _ = plan_rounds(spec, TOPOLOGY, PROFILE)
@@ -87,11 +92,75 @@ def test_the_fastest_policies_come_first_and_each_gives_up_something() -> None:
     assert all(row.gives_up.endswith(".") for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("policy", "name", "others"),
+    [
+        ({"kind": "elastic", "rate": 0.2}, "elastic, 10 steps", 9),
+        ({"kind": "gossip", "graph": "random_pairs"}, "gossip (random_pairs), 10 steps", 10),
+        (
+            {"kind": "parameter_server", "staleness": "unbounded"},
+            "parameter_server (staleness unbounded), 1 step",
+            10,
+        ),
+    ],
+)
+def test_jobs_of_all_policies_are_compared(policy: dict[str, Any], name: str, others: int) -> None:
+    spec = job(training={"steps": 100, "synchronization": {"branches": 2, **policy}})
+    rows = named(compare_policies(spec, TOPOLOGY, PROFILE))
+    (mine,) = (row for row in rows.values() if row.is_own)
+    assert (mine.policy, mine.compression) == (name, "none")
+    assert len(rows) == others + 1
+    _, figures, _ = plan_rounds(spec, TOPOLOGY, PROFILE)
+    assert mine.samples_per_s == figures.samples_per_s
+    assert mine.received_bytes_per_step == figures.update_bytes / figures.every
+
+
+def test_each_policy_says_what_it_gives_up() -> None:
+    rows = {row.policy: row for row in compare_policies(own(), TOPOLOGY, PROFILE)}
+    assert "10% of the way to the centre" in rows["elastic, 20 steps"].gives_up
+    assert "averages their weights only with one other branch" in rows["gossip (ring), 20 steps"].gives_up
+    synchronous, bounded = (rows[f"parameter_server (staleness {number}), 20 steps"] for number in (0, 1))
+    assert synchronous.gives_up == rows["rounds of 20 steps"].gives_up
+    assert "may lack up to 2 pushes of each other branch" in bounded.gives_up
+    assert bounded.received_bytes_per_step == 2 * synchronous.received_bytes_per_step  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("branches", [3, 4, 6, 9])
+def test_gossip_has_a_row_for_each_graph_with_other_edges(branches: int) -> None:
+    """On three branches, a ring and an exponential graph have the same edges."""
+    topology = lan(*(machine(name, 50) for name in "abc"))
+    spec = job(
+        training={"steps": 100, "synchronization": {"kind": "local", "branches": branches, "every": 10}}
+    )
+    rows = {row.policy: row for row in compare_policies(spec, topology, PROFILE)}
+    for graph in ("ring", "exponential"):
+        row = rows.get(f"gossip ({graph}), 10 steps")
+        if branches == 3 and graph == "exponential":
+            assert row is None
+            continue
+        ends = [branch for edge in edges_of(graph, branches, 0, 1) for branch in edge]
+        assert row is not None
+        assert f"only with {len(ends) // branches} other branches" in row.gives_up
+    assert "drawn anew" in rows["gossip (random_pairs), 10 steps"].gives_up
+
+
 def test_a_job_in_lockstep_is_compared_with_two_branches() -> None:
     rows = named(compare_policies(job(training={"steps": 100}), TOPOLOGY, PROFILE))
     assert rows["lockstep", "none"].is_own
     assert {row.branches for row in rows.values()} == {1, 2}
     assert ("diloco, 100 steps", "none") in rows  # no longer than the job
+    assert ("parameter_server (staleness 0), 1 step", "int8") in rows
+
+
+def test_compressed_sums_are_those_of_the_job_in_lockstep() -> None:
+    compression = {"name": "int8", "error_feedback": None}
+    plain, compact = (
+        compare_policies(job(training={"steps": 100, **options}, stages=1), TOPOLOGY, PROFILE)
+        for options in ({}, {"compression": compression})
+    )
+    (before,), (after,) = ([row for row in rows if row.is_own] for rows in (plain, compact))
+    assert (before.compression, after.compression) == ("none", "int8")
+    assert after.sent_bytes_per_step < before.sent_bytes_per_step  # type: ignore[operator]
 
 
 def test_error_feedback_decides_whether_small_changes_are_lost() -> None:
