@@ -3,9 +3,11 @@
 `RoundsMachine`, which decides on the merges of real jobs, decides here as well. The first placement is that of
 `place_branches`, and the times of steps and exchanges are predictions of the planner.
 
-- A branch computes its steps, sends its contribution, waits for the merge, and receives the update. Merges take 0 s.
+- A branch computes its steps, sends its contribution, waits for the merge, and receives the updates that it needs.
+  Merges take 0 s. Steps do not overlap with merges.
 - After the loss of one of several machines, an island continues from its last step, with a spare machine if it can.
-- After the loss of its only machine, an island begins its rounds again on a spare machine, with the merged weights.
+- After the loss of its only machine, an island begins its rounds again on a spare machine, with the newest weights that
+  its branches may use. Contributions that wait for a merge are withdrawn, as in real jobs.
 - An island without enough machines waits until a machine returns. It moves back when its first machines are all there.
 
 The job trains until the end of the simulation.
@@ -41,7 +43,7 @@ from share_compute.simulation.report import BranchHours, RoundsReport
 from share_compute.simulation.rules import EpochRules
 from share_compute.simulation.run import Progress, Scenario, flops_per_sample
 from share_compute.specification import TrainJob
-from share_compute.specification.synchronization import LocalSpec
+from share_compute.specification.synchronization import BranchesSpec
 from share_compute.synchronization.records import BranchRun, Contribution
 from share_compute.synchronization.rounds import (
     Contributed,
@@ -102,6 +104,7 @@ class _Branch:
     number: int
     island: _Island
     round: int = 1
+    """The version of its weights, plus 1."""
     phase: Phase = "idle"
     since_s: float = 0.0
     """Time up to which the branch's time is counted."""
@@ -133,7 +136,7 @@ def simulate_rounds(
     """Simulate the rounds of a job on a fleet, and return the report. Equal arguments give equal reports.
 
     Args:
-        spec: a job with ``synchronization: {kind: local}``.
+        spec: a job with branches.
         topology: the fleet.
         profile: cost profile of the job's model.
         scenario: duration and churn.
@@ -164,11 +167,17 @@ def simulate_rounds(
 
 
 class _Sizes(NamedTuple):
-    """Bytes of one branch's contribution, of an update, and of the weights in float32."""
+    """Bytes of one branch's contribution, of the update of one merge, and of the weights in float32."""
 
     contribution: int
     update: int
     weights: int
+
+
+def _policy(spec: TrainJob) -> BranchesSpec:
+    if spec.training.rounds is None:
+        raise ValueError("the job has no branches")
+    return spec.training.rounds
 
 
 class _Fleet:
@@ -176,9 +185,12 @@ class _Fleet:
 
     def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile) -> None:
         self._spec, self._topology, self._profile = spec, topology, profile
+        self._policy = _policy(spec)
+        self._updates = self._policy.branches if self._policy.merges_apart else 1
+        """Number of updates that a branch receives in a round."""
         self.sizes = _Sizes(
             contribution_bytes(spec.training, profile),
-            update_bytes(spec.training, profile),
+            update_bytes(spec.training, profile) // self._updates,
             uncompressed_bytes(profile),
         )
         machines = topology.contributors
@@ -204,15 +216,17 @@ class _Fleet:
         Raises:
             PlanInfeasible: the machines cannot hold all branches.
         """
-        policy = self._spec.training.synchronization
-        assert isinstance(policy, LocalSpec)
-        few = self._candidates(max(_LEAST_CANDIDATES, 2 * policy.branches))
+        few = self._candidates(max(_LEAST_CANDIDATES, 2 * self._policy.branches))
         try:
             places = place_branches(self._spec, self._part(few), self._profile)
         except PlanInfeasible:
             if len(few) == len(self._ranked):
                 raise
             places = place_branches(self._spec, self._part(self._ranked), self._profile)
+        if self._spec.training.boundary_compression.name != "none":
+            island = island_topology(self._topology, places[0])
+            first = solve(self._spec, island, self._profile, 0, {}).plan
+            self._spec = self._spec.with_first_boundaries(first.boundaries)
         found = []
         for place in places:
             planned = self.plan([self.index[machine] for machine in place.machines], len(place.branches))
@@ -226,11 +240,9 @@ class _Fleet:
         The time is infinite for machines whose speed was not measured.
         """
         training, profile = self._spec.training, self._profile
-        policy = training.synchronization
-        assert isinstance(policy, LocalSpec)
-        samples = policy.every * training.batch_size
+        samples = self._policy.every * training.batch_size
         flops = samples * flops_per_sample(profile, workload(self._spec, 1).sequence_length)
-        moved = self.sizes.contribution + self.sizes.update
+        moved = self.sizes.contribution + self._updates * self.sizes.update
         rates = np.zeros(len(self.speeds))
         for link in self._links[HEAD]:
             end = self.index.get(link.target if link.source == HEAD else link.source)
@@ -312,9 +324,8 @@ class _Fleet:
 
     def round_s(self, planned: _Planned, branches: int) -> float:
         """Return the time of a round of an island."""
-        policy = self._spec.training.synchronization
-        assert isinstance(policy, LocalSpec)
-        return branches * policy.every * planned.step_s + planned.upload_s + planned.download_s
+        download_s = self._updates * planned.download_s
+        return branches * self._policy.every * planned.step_s + planned.upload_s + download_s
 
     def _spares(self, near: int) -> list[int]:
         """Return free machines: the best of all, and the best ones in the region of a lost machine."""
@@ -327,8 +338,7 @@ class _Run:
     """State of one simulation."""
 
     def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile, scenario: Scenario) -> None:
-        policy = spec.training.synchronization
-        assert isinstance(policy, LocalSpec)
+        policy = _policy(spec)
         self._spec, self._profile, self._policy, self._scenario = spec, profile, policy, scenario
         self._rules = EpochRules()
         self._fleet = _Fleet(spec, topology, profile)
@@ -401,23 +411,26 @@ class _Run:
             self._begin(branch, 0.0)
 
     def _begin(self, branch: _Branch, pause_s: float) -> None:
-        """Begin the open round after a pause in which members start, unless the branch has contributed to it."""
+        """Begin the branch's round after a pause in which members start."""
         self._count_time(branch)
-        branch.round, branch.spent_s = self._machine.open_round, {}
-        if self._machine.has(BranchRun(branch.round, branch.number)):
-            self._enter(branch, "waiting")
-        else:
-            self._enter(branch, "computing", pause_s + branch.island.compute_s(self._policy.every))
+        branch.spent_s = {}
+        self._enter(branch, "computing", pause_s + branch.island.compute_s(self._policy.every))
+
+    def _begin_again(self, branch: _Branch, pause_s: float) -> None:
+        """Begin a round without the state of the last members, with the newest weights that the branch may use."""
+        self._drop_work(branch)
+        if not self._policy.keeps_own_weights:
+            branch.round = self._machine.open_round
+        self._begin(branch, pause_s)
 
     def _contribute(self, branch: _Branch) -> None:
         run = BranchRun(branch.round, branch.number)
         samples = float(self._policy.every * self._spec.training.batch_size)
         self._counts["sent_bytes"] += self._fleet.sizes.contribution
-        self._counts["late"] += branch.round < self._machine.open_round
         self._tell(TimeRead(self._now_s))
         self._tell(Contributed(Contribution(run, samples, "")))
-        if self._policy.needed < self._policy.branches:
-            self._schedule(self._now_s + self._policy.grace_s, None)
+        if self._policy.patience_s:
+            self._schedule(self._now_s + self._policy.patience_s, None)
         self._answer(branch)
 
     def _tell(self, event: RoundEvent) -> None:
@@ -425,8 +438,11 @@ class _Run:
         for effect in self._machine.handle(event):
             if isinstance(effect, ContributionIgnored):
                 self._counts["ignored"] += 1
+                self._counts["late"] += 1
                 continue
-            self._counts["missing"] += len(self._machine.missing(effect.record.runs))
+            if not self._policy.merges_apart:
+                self._counts["missing"] += len(self._machine.missing(effect.record.runs))
+                self._counts["late"] += sum(run.round < effect.record.version for run in effect.record.runs)
             self._counts["merged"] += len(effect.record.runs)
             self._tell(MergeRecorded(effect.record))
             self._move_back()
@@ -434,12 +450,15 @@ class _Run:
                 self._answer(branch)
 
     def _answer(self, branch: _Branch) -> None:
-        """Send a waiting branch all updates since its round, if its round or a later one is merged."""
-        if branch.phase != "waiting" or self._machine.version < branch.round:
+        """Send a waiting branch the updates with which it continues, unless it has to wait for other branches."""
+        if branch.phase != "waiting":
             return
-        updates = self._machine.version - branch.round + 1
-        self._counts["received_bytes"] += updates * self._fleet.sizes.update
-        self._enter(branch, "receiving", updates * branch.island.plan.download_s)
+        versions = self._machine.updates(BranchRun(branch.round, branch.number))
+        if versions is None:
+            return
+        branch.round = versions.stop
+        self._counts["received_bytes"] += len(versions) * self._fleet.sizes.update
+        self._enter(branch, "receiving", len(versions) * branch.island.plan.download_s)
 
     # -- machines that leave and return ------------------------------------------------------------------------------
 
@@ -477,12 +496,11 @@ class _Run:
         self._hold(island)
         pause_s = self._rules.noticing_s + self._rules.search_s + self._rules.start_s + planned.fetch_s
         for branch in island.branches:
-            if branch.phase == "computing" and left:
+            if not left:
+                self._begin_again(branch, pause_s)
+            elif branch.phase == "computing":
                 left_s = (branch.until_s - self._now_s) * planned.step_s / old_s
                 self._enter(branch, "computing", left_s + pause_s)
-            elif branch.phase in {"computing", "sending"} and not left:
-                self._drop_work(branch)
-                self._begin(branch, pause_s)
             elif branch.phase == "sending":
                 self._enter(branch, "sending", planned.upload_s + pause_s)
             elif branch.phase == "receiving":
@@ -490,8 +508,9 @@ class _Run:
         self._counts["replaced"] += 1
 
     def _drop_work(self, branch: _Branch) -> None:
-        """Count the time of a round that begins again."""
-        if branch.phase in {"computing", "sending"}:
+        """Withdraw a branch's contributions that wait for a merge, and count the time of a round that begins again."""
+        withdrawn = self._machine.withdraw(branch.number)
+        if withdrawn or branch.phase in {"computing", "sending"}:
             self._count_time(branch)
             for phase, spent_s in branch.spent_s.items():
                 self._hours[phase] -= spent_s
@@ -507,7 +526,7 @@ class _Run:
         island.plan = planned
         self._hold(island)
         for branch in island.branches:
-            self._begin(branch, self._rules.search_s + self._rules.start_s + planned.fetch_s)
+            self._begin_again(branch, self._rules.search_s + self._rules.start_s + planned.fetch_s)
 
     def _move_back(self) -> None:
         """Move islands back whose branches wait, and whose first machines are all present and free."""
@@ -558,6 +577,7 @@ class _Run:
             seed=self._scenario.seed,
             branches=len(self._branches),
             islands=len(self._islands),
+            policy=self._spec.training.synchronization.kind,
             every=self._policy.every,
             first_round_s=self._first_round_s,
             rounds=self._machine.version,
