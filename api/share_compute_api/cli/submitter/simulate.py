@@ -135,7 +135,7 @@ def _run(
 
 
 class _Shown(NamedTuple):
-    """What is printed of a report besides the figures that all reports have."""
+    """Printed parts of a report besides the figures that all reports have."""
 
     about: str
     """End of the first line."""
