@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -21,6 +22,7 @@ from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, RoundMer
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.topology import Link, Topology
 from share_compute_actors.group.naming import workers_of
+from share_compute_actors.training.rounds.messages import BranchReport
 from share_compute_actors.training.step_log import StepLog
 
 pytestmark = pytest.mark.slow
@@ -323,6 +325,104 @@ def test_a_job_whose_coordinators_die_continues_with_its_members(
     require_success(second)
     assert [event.round for event in rounds_of(second)] == [2, 3]
     assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["after", "before"])
+def test_a_synchronizer_that_dies_before_or_after_its_commit_merges_once(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, is_stored: bool
+) -> None:
+    """Before the commit, the new version is on disk, but it has no record: power fails, so members end as well."""
+    document = job(licence, {"inner_state": "reset"}, compression={"name": "int8", "error_feedback": None})
+    machines = part(topology, "c0", "c1")
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+
+    def die(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "round" and event.round == 2:
+            ray.kill(coordinator)
+            for node in () if is_stored else nodes[:2]:
+                for process in processes_on(node, "Member"):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    folder = tmp_path / "killed"
+    attempt(document, folder=folder, machines=machines, on_event=die)
+    if not is_stored:
+        with closing(sqlite3.connect(folder / "steps.sqlite3")) as base, base:
+            base.execute("DELETE FROM merges WHERE version >= 2")
+    second = attempt(document, folder=folder, machines=machines, number=2, known=4)
+    require_success(second)
+    assert [event.round for event in rounds_of(second)] == ([3] if is_stored else [2, 3])
+    assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+def test_reports_that_cannot_be_are_ignored_and_a_damaged_contribution_runs_again(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    document = job(licence, {"inner_state": "reset"}, compression={"name": "int8", "error_feedback": None})
+    machines = part(topology, "c0", "c1")
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    (cut / "model.safetensors").write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
+    told: list[AttemptEvent] = []
+
+    def tell(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and not told:
+            told.append(event)
+            facts = {
+                "branch": 1,
+                "start": 1,
+                "round": 1,
+                "folder": cut,
+                "samples": 16,
+                "loss": 1.0,
+                "seconds": 1.0,
+            }
+            for wrong in ({"branch": 7}, {"start": 9}, {"round": 99}, {}):
+                report = BranchReport.model_validate({**facts, **wrong})
+                coordinator.contributed.remote(report.model_dump_json())
+
+    events = attempt(document, folder=tmp_path / "told", machines=machines, on_event=tell)
+    require_success(events)
+    again = [
+        event.message for event in events if event.type == "note" and "is started again" in event.message
+    ]
+    assert len(again) == 1
+    assert "the contribution of branch 1 to round 1 is damaged" in again[0]
+    assert [event.round for event in rounds_of(events)] == [1, 2, 3]
+    assert digest(tmp_path / "undisturbed") == digest(tmp_path / "told")
+
+
+@pytest.mark.parametrize("name", ["local", pytest.param("elastic", marks=pytest.mark.thorough)])
+def test_tied_weights_are_merged_once_wherever_the_model_is_cut(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, name: str
+) -> None:
+    """The first and the last stage hold the same embedding, with the same residual."""
+    for folder, stages, machines in (
+        ("stages", 2, two_sites(topology)),
+        ("whole", 1, part(topology, "c0", "c1")),
+    ):
+        document = job(
+            licence,
+            {**POLICIES[name], "every": 2},
+            stages=stages,
+            steps=4,
+            compression={"name": "topk", "density": 0.1, "chunk": 100},
+        )
+        document["model"] = {"config": {**LLAMA, "tie_word_embeddings": True}}
+        require_success(attempt(document, folder=tmp_path / folder, machines=machines))
+    assert digest(tmp_path / "stages") == digest(tmp_path / "whole")
+
+
+def test_more_branches_than_samples_are_refused(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text(licence.read_text()[:4000])
+    document = job(short, {"branches": 1024, "every": 2})
+    events = attempt(document, folder=tmp_path / "job", machines=part(topology, "c0"))
+    assert events[-1].type == "ended"
+    assert events[-1].outcome == "failed"
+    assert "training.synchronization.branches 1024 is more than the" in events[-1].reason
 
 
 def test_a_quorum_does_not_wait_for_a_slow_branch(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from share_compute.errors import UserError
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.storage.checksums import damage
@@ -62,7 +63,18 @@ def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, plan: Plan) -> dict[
         spec: the job.
         facts: the facts that the shard store returned.
         plan: plan of the first branch.
+
+    Raises:
+        UserError: there are more branches than training samples.
     """
+    samples, policy = facts.sizes["train"], spec.training.rounds
+    assert policy is not None
+    if policy.branches > samples:
+        raise UserError(
+            f"training.synchronization.branches {policy.branches} is more than the {samples} training samples: "
+            "branches would train on the same samples",
+            hint=f"give more data, or at most {samples} branches",
+        )
     runs = max(plan.shares, key=len)
     return {
         **asdict(facts.state),
@@ -70,7 +82,7 @@ def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, plan: Plan) -> dict[
         "version": 0,
         "seed": spec.training.seed,
         "batch_size": spec.training.batch_size,
-        "train_samples": facts.sizes["train"],
+        "train_samples": samples,
         "microbatches": sum(runs),
         "runs": runs,
         "boundaries": plan.boundaries.model_dump(mode="json"),

@@ -412,9 +412,9 @@ class Synchronizer:
     # -- merges ------------------------------------------------------------------------------------------------------
 
     def _on_report(self, report: BranchReport) -> None:
-        branch = self._branches[report.branch]
-        if report.start != branch.starts:  # of a coordinator that was replaced
-            return
+        branch = next((each for each in self._branches if each.number == report.branch), None)
+        if branch is None or report.start != branch.starts or report.round > self._machine.open_round:
+            return  # of a coordinator that was replaced, or of no branch
         branch.base = branch.oldest = report.round - 1
         branch.waiting = report
         if not self._machine.has(report.run):
