@@ -84,7 +84,11 @@ function Picture({ rounds, branches }: Props) {
             width={width}
             height={bottom + AXIS_PX}
             role="img"
-            aria-label={isApart ? t("Merges {{first}} to {{last}}: computing of {{branches}} branches", extent) : t("Rounds {{first}} to {{last}}: computing and waiting of {{branches}} branches", extent)}
+            aria-label={
+              isApart
+                ? t("Merges {{first}} to {{last}}: computing of {{branches}} branches", extent)
+                : t("Rounds {{first}} to {{last}}: computing and waiting of {{branches}} branches", extent)
+            }
             onPointerLeave={() => setLit(null)}
             onPointerMove={(event) => setLit((event.target as Element).getAttribute("data-words"))}
           >

@@ -13,7 +13,8 @@ const run = (number: number, round: number, other: Partial<BranchRound> = {}): B
   ...other,
 });
 
-const roundsIn = (events: Parameters<typeof roundsOf>[0], kind = "local", staleness?: number) => roundsOf(events, mergingOf({ kind, staleness }));
+const roundsIn = (events: Parameters<typeof roundsOf>[0], policy: Parameters<typeof mergingOf>[0] = { kind: "local" }) =>
+  roundsOf(events, mergingOf(policy));
 
 /** An event that merges at the given second. */
 function merged(round: number, second: number, other: Partial<RoundMerged> = {}, attempt = 1) {
@@ -78,14 +79,14 @@ test("pushes to a parameter server are not late, and have no common round", () =
   const events = [merged(1, 0), merged(2, 10, { branches: [run(1, 1)] }), merged(3, 12, { branches: [run(0, 2)] })];
   const late = (rounds: ReturnType<typeof roundsIn>) => rounds.map((round) => round.branches.some((one) => isLate(round, one)));
   expect(late(roundsIn(events))).toEqual([false, true, true]);
-  expect(late(roundsIn(events, "parameter_server", 0))).toEqual([false, true, true]);
-  const pushes = roundsIn(events, "parameter_server", 1);
+  expect(late(roundsIn(events, { kind: "parameter_server", staleness: 0 }))).toEqual([false, true, true]);
+  const pushes = roundsIn(events, { kind: "parameter_server", staleness: 1 });
   expect(late(pushes)).toEqual([false, false, false]);
   expect(otherSeconds(pushes[2]!, pushes[2]!.branches[0]!)).toBeNull();
 });
 
 test("only merged branches receive an update for weights of their own", () => {
   const events = [merged(1, 0), merged(2, 10, { branches: [run(0, 2)], missing: [1] })];
-  expect(totalsOf(roundsIn(events, "elastic")).received_bytes).toBe(450);
+  expect(totalsOf(roundsIn(events, { kind: "elastic" })).received_bytes).toBe(450);
   expect(totalsOf(roundsIn(events)).received_bytes).toBe(600);
 });
