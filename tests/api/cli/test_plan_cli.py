@@ -58,6 +58,9 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
         "lockstep",
         "diloco, ",
         "sparse_loco, 30 steps",
+        "elastic",
+        "gossip (ring)",
+        "parameter_server (staleness 1)",
         "this job",
         "Branches train apart",
     ):
