@@ -105,7 +105,7 @@ class _Comparison:
             policy = LocalSpec.model_validate({"branches": branches, "preset": preset, "every": every})
             for compression in (codec, _NONE):
                 if policy != training.rounds or compression != training.compression:
-                    yield _Setting(f"{preset}, {_steps(every)}", policy, compression)
+                    yield _Setting(preset, policy, compression)
 
     def _others(self, branches: int) -> Iterator[_Setting]:
         """Yield the other policies, in rounds as long as the job's own and with its codec.
@@ -158,6 +158,7 @@ class _Comparison:
             compression=setting.compression.name,
             is_own=setting.is_own,
             branches=policy.branches,
+            every=policy.every,
             gives_up=_gives_up(setting),
             **self._known[key],
         )
@@ -186,12 +187,13 @@ class _Comparison:
 
 
 def _name(policy: BranchesSpec) -> str:
-    steps = _steps(policy.every)
+    """Return a short name of a policy, which fits into a table of 80 columns."""
     if isinstance(policy, GossipSpec):
-        return f"gossip ({policy.graph}), {steps}"
+        return f"gossip, {policy.graph}"
     if isinstance(policy, ParameterServerSpec):
-        return f"parameter_server (staleness {policy.staleness}), {steps}"
-    return f"elastic, {steps}" if isinstance(policy, ElasticSpec) else f"rounds of {steps}"
+        is_bounded = isinstance(policy.staleness, int)
+        return f"server, staleness {policy.staleness}" if is_bounded else "server, unbounded"
+    return "elastic" if isinstance(policy, ElasticSpec) else "rounds"
 
 
 def _steps(count: int) -> str:
