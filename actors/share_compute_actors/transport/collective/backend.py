@@ -171,9 +171,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._links.count_ring(out.nbytes)
             self._guard(lambda: packed(self._open, parts, counts, combine, out))
             return _nothing
-        if self._algorithm in ("auto", "sharded"):
+        algorithm = self._algorithm
+        if algorithm == "auto" or algorithm == "sharded":  # noqa: PLR1714 - mypy narrows comparisons only
             return self._begin(start_sharded(self._links, parts, counts, combine, out))
-        own = self._routed(self._algorithm, tuple(map(tuple, held)), tree)
+        own = self._routed(algorithm, tuple(map(tuple, held)), tree)
         return self._begin(start_routed(self._links, parts, own, out))
 
     def _routed(
