@@ -5,44 +5,54 @@ from __future__ import annotations
 import json
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from share_compute.protocol.collectives import ALGORITHMS
+from share_compute.protocol.collectives import ALGORITHMS, parts_of, routes
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.transport.collective.backend import join_group
-from share_compute_actors.transport.rendezvous import Rendezvous
+from share_compute_actors.transport.collective.algorithms import GlooLinks, start_sharded
+from share_compute_actors.transport.collective.expression import expression
+from share_compute_actors.transport.collective.routed import start_routed
 
 
 def main(rank: int, sites: tuple[int, ...], address: str, folder: Path, elements: int, turns: int) -> None:
-    """Join a group for each algorithm, let them take turns, and print the seconds of each sum, by algorithm."""
+    """Join the group, let all algorithms take turns, and print the seconds of each sum, by algorithm."""
     torch.set_num_threads(1)
     dist: Any = torch.distributed
     world = len(sites)
     tree = SummationTree((1,) * world)
     held = [(Node(other, other + 1),) for other in range(world)]
     store = dist.FileStore(str(folder / "store"), world)
-    groups = {}
-    for algorithm in ALGORITHMS:
-        meeting = Rendezvous(algorithm, (), 120.0, address, algorithm, sites)
-        groups[algorithm] = join_group(
-            meeting, rank, world, torch.device("cpu"), dist.PrefixStore(algorithm, store)
-        )
+    options = dist.ProcessGroupGloo._Options()  # noqa: SLF001
+    options._timeout = timedelta(seconds=300)  # noqa: SLF001
+    options._threads = 2  # noqa: SLF001
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
+    group = dist.ProcessGroupGloo(store, rank, world, options)
+    links = GlooLinks(group, rank, world)
+    combine = expression(tree, [node for nodes in held for node in nodes])
+    own = {
+        algorithm: [parts_of(route, held, tree)[rank] for route in routes(algorithm, held, tree, sites)]
+        for algorithm in ALGORITHMS
+    }
     seconds: dict[str, list[float]] = {algorithm: [] for algorithm in ALGORITHMS}
-    digest = set()
+    found = set()
     for turn in range(turns + 1):  # the first turn is a warm-up
-        for algorithm, group in groups.items():
+        for algorithm in ALGORITHMS:
             tensor = torch.full((elements,), 0.1 * (rank + 1) ** 3)
-            group.barrier()
+            group.barrier().wait()
             start = time.perf_counter()
-            group.start_tree_sum([tensor], held, tree)()
-            group.barrier()
+            if algorithm == "sharded":
+                start_sharded(links, [tensor], [1] * world, combine, tensor)()
+            else:
+                start_routed(links, [tensor], own[algorithm], tensor)()
+            taken_s = time.perf_counter() - start
             if turn:
-                seconds[algorithm].append(time.perf_counter() - start)
-            digest.add(float(tensor[0]))
-    print(json.dumps({"seconds": seconds, "is_equal": len(digest) == 1}), flush=True)
+                seconds[algorithm].append(taken_s)
+            found.add(tensor.unique().numpy().tobytes())
+    print(json.dumps({"seconds": seconds, "is_equal": len(found) == 1}), flush=True)
 
 
 if __name__ == "__main__":
