@@ -51,7 +51,7 @@ def main(rank: int, sites: tuple[int, ...], address: str, folder: Path, elements
             taken_s = time.perf_counter() - start
             if turn:
                 seconds[algorithm].append(taken_s)
-            found.add(tensor.unique().numpy().tobytes())
+            found.add(torch.unique(tensor).numpy().tobytes())
     print(json.dumps({"seconds": seconds, "is_equal": len(found) == 1}), flush=True)
 
 
