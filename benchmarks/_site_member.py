@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from share_compute.protocol.collectives import ALGORITHMS, parts_of, routes
+from share_compute.protocol.collectives import ALGORITHMS, exchanges_directly, parts_of, routes
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import GlooLinks, start_sharded
 from share_compute_actors.transport.collective.expression import expression
@@ -44,7 +44,7 @@ def main(rank: int, sites: tuple[int, ...], address: str, folder: Path, elements
             tensor = torch.full((elements,), 0.1 * (rank + 1) ** 3)
             group.barrier().wait()
             start = time.perf_counter()
-            if algorithm == "sharded":
+            if exchanges_directly(algorithm, sites):
                 start_sharded(links, [tensor], [1] * world, combine, tensor)()
             else:
                 start_routed(links, [tensor], own[algorithm], tensor)()

@@ -105,9 +105,9 @@ def routes(algorithm: Algorithm, held: Held, tree: SummationTree, sites: Sequenc
         root, up = _along(tree, held, ranks)
         ordered = tuple(up.get(rank, root) for rank in ranks)
         return (Route(root, ordered, ordered),)
-    if algorithm == "hierarchical" and len(set(sites)) > 1:
-        return _by_sites(tree, held, sites)
-    return tuple(Route(rank, (rank,) * len(ranks), (rank,) * len(ranks)) for rank in ranks)
+    if exchanges_directly(algorithm, sites):
+        return tuple(Route(rank, (rank,) * len(ranks), (rank,) * len(ranks)) for rank in ranks)
+    return _by_sites(tree, held, sites)
 
 
 def spread(algorithm: Algorithm, sites: Sequence[int]) -> tuple[Route, ...]:

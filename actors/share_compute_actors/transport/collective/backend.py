@@ -29,7 +29,15 @@ from torch import Tensor
 
 from share_compute.compression.sums import BucketCodec
 from share_compute.errors import ContributorLost, ShareComputeError
-from share_compute.protocol.collectives import Algorithm, Part, Route, parts_of, routes, spread
+from share_compute.protocol.collectives import (
+    Algorithm,
+    Part,
+    Route,
+    exchanges_directly,
+    parts_of,
+    routes,
+    spread,
+)
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import (
     GlooLinks,
@@ -172,7 +180,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._guard(lambda: packed(self._open, parts, counts, combine, out))
             return _nothing
         algorithm = self._algorithm
-        if algorithm == "auto" or algorithm == "sharded":  # noqa: PLR1714 - mypy narrows comparisons only
+        if algorithm == "auto" or exchanges_directly(algorithm, self._sites):
             return self._begin(start_sharded(self._links, parts, counts, combine, out))
         own = self._routed(algorithm, tuple(map(tuple, held)), tree)
         return self._begin(start_routed(self._links, parts, own, out))
