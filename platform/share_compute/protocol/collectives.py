@@ -89,6 +89,11 @@ def merge(tree: SummationTree, nodes: Sequence[Node]) -> Merge:
     return Merge(tuple(additions), tuple((node, place[node]) for node in sorted(held)))
 
 
+def exchanges_directly(algorithm: Algorithm, sites: Sequence[int]) -> bool:
+    """Return whether an algorithm is ``sharded``, or the same as ``sharded`` because all members are at one site."""
+    return algorithm == "sharded" or (algorithm == "hierarchical" and len(set(sites)) == 1)
+
+
 def routes(algorithm: Algorithm, held: Held, tree: SummationTree, sites: Sequence[int]) -> tuple[Route, ...]:
     """Return the route of each share.
 
