@@ -103,6 +103,24 @@ def test_between_sites_only_representatives_exchange_sums(counts: tuple[int, ...
         assert list(crossing.values()) == [1.0, 1.0]  # the sum crosses once in each direction
 
 
+def test_unequal_sites_exchange_at_most_twice_the_sum() -> None:
+    """The tree may leave a site with several partial sums."""
+    most = {}
+    for size in range(2, 13):
+        tree, held = runs(size)
+        for first in range(1, size):
+            sites = [0] * first + [1] * (size - first)
+            found = routes("hierarchical", held, tree, sites)
+            sizes = traffic(parts_of(route, held, tree) for route in found)
+            most[first, size - first] = max(
+                sum(moved for (one, other), moved in sizes.items() if sites[one] == site != sites[other])
+                for site in (0, 1)
+            )
+    assert most[4, 2] == 1.5
+    assert max(most.values()) == 2.0
+    assert all(most[count, count] == 1.0 for count in range(1, 7))
+
+
 @pytest.mark.parametrize("lost", range(6))
 def test_another_member_represents_a_site_that_lost_its_representative(lost: int) -> None:
     """The others compute the lost member's run again."""
