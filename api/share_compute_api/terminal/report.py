@@ -50,7 +50,7 @@ def print_report(report: PlanReport) -> None:
         return
     if any(stage.boundary_bytes is not None for stage in plan.stages):
         _section("Boundaries", _boundaries(plan))
-    if any(stage.sum_bytes is not None for stage in plan.stages):
+    if any(stage.sums is not None for stage in plan.stages):
         _section("Gradient sums", _sums(plan))
     if report.timeline:
         _section("One step", timeline(plan, report.timeline, console))
@@ -164,15 +164,23 @@ def _boundaries(plan: Plan) -> Text:
 
 
 def _sums(plan: Plan) -> Text:
-    """Return the bytes that the members of each stage receive in a step to sum their gradients."""
+    """Return, for each stage, the algorithm that sums its gradients, its traffic, and the times of all algorithms."""
     text = Text()
-    summed = [stage for stage in plan.stages if stage.sum_bytes is not None]
-    for stage in summed[:_MOST_MACHINES]:
+    summed = [(stage, stage.sums) for stage in plan.stages if stage.sums is not None]
+    for stage, sums in summed[:_MOST_MACHINES]:
         codec = "not compressed" if stage.sum_codec == "none" else stage.sum_codec
         text.append(layer_span(stage.start, stage.stop), style="bold")
         text.append(
-            f": each of {len(stage.members)} members receives {bytes_text(stage.sum_bytes or 0)} a step, {codec}\n"
+            f": {sums.algorithm}; each of {len(stage.members)} members receives at most "
+            f"{bytes_text(sums.received_bytes)} a step, {codec}\n"
         )
+        if sums.crossing_bytes:
+            text.append(
+                f"  each of {len(set(sums.sites))} sites sends at most {bytes_text(sums.crossing_bytes)} to others\n"
+            )
+        times = sorted(sums.seconds.items(), key=lambda item: (item[1] is None, item[1], item[0]))
+        shown = (f"{name} {'-' if value is None else seconds_text(value)}" for name, value in times)
+        text.append(f"  predicted: {', '.join(shown)}\n", style="dim")
     if len(summed) > _MOST_MACHINES:
         text.append(f"and {len(summed) - _MOST_MACHINES} more; --json has them all\n", style="dim")
     text.rstrip()
