@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from share_compute.errors import ShareComputeError
-from share_compute.models.profiles.profile import FLOAT_BYTES, ModelProfile
+from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.branches import contribution_bytes, neighbours, place_branches, update_bytes
 from share_compute.planning.plan import StagePlan
 from share_compute.planning.planner import Solution, solve
@@ -213,7 +213,7 @@ def _lockstep(spec: TrainJob, branches: int, topology: Topology, profile: ModelP
         solution = solve(in_lockstep(spec, branches), topology, profile, 0, {})
     except ShareComputeError as failure:
         return row.model_copy(update={"problem": failure.message})
-    prediction, moved = solution.plan.prediction, _lockstep_bytes(solution, profile)
+    prediction, moved = solution.plan.prediction, _lockstep_bytes(solution)
     return row.model_copy(
         update={
             "samples_per_s": None if prediction is None else prediction.samples_per_s,
@@ -224,29 +224,18 @@ def _lockstep(spec: TrainJob, branches: int, topology: Topology, profile: ModelP
     )
 
 
-def _lockstep_bytes(solution: Solution, profile: ModelProfile) -> float:
+def _lockstep_bytes(solution: Solution) -> float:
     """Return the bytes that the busiest machine sends in a step; it receives as many.
 
-    These are activations and gradients at the boundaries of its stage, and its part of a sum of gradients: compressed,
-    or in a ring.
+    These are activations and gradients at the boundaries of its stage, and its part of the sum of gradients.
     """
     plan, boundary = solution.plan, solution.cost.boundary_bytes
     most = 0.0
     for stage in plan.stages:
-        size = len(stage.members)
-        summed = stage.sum_bytes or 2 * (size - 1) / size * FLOAT_BYTES * _trained(profile, stage)
+        summed = 0 if stage.sums is None else stage.sums.received_bytes
         crossing = float(boundary[stage.start] + boundary[stage.stop])
         most = max(most, *(summed + len(member.microbatches) * crossing for member in stage.members))
     return most
-
-
-def _trained(profile: ModelProfile, stage: StagePlan) -> int:
-    pieces = list(profile.layers[stage.start : stage.stop])
-    if stage.start == 0:
-        pieces.append(profile.embedding)
-    if stage.stop == len(profile.layers):
-        pieces.append(profile.head)
-    return sum(piece.parameters - piece.frozen for piece in pieces)
 
 
 def _gives_up(setting: _Setting) -> str:
