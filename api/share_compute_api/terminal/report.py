@@ -239,11 +239,12 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
 def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
     """Return a table of policies of synchronization, and a sentence for each about what it gives up."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("policy", "codec", "a sample", "sent", "received", "busy", ""):
+    for column in ("policy", "steps", "codec", "a sample", "sent", "received", "busy", ""):
         left = column in ("policy", "codec", "")
         table.add_column(column, no_wrap=True, justify="left" if left else "right")
     sentences = Text(
-        "Bytes are means per step: of the busiest machine in lockstep, and of each branch in rounds.\n",
+        "Steps are those of a round. Bytes are means per step: of the busiest machine in lockstep, and of each branch "
+        "in rounds.\n",
         style="dim",
     )
     for row in policies:
@@ -251,11 +252,12 @@ def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
         if row.problem is None:
             table.add_row(
                 row.policy,
+                "-" if row.every is None else f"{row.every}",
                 row.compression,
                 "-" if row.sample_s is None else seconds_text(row.sample_s),
                 *("-" if size is None else bytes_text(size) for size in sizes),
                 "-" if row.utilisation is None else _percent(row.utilisation),
-                "this job" if row.is_own else "",
+                "own" if row.is_own else "",
                 style="bold" if row.is_own else "",
             )
         name = row.policy if row.compression == "none" else f"{row.policy}, {row.compression}"

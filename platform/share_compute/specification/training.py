@@ -158,8 +158,6 @@ class TrainingSpec(SpecModel):
         if policy is None:
             self._sums_can_be_compressed()
             return self
-        if self.boundary_compression.name != "none":
-            raise ValueError("boundary_compression needs synchronization: {kind: allreduce}")
         if policy.keeps_own_weights and self.early_stopping is not None:
             raise ValueError(
                 f"early_stopping needs a synchronization with common weights, such as {{kind: local}}: with "

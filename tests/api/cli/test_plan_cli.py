@@ -59,8 +59,12 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
     for words in (
         "Policies",
         "lockstep",
-        "diloco, ",
-        "sparse_loco, 30 steps",
+        "diloco ",
+        "sparse_loco ",
+        "elastic",
+        "gossip, ring",
+        "server, staleness 1",
+        "received  busy",
         "this job",
         "Branches train apart",
     ):
