@@ -65,7 +65,7 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
         "gossip, ring",
         "server, staleness 1",
         "received  busy",
-        "this job",
+        "  own",
         "Branches train apart",
     ):
         assert words in done.stdout

@@ -222,8 +222,8 @@ function Figures({ rounds, branches }: Props) {
             <Table.Th className="numeric">{t("Sent")}</Table.Th>
             <Table.Th className="numeric">{t("Received")}</Table.Th>
             <Table.Th className="numeric">{t("Computing")}</Table.Th>
-            <Table.Th className="numeric">{t("Waiting")}</Table.Th>
-            <Table.Th className="numeric">{t("Exchange, other")}</Table.Th>
+            {!rounds[0]!.is_apart && <Table.Th className="numeric">{t("Waiting")}</Table.Th>}
+            {!rounds[0]!.is_apart && <Table.Th className="numeric">{t("Exchange, other")}</Table.Th>}
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
@@ -272,12 +272,16 @@ function Line({ round, number, run }: { round: Round; number: number; run: Branc
       <Table.Td className="numeric" data-label={t("Computing")}>
         <span>{run === undefined ? "–" : stepTime(run.seconds)}</span>
       </Table.Td>
-      <Table.Td className="numeric" data-label={t("Waiting")}>
-        <span>{run === undefined ? "–" : stepTime(run.waited_s)}</span>
-      </Table.Td>
-      <Table.Td className="numeric" data-label={t("Exchange, other")}>
-        <span>{other === null ? "–" : stepTime(other)}</span>
-      </Table.Td>
+      {!round.is_apart && (
+        <Table.Td className="numeric" data-label={t("Waiting")}>
+          <span>{run === undefined ? "–" : stepTime(run.waited_s)}</span>
+        </Table.Td>
+      )}
+      {!round.is_apart && (
+        <Table.Td className="numeric" data-label={t("Exchange, other")}>
+          <span>{other === null ? "–" : stepTime(other)}</span>
+        </Table.Td>
+      )}
     </Table.Tr>
   );
 }
