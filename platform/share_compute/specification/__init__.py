@@ -52,6 +52,7 @@ from share_compute.specification.serve import (
     ServingParallelismSpec,
 )
 from share_compute.specification.training import (
+    Collective,
     EarlyStoppingSpec,
     LoraSpec,
     Precision,
@@ -68,6 +69,7 @@ __all__ = [
     "TEXT_SUFFIXES",
     "BatchJob",
     "BatchSamplingSpec",
+    "Collective",
     "DataSpec",
     "EarlyStoppingSpec",
     "EmbedDataSpec",

@@ -18,6 +18,7 @@ from share_compute.specification.optimization import GradientFusionSpec, Optimiz
 from share_compute.specification.synchronization import AllReduceSpec, BranchesSpec, SynchronizationSpec
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Collective: TypeAlias = Literal["auto", "ring", "tree", "sharded", "hierarchical"]
 DEFAULT_LR_END = 1e-7
 """Default final learning rate of schedule polynomial, as in ``transformers``."""
 
@@ -85,6 +86,8 @@ class TrainingSpec(SpecModel):
     """Gradients are clipped to this global norm; null turns clipping off."""
     gradient_fusion: GradientFusionSpec = GradientFusionSpec()
     """Buckets of gradients that are summed together over the members of a stage."""
+    collective: Collective = "auto"
+    """Algorithm that sums gradients over the members of a stage; auto: the fastest by the measured links."""
     synchronization: SynchronizationSpec = AllReduceSpec()
     """Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links."""
     compression: CompressionSpec = NoCompressionSpec()
@@ -155,8 +158,6 @@ class TrainingSpec(SpecModel):
         if policy is None:
             self._sums_can_be_compressed()
             return self
-        if self.boundary_compression.name != "none":
-            raise ValueError("boundary_compression needs synchronization: {kind: allreduce}")
         if policy.keeps_own_weights and self.early_stopping is not None:
             raise ValueError(
                 f"early_stopping needs a synchronization with common weights, such as {{kind: local}}: with "
