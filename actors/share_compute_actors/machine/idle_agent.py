@@ -25,10 +25,10 @@ def write_ports(folder: str, node_id: str, ports: list[str]) -> None:
 
 
 def main() -> None:
-    """Write the ports, and wait for the end of the raylet."""
-    raylet = os.getppid()
-    write_ports(sys.argv[1], sys.argv[2], sys.argv[3:])
-    while os.getppid() == raylet:
+    """Write the ports, and wait for the end of the raylet, or of the session if the raylet ended before this start."""
+    raylet, folder = os.getppid(), sys.argv[1]
+    write_ports(folder, sys.argv[2], sys.argv[3:])
+    while os.getppid() == raylet and os.path.isdir(folder):  # noqa: PTH112
         time.sleep(_POLL_S)
 
 
