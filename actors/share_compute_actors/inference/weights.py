@@ -2,7 +2,7 @@
 
 The server of a replica imports this module. To keep this import fast, only the process of the actor imports torch.
 Members that an earlier server left need no weights, so the actor imports torch only when a member asks for weights, or
-two seconds after its start.
+some time after its start. Otherwise the import would delay their streams, which wait for the processor as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
 """File name extensions of weight files; these files are not sent with the tokenizer."""
 _MOST_FILE_BYTES = 64 * 2**20
-_OPEN_AFTER_S = 2.0
+_OPEN_AFTER_S = 15.0
 """Time after its start at which the actor opens the weights, if no member has asked for any, in seconds."""
 
 

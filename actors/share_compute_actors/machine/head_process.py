@@ -1,23 +1,31 @@
-"""Runs ``ray start --head`` without Ray's dashboard, and with a supervisor that restarts the GCS when the GCS ends.
+"""Runs ``ray start --head`` without Ray's dashboard and agents, and with a supervisor that restarts an ended GCS.
 
 Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. Without the supervisor, Ray ends
 the whole head, with all coordinators, when the GCS ends. Nodes, drivers and actors wait until a GCS with the same port
 and tables runs, and then continue: see "GCS fault tolerance" in Ray's documentation.
 
 Nothing here uses Ray's dashboard. ``ray start --head`` starts its process even with ``--include-dashboard=false``, and
-waits for it.
+waits for it. The raylet starts two agents and waits for them before it registers: the dashboard's agent, and an agent
+that makes runtime environments, which no actor here has. `idle_agent` takes their places.
 """
 
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray._private import services
+from ray._private import ray_constants, services
 from ray.scripts import scripts
 
+from share_compute_actors.machine import idle_agent
+
+_DASHBOARD_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+"""Ports that the dashboard's agent reports. They are -1 in Ray's minimal installation, too."""
 SOUND_S = 5
 """Minimum time in seconds that a GCS must have run to be restarted when it ends.
 
@@ -45,12 +53,37 @@ def main() -> None:
     script.chmod(0o700)
     services.GCS_SERVER_EXECUTABLE = str(script)
     services.start_api_server = _start_no_api_server
+    services.start_ray_process = partial(_start_process, services.start_ray_process)
     scripts.main()
 
 
 def _start_no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
     """Return Ray's answer for a dashboard that was not started: no URL and no process."""
     return None, None
+
+
+def _start_process(start: Callable[..., Any], command: list[str], process_type: str, **options: Any) -> Any:
+    """Start a process of Ray as ``start`` does; give the raylet idle agents."""
+    if process_type == ray_constants.PROCESS_TYPE_RAYLET:
+        command = with_idle_agents(command)
+    return start(command, process_type, **options)
+
+
+def with_idle_agents(raylet: Sequence[str]) -> list[str]:
+    """Return the command of a raylet, with `idle_agent` in place of the commands of its two agents."""
+    given = dict(word[2:].split("=", 1) for word in raylet if word.startswith("--") and "=" in word)
+    ports = {
+        "dashboard_agent_command": [f"{name}=-1" for name in _DASHBOARD_PORTS],
+        "runtime_env_agent_command": [f"runtime_env_agent_port={given['runtime_env_agent_port']}"],
+    }
+    program = [sys.executable, "-I", "-S", idle_agent.__file__, given["session_dir"], given["node_id"]]
+    commands = {name: subprocess.list2cmdline([*program, *files]) for name, files in ports.items()}
+    names = {f"--{name}": name for name in commands}
+    return [
+        f"{option}={commands[names[option]]}" if option in names else word
+        for word in raylet
+        for option in [word.split("=", 1)[0]]
+    ]
 
 
 if __name__ == "__main__":

@@ -164,21 +164,13 @@ def _starting_cluster(settings: Settings, children: ChildProcesses) -> Iterator[
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
-    from alembic.util.exc import CommandError
-
     from share_compute.store import Store
     from share_compute.store.database.backups import FOLDER, prepare
 
     store = Store(settings.resolved_database_url)
     stack.callback(store.close)
     store.lock()  # Lock the database first, so that no other server uses it during a change of the schema.
-    try:
-        prepare(settings.resolved_database_url, settings.data_folder / FOLDER, store.clock())
-    except CommandError as failure:
-        raise Conflict(
-            f"this version of share-compute cannot read its database: {failure}",
-            hint="install the newest version that ran with it, or choose another --data-folder",
-        ) from failure
+    prepare(settings.resolved_database_url, settings.data_folder / FOLDER, store.clock())
     store.hold()
     return store
 

@@ -32,7 +32,6 @@ from share_compute_actors.group import naming
 from share_compute_actors.inference.server import DeploymentServer
 from share_compute_actors.machine.contributor import start_contributor
 from share_compute_actors.testing.member_failures import make_fail
-from share_compute_actors.training.coordinator.coordinator import Coordinator
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NOTHING, TEXT, Schema, unpack_answer
 from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult, HeadAddress, NodeFacts
@@ -83,6 +82,8 @@ class GatewayOperations:
 
     async def start_coordinator(self, node_id: str, assignment: str) -> int:
         """Start a coordinator on a node and start its main task; return the actor's number."""
+        from share_compute_actors.training.coordinator.coordinator import Coordinator
+
         return await self._start("coordinator", Coordinator, node_id, assignment)
 
     async def start_deployment(self, node_id: str, assignment: str) -> int:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from share_compute.batches.inputs import InputRow
 from share_compute.errors import UserError
 from share_compute.files.field_errors import invalid
 from share_compute.specification import BatchJob, BatchSamplingSpec, GenerateJob
@@ -17,6 +16,7 @@ from share_compute_api.openai.engine import ServingEngine, TextEngine, VectorEng
 from share_compute_api.openai.requests import ChatRequest, CompletionRequest, TextRequest
 
 if TYPE_CHECKING:
+    from share_compute.batches.inputs import InputRow
     from share_compute_api.openai.tokenizer_client import TokenizerClient
 
 

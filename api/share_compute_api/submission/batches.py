@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from share_compute.batches.parts import COLUMNS
 from share_compute.errors import UserError
 from share_compute.files.strict import nearest
 from share_compute.specification import BatchJob, GenerateJob, ServedModelSpec, ServeJob
@@ -89,6 +88,10 @@ def _check_data(spec: BatchJob, processes: IsolatedProcesses) -> None:
             require_path(file, "data.files")
             if not file.is_file():
                 raise refused("data.files", f"{file} is not a file", "name each file")
+    from share_compute.batches.parts import (
+        COLUMNS,
+    )  # imports pyarrow, for which a server's start need not wait
+
     is_chat = isinstance(spec, GenerateJob) and spec.data.messages is not None
     is_parquet = spec.data.files[0].suffix == ".parquet"
     question = CheckInputs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,4 +13,4 @@ def is_finite(values: Tensor) -> bool:
     if not values.is_floating_point():
         return True
     # A finite sum proves that all numbers are finite. A sum that is not finite may be an overflow.
-    return bool(torch.isfinite(values.sum(dtype=torch.float32))) or bool(torch.isfinite(values).all())
+    return math.isfinite(values.sum(dtype=torch.float32).item()) or bool(torch.isfinite(values).all())

@@ -57,6 +57,7 @@ class Replica:
         """Cleared while submissions are on their way."""
         self.doors.set()
         self.num_taken = 0
+        self.num_polls = 0
         self._steps_left = 0
         self._news = asyncio.Event()
         self._desk = SchedulerService(limits_before(assignment.spec, WINDOW), self._news.set)
@@ -143,6 +144,7 @@ class Replica:
 
     async def status(self) -> ServingStatus:
         self._require_life()
+        self.num_polls += 1
         return self._status
 
     async def offer(self, topology: Topology) -> None:

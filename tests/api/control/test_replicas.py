@@ -173,6 +173,42 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
     run(store, tmp_path, story)
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_it_scales_to_zero_in_the_middle_of_a_prefill_only_when_that_is_over(
+    store: Store, tmp_path: Path, *, is_cancelled: bool
+) -> None:
+    async def story(house: House) -> None:
+        ada = house.cluster.contributor("ada")
+        house.deploy(replicas={"min": 1, "max": 1})
+        first = await house.replicas.get()
+        first.serve(ada)
+        await house.until(lambda: house.engines.find("llama") is not None)
+        await house.until(lambda: house.engine().ongoing(first) == 0)
+        long = wanted(1).model_copy(update={"prompt": tuple(range(1, 81))})  # two engine steps
+        stream = await house.engine().generate([long])
+        await house.until(lambda: first.num_taken == 1)  # and it has no result until it takes steps
+        limits = ReplicasSpec(min=0, max=1, cold_start_timeout_s=7, **AT_ONCE)
+        house.store.deployments.set_replicas("llama", limits)
+        await house.until(lambda: house.engine().patience_s == 7)
+        polls = first.num_polls
+        await house.until(lambda: first.num_polls > polls + 3)
+        assert not first.is_closed
+        if is_cancelled:
+            stream.close()
+        else:
+            first.take_steps(1000)
+            tokens: dict[int, list[int]] = {}
+            assert await read(stream, tokens) == {1: "length"}
+            assert tokens == {1: reference(long, WINDOW)[0]}
+        await house.until(lambda: first.is_closed and not house.leased())
+        asking = asyncio.create_task(answered(house, wanted(2)))
+        await served(house, ada)
+        await asking
+        assert scalings(house)[:2] == [(1, 0), (0, 1)]
+
+    run(store, tmp_path, story)
+
+
 @pytest.mark.parametrize("happens", [Replica.give_up, Replica.stand_still])
 def test_another_replica_goes_on_with_what_one_cannot(
     happens: Callable[[Replica], None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

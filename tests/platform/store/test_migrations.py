@@ -18,7 +18,7 @@ from share_compute.lifecycle.states import JobState
 from share_compute.planning.plan import Plan
 from share_compute.store import Store
 from share_compute.store.database.backups import prepare
-from share_compute.store.database.database import migration_config
+from share_compute.store.database.database import migration_config, newest_revision
 from share_compute.store.secret import digest
 from share_compute.topology import Device, Link
 
@@ -166,6 +166,10 @@ def test_all_that_an_earlier_database_held_is_read(database_url: str, tmp_path: 
         store.hold()
         assert_read(store, revision)
         assert_goes_on(store)
+
+
+def test_the_newest_revision_is_known_without_alembic() -> None:
+    assert newest_revision() == REVISIONS[-1]
 
 
 def assert_read(store: Store, revision: str) -> None:

@@ -13,7 +13,6 @@ from share_compute.lifecycle.states import JobState
 from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
 from share_compute.store import DeploymentRecord, JobRecord, Store
 from share_compute_api.connection.notifier import Notifier
-from share_compute_api.control.batches.attempt import BatchAttempt, DeploymentGone
 from share_compute_api.control.patience import Patience, patiently
 from share_compute_api.control.polling import poll_forever
 from share_compute_api.openai.engine import Engines
@@ -140,6 +139,9 @@ class BatchSupervisor:
     # -- an attempt --------------------------------------------------------------------------------------------------
 
     async def _attempt(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
+        # This import takes longer than others, and a server that starts again lets all streams wait.
+        from share_compute_api.control.batches.attempt import BatchAttempt, DeploymentGone
+
         folder = self._folder / job.id
         attempt = BatchAttempt(self._store, self._engines, job, spec, deployment, folder)
         try:

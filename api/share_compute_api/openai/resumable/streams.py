@@ -34,8 +34,8 @@ from share_compute_api.openai.writing import FullAnswer
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
-_SAVE_S = 1.0
-"""Seconds between two writes of new events to the store."""
+_SAVE_S = 0.5
+"""Seconds between two writes of new events to the store. A restarted server computes later tokens again."""
 _ENGINE_S = 5.0
 """Longest wait for the engine of a deployment that begins, in seconds."""
 _log = logging.getLogger(__name__)

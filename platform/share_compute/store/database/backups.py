@@ -10,13 +10,17 @@ from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
 from share_compute.errors import Conflict, NotFound, Unavailable, UserError
 from share_compute.files.durable import sync
-from share_compute.store.database.database import migration_config, open_engine, translated, upgrade
+from share_compute.store.database.database import (
+    migration_config,
+    newest_revision,
+    open_engine,
+    revision,
+    upgrade,
+)
 from share_compute.store.database.holding import take_lock
 
 FOLDER = "backups"
@@ -59,14 +63,16 @@ def prepare(url: str, backups: Path, now: datetime) -> None:
         now: current time.
 
     Raises:
+        Conflict: a newer version made the schema.
         Unavailable: the database does not answer or is damaged, or the backup cannot be written.
     """
     is_embedded = make_url(url).get_backend_name() == "sqlite"
     if is_embedded and embedded_file(url).exists():
         require_sound(embedded_file(url), backups)
     current = revision(url)
-    known = _known_revisions()
-    if current in known and current != known[0]:
+    if current == newest_revision():
+        return
+    if current in _known_revisions():
         if is_embedded:
             target = backups / f"before-migration-{now:%Y%m%dT%H%M%S}-{current}.db"
             back_up(embedded_file(url), target)
@@ -81,6 +87,8 @@ def prepare(url: str, backups: Path, now: datetime) -> None:
 
 def _known_revisions() -> list[str]:
     """Return the Alembic revisions of the migrations in this package, newest first."""
+    from alembic.script import ScriptDirectory  # noqa: PLC0415 - slow
+
     scripts = ScriptDirectory.from_config(migration_config())
     return [script.revision for script in scripts.walk_revisions()]
 
@@ -93,16 +101,6 @@ def _revision_of(file: Path) -> str | None:
         except sqlite3.OperationalError:  # the table does not exist
             return None
     return None if row is None else str(row[0])
-
-
-def revision(url: str) -> str | None:
-    """Return the Alembic revision of a database's schema; None if no revision is recorded."""
-    engine = open_engine(url)
-    try:
-        with translated(), engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision()
-    finally:
-        engine.dispose()
 
 
 def require_sound(file: Path, backups: Path | None = None) -> None:

@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
 from pydantic_core import from_json  # several times faster than json.loads
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from share_compute.errors import Unavailable, UserError
+from share_compute.errors import Conflict, Unavailable, UserError
 from share_compute.store.database.fence import Claim, claim, fenced, take_turn
 from share_compute.store.database.holding import Lock, take_lock
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 _BUSY_TIMEOUT_S = 10.0
 _MIGRATIONS_LOCK = 0x5C_0001
@@ -158,24 +159,54 @@ def translated() -> Iterator[None]:
 
 def migration_config(connection: Connection | None = None) -> Config:
     """Return Alembic's configuration for the migrations inside this package."""
+    from alembic.config import Config  # noqa: PLC0415 - slow, and most starts of a server need no migration
+
     config = Config()
     config.set_main_option("script_location", "share_compute.store:migrations")
     config.attributes["connection"] = connection
     return config
 
 
+def newest_revision() -> str:
+    """Return the newest Alembic revision of the migrations in this package, as the names of their files begin."""
+    folder = Path(__file__).parents[1] / "migrations" / "versions"
+    return max(file.name.partition("_")[0] for file in folder.glob("[0-9]*.py"))
+
+
+def revision(url: str) -> str | None:
+    """Return the Alembic revision of a database's schema; None if no revision is recorded."""
+    engine = open_engine(url)
+    try:
+        with translated(), engine.connect() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return None
+            found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            return None if found is None else str(found)
+    finally:
+        engine.dispose()
+
+
 def upgrade(url: str) -> None:
     """Migrate the schema of a database to the newest version; do nothing if it is up to date.
 
     Raises:
+        Conflict: a newer version made the schema.
         Unavailable: the database does not answer, or is damaged.
         UserError: the URL is invalid, or of neither SQLite nor PostgreSQL.
     """
+    from alembic import command  # noqa: PLC0415 - slow
+    from alembic.util.exc import CommandError  # noqa: PLC0415
+
     engine = open_engine(url)
     try:
         with translated(), engine.execution_options(writes=True).begin() as connection:
             if engine.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
             command.upgrade(migration_config(connection), "head")
+    except CommandError as failure:
+        raise Conflict(
+            f"this version of share-compute cannot read its database: {failure}",
+            hint="install the newest version that ran with it, or choose another --data-folder",
+        ) from failure
     finally:
         engine.dispose()
