@@ -21,7 +21,7 @@ from share_compute.specification.batch import (
     GenerateDataSpec,
     GenerateJob,
 )
-from share_compute.specification.data import TEXT_SUFFIXES, DataSpec, TokenizerSpec
+from share_compute.specification.data import TABLE_SUFFIXES, TEXT_SUFFIXES, DataSpec, TableSpec, TokenizerSpec
 from share_compute.specification.job import (
     Job,
     Kind,
@@ -51,6 +51,7 @@ from share_compute.specification.serve import (
     ServeJob,
     ServingParallelismSpec,
 )
+from share_compute.specification.task import LossName, LossSpec, Metric, TargetSpec, Task
 from share_compute.specification.training import (
     EarlyStoppingSpec,
     LoraSpec,
@@ -65,6 +66,7 @@ __all__ = [
     "NAME_PATTERN",
     "ROW_SUFFIXES",
     "SCHEDULES",
+    "TABLE_SUFFIXES",
     "TEXT_SUFFIXES",
     "BatchJob",
     "BatchSamplingSpec",
@@ -79,6 +81,9 @@ __all__ = [
     "Kind",
     "LayerSpec",
     "LoraSpec",
+    "LossName",
+    "LossSpec",
+    "Metric",
     "ModelSpec",
     "Named",
     "Objective",
@@ -95,6 +100,9 @@ __all__ = [
     "ServedPrecision",
     "ServingParallelismSpec",
     "SpecModel",
+    "TableSpec",
+    "TargetSpec",
+    "Task",
     "TextPath",
     "TokenizerSpec",
     "TrainJob",

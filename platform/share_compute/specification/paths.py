@@ -42,8 +42,13 @@ def with_paths(spec: AnyNamed, change: Callable[[Path, str], Path]) -> AnyNamed:
         path = change(spec.tokenizer.path, "tokenizer.path")
         full["tokenizer"] = spec.tokenizer.model_copy(update={"path": path})
     if not isinstance(spec, ServeJob) and spec.data.files is not None:
-        files = tuple(change(file, "data.files") for file in spec.data.files)
-        full["data"] = spec.data.model_copy(update={"files": files})
+        fields = ("files", "validation_files", "test_files") if isinstance(spec, TrainJob) else ("files",)
+        files = {
+            name: tuple(change(file, f"data.{name}") for file in getattr(spec.data, name))
+            for name in fields
+            if getattr(spec.data, name) is not None
+        }
+        full["data"] = spec.data.model_copy(update=files)
     return cast("AnyNamed", spec.model_copy(update=full))
 
 
