@@ -120,6 +120,7 @@ def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
 def digits(folder: Path, **parallelism: Any) -> dict[str, Any]:
     training = {
         "steps": STEPS,
+        "microbatches": 2,  # with more of them, the order of sums follows from the first plan
         "validate_every": 6,
         "loss": {"label_smoothing": 0.1},
         "optimizer": {"learning_rate": 0.01},
@@ -238,15 +239,3 @@ def test_wine_is_told_apart_also_with_categories(attempt: Attempt, tmp_path: Pat
     found = validated(succeeded(attempt(document)), "test")
     assert found.accuracy >= 0.94
     assert found.f1 >= 0.94
-
-
-def test_layers_that_do_not_fit_the_table_are_named_before_training(attempt: Attempt, tmp_path: Path) -> None:
-    data = written(tmp_path / "csv", load_wine)
-    document = job(data, "tabular_classification", network(12, 3), {"steps": 2})
-    events = attempt(document)
-    assert ending(events).outcome == "failed"
-    assert "layer 0 does not fit its input of shape [1, 13]" in ending(events).reason
-    document = job(data, "tabular_classification", network(13, 4), {"steps": 2})
-    events = attempt(document, folder=tmp_path / "second")
-    assert "the model's last layer returns [4] for each sample" in ending(events).reason
-    assert "3 outputs, one for each class" in ending(events).error["hint"]

@@ -16,7 +16,9 @@ from sklearn.preprocessing import StandardScaler
 from share_compute.data import PreparedData, prepare
 from share_compute.data.samples import SPLITS
 from share_compute.errors import UserError
-from share_compute.specification import parse_job
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.layers import require_fit
+from share_compute.specification import LayerSpec, parse_job
 
 ROWS = [
     {"size": 1.5, "colour": "red", "price": 10.0, "kind": "b"},
@@ -255,6 +257,31 @@ class TestTablesThatCannotBeUsed:
         (tmp_path / "a.csv").write_text("size,size,kind\n1,1,a\n")
         with pytest.raises(UserError, match=r"has two columns 'size'"):
             prepared(tmp_path / "a.csv", CHECKED)
+
+    @pytest.mark.parametrize(
+        ("layers", "problem"),
+        [
+            ([(14, 3)], r"layer 0 does not fit its input of shape \[1, 13\]"),
+            ([(13, 8), (9, 3)], r"layer 1 does not fit its input of shape \[1, 8\]"),
+            ([(13, 4)], r"the model's last layer returns \[4\] for each sample"),
+        ],
+    )
+    def test_layers_that_do_not_fit(
+        self, tmp_path: Path, layers: list[tuple[int, int]], problem: str
+    ) -> None:
+        file = write(tmp_path / "wine.csv", load_wine(as_frame=True).frame)
+        found = prepared(file, {"target": "target"})
+        declared = [
+            LayerSpec(type="linear", options={"in_features": inputs, "out_features": outputs})
+            for inputs, outputs in layers
+        ]
+        assert found.objective is not None
+        assert found.sample_shape is not None
+        blueprint = Blueprint(
+            layers=tuple(declared), objective=found.objective, sample_shape=found.sample_shape
+        )
+        with pytest.raises(UserError, match=problem):
+            require_fit(blueprint)
 
     def test_columns_of_other_types(self, tmp_path: Path) -> None:
         rows = [{**row, "day": datetime(2026, 1, 1, tzinfo=UTC)} for row in ROWS]
