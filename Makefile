@@ -21,14 +21,14 @@ demo: $(READY) ## join three contributors on this machine, train, and generate t
 
 test: $(READY) ## run all unit tests, and one end-to-end test of each kind: 10 minutes on 2 cores
 	-@$(BIN)/python web/build_hook.py
-	$(BIN)/python -m pytest -m "not more and not thorough" -n logical --dist loadgroup
+	$(BIN)/python -m pytest -m "not more and not thorough" -n auto --dist loadgroup
 
 test-more: $(READY) ## run the other tests with machines, servers and browsers: 30 minutes on 2 cores
 	-@$(BIN)/python web/build_hook.py
-	$(BIN)/python -m pytest -m "more and not thorough" -n logical --dist loadgroup
+	$(BIN)/python -m pytest -m "more and not thorough" -n auto --dist loadgroup
 
 chaos: $(READY) ## inject all failures at all points, and run the tests that the other targets leave out
-	$(BIN)/python -m pytest -m "chaos or thorough" -n logical --dist loadgroup
+	$(BIN)/python -m pytest -m "chaos or thorough" -n auto --dist loadgroup
 
 check: $(READY) ## lint, format, types, layers; and the dashboard if npm is there (an error without npm where CI is set)
 	$(BIN)/ruff check

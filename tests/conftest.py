@@ -58,8 +58,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Assign a test to its worker, and to `make test` or `make test-more`.
 
-    - Tests that start machines run one after the other on one worker, those in one Ray cluster on another: there are
-      few cores for them. Tests in front of a browser stay together by file.
+    - Three groups of tests run one after the other within the group: those in the Ray cluster of the session, those
+      with machines that join the server of the session, and those that start servers of their own. Tests in front of
+      a browser stay together by file.
     - Tests that start machines, servers or browsers are ``more``, except the real paths.
     """
     file = item.path.relative_to(item.config.rootpath).as_posix()
@@ -69,11 +70,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     elif file.startswith(WITH_BROWSERS) and not fixtures & MACHINES:
         item.add_marker(pytest.mark.xdist_group(file))
     elif file.startswith(WITH_MACHINES) or fixtures & MACHINES or (is_slow and not file.startswith(PURE)):
-        item.add_marker(pytest.mark.xdist_group("machines"))
+        item.add_marker(pytest.mark.xdist_group("machines" if "server" in fixtures else "servers"))
     else:
         return
     if not item.get_closest_marker("real_path"):
         item.add_marker(pytest.mark.more)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers: one more than cores, since tests with machines mostly wait."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

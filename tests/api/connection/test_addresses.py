@@ -89,7 +89,6 @@ def test_what_is_no_address_of_a_machine_is_not_advertised(address: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("machines")
 @needs_namespaces
 def test_up_listens_everywhere_without_a_default_route(tmp_path: Path) -> None:
     command = own_command(
