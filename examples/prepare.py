@@ -1,9 +1,9 @@
-"""Write the files that the examples read: text, rows, tables, and two small models with random weights.
+"""Write the files that the examples read: text, rows, tables, images, and two small models with random weights.
 
     python examples/prepare.py
 
-The text is Python's own documentation, and the tables are data sets of scikit-learn. Existing files stay as they are:
-put your own in their places.
+The text is Python's own documentation, and the tables and images are data sets of scikit-learn. Existing files stay as
+they are: put your own in their places.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
+from PIL import Image
 from pyarrow import csv, parquet
-from sklearn.datasets import load_diabetes, load_wine
+from sklearn.datasets import load_diabetes, load_digits, load_wine
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from share_compute.data.tokenization import train_tokenizer
@@ -25,6 +26,7 @@ QUESTIONS = ("What is the sea?", "Where do rivers begin?", "Who was Ada Lovelace
 VOCABULARY = 2048
 POSITIONS = 512
 STRONG_PERCENT = 13
+WHITE = 255
 
 
 def main(folder: Path = FOLDER) -> None:
@@ -37,6 +39,7 @@ def main(folder: Path = FOLDER) -> None:
     write_rows(folder / "questions.jsonl", "question", QUESTIONS)
     write_rows(folder / "texts.jsonl", "text", lines[:50])
     write_tables(folder)
+    write_pictures(folder / "pictures")
     write_models(folder, lines)
 
 
@@ -65,6 +68,17 @@ def write_tables(folder: Path) -> None:
     if not file.exists():
         features = dict(zip(patients.feature_names, patients.data.T.tolist(), strict=True))
         parquet.write_table(pa.table({**features, "progression": patients.target}), file)
+
+
+def write_pictures(folder: Path) -> None:
+    """Write the handwritten digits as .png files, in one folder for each digit."""
+    if folder.exists():
+        return
+    digits = load_digits()
+    for number, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
+        place = folder / str(digit)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels * WHITE / pixels.max()).astype("uint8")).save(place / f"{number:04}.png")
 
 
 def write_models(folder: Path, lines: list[str]) -> None:

@@ -50,6 +50,10 @@ def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
         for file in getattr(data, field.removeprefix("data.")) or ():
             with problems.noted(), checking(field):
                 require_path(file, field)
+                if data.images is not None:
+                    if not file.is_dir():
+                        raise refused(field, f"{file} is not a folder", "name each folder of images")
+                    continue
                 if not file.is_file():
                     raise refused(field, f"{file} is not a file", "name each file of the data")
                 if not file.stat().st_size:
@@ -60,7 +64,7 @@ def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
             processes.ask(CheckTables(files=data.all_files, table=data.table))
         problems.require_none()
         return
-    if data.files is None or data.files[0].suffix == ".txt":
+    if data.files is None or data.images is not None or data.files[0].suffix == ".txt":
         return
     question = CheckInputs(files=data.files, column=data.text_column, holds="text", taken=(), is_united=False)
     with problems.noted("data.text_column"):

@@ -1,4 +1,4 @@
-"""Makes the `Samples` of a job from handwritten digits, from tables, or from text files, which it tokenizes."""
+"""Makes the `Samples` of a job from digits, tables, images, or from text files, which it tokenizes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from share_compute.data.images import PreparedImages, prepare_images
 from share_compute.data.reading import TextPiece, check_files, files_digest, read_pieces
 from share_compute.data.samples import DigitSamples, Samples, Split, SplitSizes, TextSamples
-from share_compute.data.tables import prepare_table
+from share_compute.data.tables import PreparedTable, prepare_table
 from share_compute.data.tokenization import (
     TokenizerSource,
     check_fits,
@@ -80,7 +81,7 @@ class PreparedData:
 
 
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
-    """Load the data of a job, tokenize it if it is text, read it into one file if it is a table, and split the samples.
+    """Load the data of a job, tokenize it if it is text, write tables and images into one file, and split the samples.
 
     Text is tokenized into one file in ``folder``. A later call with the same data and tokenizer reuses this file.
     The splits of text are contiguous, in the order train, validation, test.
@@ -97,8 +98,8 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
     if spec.data.files is None:
         digits = DigitSamples.load(spec.training.seed, spec.data.validation_fraction, spec.data.test_fraction)
         return PreparedData(digits, _count(digits), notes=_empty_splits(spec.data, digits))
-    if spec.data.table is not None:
-        return _prepared_table(spec, folder, progress or (lambda _what, _share: None))
+    if spec.data.table is not None or spec.data.images is not None:
+        return _prepared_rows(spec, folder, progress or (lambda _what, _share: None))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     record = _tokens_of(spec, spec.data.files, folder, progress or (lambda _what, _share: None))
@@ -122,15 +123,17 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
     )
 
 
-def _prepared_table(spec: TrainJob, folder: Path, progress: Progress) -> PreparedData:
-    table = prepare_table(spec, folder, progress)
+def _prepared_rows(spec: TrainJob, folder: Path, progress: Progress) -> PreparedData:
+    prepare_some = prepare_table if spec.data.table is not None else prepare_images
+    found: PreparedTable | PreparedImages = prepare_some(spec, folder, progress)
+    inputs, _ = found.samples.take("train", [0])
     return PreparedData(
-        table.samples,
-        _count(table.samples),
-        notes=(*table.notes, *_empty_splits(spec.data, table.samples)),
-        objective=table.objective,
-        sample_shape=(sum(column.width for column in table.samples.columns),),
-        description=table.description,
+        found.samples,
+        _count(found.samples),
+        notes=(*found.notes, *_empty_splits(spec.data, found.samples)),
+        objective=found.objective,
+        sample_shape=inputs.shape[1:],
+        description=found.description,
     )
 
 

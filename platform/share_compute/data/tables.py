@@ -10,15 +10,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from share_compute.data.order import keyed_permutation
 from share_compute.data.reading import check_files, files_digest
 from share_compute.data.row_file import open_rows, write_record, write_rows
-from share_compute.data.samples import SPLITS, Array, Split, SplitSizes
+from share_compute.data.samples import SPLITS, Array, Split
+from share_compute.data.splitting import Rows, split_rows, unknown_class, with_classes
 from share_compute.errors import UserError
 from share_compute.models.objective import Objective, objective_of
 from share_compute.specification import TableSpec, TrainJob
@@ -29,11 +29,7 @@ MOST_INPUTS = 1 << 16
 """Maximum number of inputs of a sample, after categories are encoded."""
 _FORMAT = 1
 """Version of the row file's content, part of every fingerprint. Increase it whenever the content changes."""
-_SPLIT_KEY = 0x7461626C
-"""Part of the key of the permutation that splits the rows, to distinguish it from those of `StepOrder`."""
 _CHUNK_ROWS = 1 << 16
-
-Rows: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +130,7 @@ def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float],
     has_classes = spec.resolved_task == "tabular_classification"
     file = _rows_of(data.all_files, table, folder, progress, has_classes=has_classes)
     numbers, facts = file.rows, file.facts
-    rows = _split(spec, facts["rows"])
-    if not len(rows["train"]):
-        raise UserError(
-            f"data.files have {facts['rows'][0]} usable rows, too few for a training split",
-            hint="give more rows, or smaller fractions for validation and test",
-        )
+    rows = split_rows(spec, facts["rows"])
     progress("learning scales and categories", 0.0)
     learned = _Learned.of(numbers, rows["train"], facts)
     columns = [learned.column(name, table) for name in facts["features"]]
@@ -159,42 +150,17 @@ def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float],
         update={"target_mean": target.mean, "target_scale": target.scale}
     )
     if target.categories is not None:
-        _require_known_classes(samples, facts["categories"][table.target])
+        known = facts["categories"][table.target]
+        for split in SPLITS[1:]:
+            wrong = np.flatnonzero(_targets(samples, split) < 0)
+            if wrong.size:
+                code = int(numbers[rows[split][wrong[0]], -1])
+                raise unknown_class(known[code], split)
         counts = np.bincount(_targets(samples, "train"), minlength=target.width)
         objective = with_classes(spec, objective, counts)
         notes.append(f"the target has {target.width} classes: {', '.join(target.categories[:20])}")
     description = {"columns": [asdict(column) for column in columns], "target": asdict(target)}
     return PreparedTable(samples, objective, description, tuple(notes))
-
-
-def with_classes(spec: TrainJob, objective: Objective, counts: NDArray[np.int64]) -> Objective:
-    """Return an objective with the number of classes, and with the weights of the classes that the job wants.
-
-    Args:
-        spec: the job.
-        objective: task and loss.
-        counts: number of training samples of each class.
-
-    Raises:
-        UserError: there is only one class, or the job has another number of weights.
-    """
-    wanted, classes = spec.training.loss.class_weights, len(counts)
-    if classes < 2:
-        raise UserError(
-            "all training samples have the same class", hint="give samples of two classes at least"
-        )
-    weights: tuple[float, ...] | None = None
-    if wanted == "balanced":
-        # The mean weight of a training sample is 1, as in scikit-learn's compute_class_weight.
-        weights = tuple(float(counts.sum() / (classes * count)) for count in counts)
-    elif wanted is not None:
-        if len(wanted) != classes:
-            raise UserError(
-                f"training.loss.class_weights has {len(wanted)} weights, but the data has {classes} classes",
-                hint="give one weight for each class, in the order of the job's log",
-            )
-        weights = wanted
-    return objective.model_copy(update={"classes": classes, "class_weights": weights})
 
 
 def _rows_of(
@@ -236,31 +202,6 @@ def _rows_of(
     opened = open_rows(folder, NAME, digest)
     assert opened is not None, "the row file was written just now"
     return opened
-
-
-def _split(spec: TrainJob, counts: Sequence[int]) -> dict[Split, Rows]:
-    """Return the rows of each split. Splits with files of their own are whole files; the others are drawn."""
-    data = spec.data
-    assert data.files is not None
-    ends = np.cumsum([0, *counts])
-    first = len(data.files)
-    second = first + len(data.validation_files or ())
-    drawn, validation, test = (int(ends[place]) for place in (first, second, len(counts)))
-    sizes = SplitSizes.of(
-        drawn,
-        0.0 if data.validation_files is not None else data.validation_fraction,
-        0.0 if data.test_files is not None else data.test_fraction,
-    )
-    order = keyed_permutation(drawn, _SPLIT_KEY, spec.training.seed)
-    rows: dict[Split, Rows] = {}
-    for split in SPLITS:
-        region = sizes.range_of(split)
-        rows[split] = order[region.start : region.stop]
-    if data.validation_files is not None:
-        rows["validation"] = np.arange(drawn, validation)
-    if data.test_files is not None:
-        rows["test"] = np.arange(validation, test)
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,18 +279,6 @@ def _targets(samples: TableSamples, split: Split) -> Rows:
     found = samples.places[samples.target.name]
     codes = np.asarray(samples.numbers[samples.rows[split], -1])
     return found[codes.astype(np.int64)]
-
-
-def _require_known_classes(samples: TableSamples, names: Sequence[str]) -> None:
-    for split in SPLITS[1:]:
-        wrong = np.flatnonzero(_targets(samples, split) < 0)
-        if wrong.size:
-            code = int(samples.numbers[samples.rows[split][wrong[0]], -1])
-            raise UserError(
-                f"class {names[code]!r} of {samples.target.name!r} is in the {split} split, "
-                "but not in the training split",
-                hint="give training samples of this class; a fraction is drawn anew with another training.seed",
-            )
 
 
 def _widths(columns: Sequence[Column]) -> str:

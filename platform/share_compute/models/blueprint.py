@@ -91,6 +91,9 @@ def blueprint_of(
 
 def _expected_shape(spec: TrainJob) -> tuple[int, ...]:
     """Return the shape of a sample before the data is read: of a table, the inputs of the first linear layer."""
+    images = spec.data.images
+    if images is not None:
+        return (images.channels, images.height, images.width)
     if spec.data.table is None:
         return DIGIT_SHAPE
     wanted = (layer.options.get("in_features") for layer in spec.model.layers or () if layer.type == "linear")

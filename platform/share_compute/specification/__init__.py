@@ -21,7 +21,15 @@ from share_compute.specification.batch import (
     GenerateDataSpec,
     GenerateJob,
 )
-from share_compute.specification.data import TABLE_SUFFIXES, TEXT_SUFFIXES, DataSpec, TableSpec, TokenizerSpec
+from share_compute.specification.data import (
+    IMAGE_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    DataSpec,
+    ImagesSpec,
+    TableSpec,
+    TokenizerSpec,
+)
 from share_compute.specification.job import (
     Job,
     Kind,
@@ -62,6 +70,7 @@ from share_compute.specification.training import (
 
 __all__ = [
     "BATCH_KINDS",
+    "IMAGE_SUFFIXES",
     "LAYER_TYPES",
     "NAME_PATTERN",
     "ROW_SUFFIXES",
@@ -77,6 +86,7 @@ __all__ = [
     "GenerateDataSpec",
     "GenerateJob",
     "GradientFusionSpec",
+    "ImagesSpec",
     "Job",
     "Kind",
     "LayerSpec",

@@ -11,6 +11,29 @@ from share_compute.specification.base import SpecModel, TextPath, exactly_one
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
 TABLE_SUFFIXES = (".csv", ".parquet")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+class ImagesSpec(SpecModel):
+    """Size and scale to which images are converted."""
+
+    height: int = Field(ge=1, le=1024)
+    """Height in pixels to which images are resized."""
+    width: int = Field(ge=1, le=1024)
+    """Width in pixels to which images are resized."""
+    channels: Literal[1, 3] = 3
+    """Number of channels: 1 for grey, 3 for red, green and blue."""
+    mean: tuple[float, ...] = (0.5,)
+    """Value in 0 to 1 that becomes 0: one for each channel, or one for all."""
+    deviation: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
+    """Difference of values in 0 to 1 that becomes 1: one for each channel, or one for all."""
+
+    @model_validator(mode="after")
+    def _each_channel_is_normalised(self) -> Self:
+        for name in ("mean", "deviation"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise ValueError(f"{name} needs one value, or one for each of the {self.channels} channels")
+        return self
 
 
 class TableSpec(SpecModel):
@@ -43,20 +66,22 @@ class TableSpec(SpecModel):
 
 
 class DataSpec(SpecModel):
-    """Training data: ``files`` with text or tables, or a ``dataset`` that ships with a package."""
+    """Training data: ``files`` with text, tables or images, or a ``dataset`` that ships with a package."""
 
     model_config = exactly_one("files", "dataset")
 
     files: Annotated[tuple[TextPath, ...], Field(fail_fast=True)] | None = None
-    """Files on the server, or of an upload, all of one kind: .txt, .jsonl or .parquet; as tables .csv or .parquet."""
+    """Files on the server, or of an upload: .txt, .jsonl, .parquet; as tables .csv, .parquet; as images folders."""
     dataset: Literal["digits"] | None = Field(default=None, title="Data set")
     """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
     table: TableSpec | None = Field(default=None, title="Columns of tables")
     """Read the files as tables, with these columns; null: as text."""
+    images: ImagesSpec | None = Field(default=None, title="Images")
+    """Read the files as folders of images, with one folder for each class; null: as text."""
     validation_files: Annotated[tuple[TextPath, ...], Field(fail_fast=True)] | None = None
-    """Tables for validation, instead of ``validation_fraction``."""
+    """Tables or folders of images for validation, instead of ``validation_fraction``."""
     test_files: Annotated[tuple[TextPath, ...], Field(fail_fast=True)] | None = None
-    """Tables for the final test, instead of ``test_fraction``."""
+    """Tables or folders of images for the final test, instead of ``test_fraction``."""
     text_column: str = "text"
     """Column of .jsonl and .parquet files that holds the text."""
     validation_fraction: float = Field(default=0.05, ge=0, lt=0.5)
@@ -70,12 +95,15 @@ class DataSpec(SpecModel):
     def _exactly_one(self) -> Self:
         if (self.files is None) == (self.dataset is None):
             raise ValueError("give exactly one of files and dataset")
-        if self.table is None:
+        if self.table is not None and self.images is not None:
+            raise ValueError("files are tables or images: give table or images, not both")
+        if self.table is None and self.images is None:
             for name in ("validation_files", "test_files"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} needs data.table: other data is split by fractions")
+                    raise ValueError(f"{name} needs data.table or data.images: text is split by fractions")
         elif self.files is None:
-            raise ValueError("table describes the columns of data.files: give files instead of dataset")
+            what = "table" if self.images is None else "images"
+            raise ValueError(f"{what} says how data.files are read: give files instead of dataset")
         self._files_are_known()
         return self
 
@@ -83,6 +111,8 @@ class DataSpec(SpecModel):
         for name in ("files", "validation_files", "test_files"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} is empty")
+        if self.images is not None:
+            return
         suffixes = {file.suffix for file in self.all_files}
         readable = TEXT_SUFFIXES if self.table is None else TABLE_SUFFIXES
         unknown = sorted(suffixes - set(readable))

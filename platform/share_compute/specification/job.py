@@ -47,7 +47,7 @@ class TrainJob(SpecModel):
     name: str = Field(default="train", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
     """Display name of the job."""
     task: Task | None = None
-    """Task of the model; default: language_model for text, image_classification for digits. Tables need it."""
+    """Task of the model; default: language_model for text, image_classification for images. Tables need it."""
     model: ModelSpec
     """Model to train."""
     data: DataSpec
@@ -71,9 +71,12 @@ class TrainJob(SpecModel):
 
     @model_validator(mode="after")
     def _model_fits_data(self) -> Self:
-        is_text = self.data.dataset is None and self.data.table is None
+        data = self.data
+        is_text = data.dataset is None and data.table is None and data.images is None
         if (self.model.layers is None) != is_text:
-            raise ValueError("declared layers train on a dataset or on tables, language models on text files")
+            raise ValueError(
+                "declared layers train on a dataset, tables or images, language models on text files"
+            )
         return self
 
     @model_validator(mode="after")
@@ -81,7 +84,8 @@ class TrainJob(SpecModel):
         if self.data.table is not None:
             fitting: tuple[Task, ...] = ("tabular_classification", "tabular_regression")
         else:
-            fitting = ("language_model",) if self.data.dataset is None else ("image_classification",)
+            is_text = self.data.dataset is None and self.data.images is None
+            fitting = ("language_model",) if is_text else ("image_classification",)
         if self.task is None and len(fitting) > 1:
             raise ValueError(f"data.table needs a task: {' or '.join(fitting)}")
         if self.task is not None and self.task not in fitting:
@@ -93,7 +97,8 @@ class TrainJob(SpecModel):
         """The task, also if it follows from the data."""
         if self.task is not None:
             return self.task
-        return "language_model" if self.data.dataset is None else "image_classification"
+        is_text = self.data.dataset is None and self.data.images is None
+        return "language_model" if is_text else "image_classification"
 
     @property
     def resolved_loss(self) -> LossName:

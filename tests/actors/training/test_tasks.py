@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
 from sklearn.linear_model import Ridge
@@ -181,6 +182,29 @@ def test_digits_reach_97_percent(attempt: Attempt, tmp_path: Path) -> None:
     data = written(tmp_path / "csv", load_digits)
     training = {"steps": 300, "batch_size": 64, "optimizer": {"learning_rate": 0.005}}
     document = job(data, "tabular_classification", network(64, 10, 128), training, stages=2)
+    assert validated(succeeded(attempt(document)), "test").accuracy >= 0.97
+
+
+@pytest.mark.thorough
+def test_pictures_reach_97_percent(attempt: Attempt, tmp_path: Path) -> None:
+    digits = load_digits()
+    for number, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
+        place = tmp_path / "pictures" / str(digit)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels * 15).astype(np.uint8)).save(place / f"{number}.png")
+    layers = [
+        {"type": "conv2d", "options": {"in_channels": 1, "out_channels": 16, "kernel_size": 3, "padding": 1}},
+        {"type": "relu"},
+        {"type": "flatten"},
+        {"type": "linear", "options": {"in_features": 1024, "out_features": 10}},
+    ]
+    training = {"steps": 300, "batch_size": 64, "optimizer": {"name": "adam", "learning_rate": 0.003}}
+    document = job(tmp_path, "image_classification", layers, training, stages=2)
+    document["data"] |= {
+        "files": [str(tmp_path / "pictures")],
+        "table": None,
+        "images": {"height": 8, "width": 8, "channels": 1},
+    }
     assert validated(succeeded(attempt(document)), "test").accuracy >= 0.97
 
 

@@ -231,7 +231,7 @@ class TestRefused:
             (
                 "data",
                 {"dataset": "digits"},
-                "declared layers train on a dataset or on tables, language models on text files",
+                "declared layers train on a dataset, tables or images, language models on text files",
             ),
             ("model.path", "folder", "give exactly one of path, config and layers; given: path, config"),
             ("model", {}, "given: none"),

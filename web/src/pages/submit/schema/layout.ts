@@ -24,7 +24,7 @@ const LAYOUTS: Record<string, readonly Section[]> = {
       title: "Data",
       fields: ["data.files", "data.dataset"],
       folds: [
-        { title: "Tables", fields: ["data.table", "data.validation_files", "data.test_files"] },
+        { title: "Tables and images", fields: ["data.table", "data.images", "data.validation_files", "data.test_files"] },
         { title: "Columns, validation and test", fields: ["data"] },
         { title: "Tokenizer", fields: ["tokenizer"] },
       ],
