@@ -192,7 +192,7 @@ def test_pictures_reach_97_percent(attempt: Attempt, tmp_path: Path) -> None:
         place = tmp_path / "pictures" / str(digit)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((pixels * 15).astype(np.uint8)).save(place / f"{number}.png")
-    layers = [
+    layers: list[dict[str, Any]] = [
         {"type": "conv2d", "options": {"in_channels": 1, "out_channels": 16, "kernel_size": 3, "padding": 1}},
         {"type": "relu"},
         {"type": "flatten"},
