@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.objective import Objective
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
@@ -156,13 +157,14 @@ class StepFigures:
 
 NUMBER = np.dtype("<f4")
 """Type of the numbers in `EvaluationResult`."""
+MOST_CLASSES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
     """Loss and predictions of one evaluation microbatch, as a member of the last stage reports them.
 
-    Numbers are little-endian float32. Classes fit exactly, because there are fewer than 2**24.
+    Numbers are little-endian float32, which holds every class below `MOST_CLASSES` exactly.
     """
 
     loss_sum: float
@@ -181,6 +183,16 @@ class EvaluationResult:
         fits = len(self.predicted) == len(self.wanted) in (0, rows)
         if not fits or (self.scores and (not rows or len(self.scores) % rows)):
             raise ValueError("the numbers are not those of the targets")
+
+    def fits(self, objective: Objective) -> bool:
+        """Return whether there are predictions if and only if the task has them, and whether classes are possible."""
+        if objective.task == "language_model":
+            return not self.predicted
+        classes = np.frombuffer(self.predicted + self.wanted, NUMBER)
+        are_classes = not objective.has_classes or bool(
+            (classes >= 0).all() and (classes < MOST_CLASSES).all()
+        )
+        return bool(self.predicted) == bool(self.targets) and are_classes
 
     def predictions(self) -> Predictions:
         """Return the predictions as arrays."""

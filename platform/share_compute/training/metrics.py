@@ -106,8 +106,7 @@ def _area(wanted: Numbers, scores: Numbers, objective: Objective) -> float | Non
     elif exact.shape[1] == 2:
         exact = exact - exact[:, ::-1]
     classes = exact.shape[1]
-    counts = np.bincount(wanted.astype(np.int64), minlength=classes)
-    if not counts.all() or classes == 1:
+    if not np.array_equal(np.unique(wanted), np.arange(classes)) or not np.isfinite(exact).all():
         return None
     ones = [1] if classes == 2 else range(classes)
     return float(np.mean([roc_auc_score(wanted == one, exact[:, one]) for one in ones]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from share_compute.errors import UserError
 from share_compute.models.losses import loss_sum
 from share_compute.models.objective import Objective
 from share_compute.training.metrics import Predictions, figures_of
+from share_compute_actors.messages import NUMBER
 from share_compute_actors.training.member.evaluating import evaluated
+from share_compute_actors.training.member.schemas import EVALUATION
+from share_compute_actors.wire import Undeclared
 
 
 def classes(loss: Any = "cross_entropy", count: int | None = None, **options: Any) -> Objective:
@@ -152,6 +156,23 @@ class TestMetrics:
         assert found["accuracy"] == metrics.accuracy_score(wanted, scores.argmax(1))
         assert {"top_5_accuracy", "f1"} <= found.keys()
         assert "auroc" not in found
+
+    def test_results_that_the_task_does_not_have_are_recognised(self) -> None:
+        scores, wanted = drawn(4, 3)
+        objective = classes(count=3)
+        result = evaluated(scores, wanted, objective, 9)
+        assert result.fits(objective)
+        assert not result.fits(Objective())
+        assert not replace(result, predicted=b"", wanted=b"", scores=b"").fits(objective)
+        negative = np.full(4, -1, NUMBER).tobytes()
+        assert not replace(result, wanted=negative).fits(objective)
+        with pytest.raises(ValueError, match="not those of the targets"):
+            replace(result, targets=5)
+        received = EVALUATION.unpack(EVALUATION.pack({7: result}), "ada")
+        assert received == {7: result}
+        forged = EVALUATION.pack({7: result}).replace(b'"targets":4', b'"targets":5')
+        with pytest.raises(Undeclared, match="not those of the targets"):
+            EVALUATION.unpack(forged, "ada")
 
     def test_of_language_models(self) -> None:
         parts = [

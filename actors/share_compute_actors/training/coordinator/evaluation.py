@@ -126,6 +126,8 @@ class Evaluation:
         for place, worker in enumerate(last):
             if set(answers[worker]) != {each for each in chunk if each % len(last) == place}:
                 self._group.accuse(worker, "evaluations of other microbatches")
+            if not all(each.fits(self._facts.blueprint.objective) for each in answers[worker].values()):
+                self._group.accuse(worker, "predictions that the task does not have")
             results |= answers[worker]
         return [results[microbatch] for microbatch in chunk]
 

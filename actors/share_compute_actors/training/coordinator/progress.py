@@ -78,9 +78,10 @@ class TrainingProgress:
             EarlyStopping(stopping).after_all(state.validations) if stopping is not None else None
         )
         self._target = spec.training.target
-        self._has_reached = self._target is not None and any(
-            reaches(self._target, figures) for _, figures in state.validations
-        )
+        self._reached: Figures | None = None
+        """Metrics of the validation that reached the target."""
+        for _, figures in state.validations:
+            self._compare(figures)
         self._end_reason = ""
         self._rate = learning_rates(spec.training)
         self._seconds: deque[float] = deque(maxlen=_SMOOTHED_STEPS)
@@ -94,7 +95,12 @@ class TrainingProgress:
     def has_ended(self) -> bool:
         """Whether no step is left, or early stopping, the target or `end` ended the training."""
         stops = self._stopping is not None and self._stopping.stops
-        return stops or self._has_reached or bool(self._end_reason) or self.state.step == self._training.steps
+        return (
+            stops
+            or self._reached is not None
+            or bool(self._end_reason)
+            or self.state.step == self._training.steps
+        )
 
     @property
     def was_ended(self) -> bool:
@@ -105,8 +111,8 @@ class TrainingProgress:
     def reason(self) -> str:
         """Reason why training ended, for the user."""
         done = f"{self.state.step} steps done"
-        if self._has_reached and self._target is not None:
-            value = self.state.validations[-1][1][self._target.metric]
+        if self._reached is not None and self._target is not None:
+            value = self._reached[self._target.metric]
             return (
                 f"{done}: {named(self._target.metric)} {value:.4f} reached the target {self._target.value:g}"
             )
@@ -170,8 +176,12 @@ class TrainingProgress:
         """Add a validation to the training state, which may end the training; return whether it reached the target."""
         self.state = replace(self.state, validations=(*self.state.validations, (step, figures)))
         self._stopping = self._stopping and self._stopping.after(step, figures)
-        self._has_reached = self._target is not None and reaches(self._target, figures)
-        return self._has_reached
+        self._compare(figures)
+        return self._reached is not None
+
+    def _compare(self, figures: Figures) -> None:
+        if self._target is not None and reaches(self._target, figures):
+            self._reached = figures
 
     def tested(self, figures: Figures) -> None:
         """Add the final test to the training state."""
