@@ -121,10 +121,10 @@ def train(store: Store, job: JobRecord, first_step: int, last_step: int) -> None
     store.progress.record(job.id, job.attempt, [*steps, validated, saved])
 
 
-def branched() -> TrainJob:
+def branched(policy: str = "kind: local") -> TrainJob:
     """Return a small job with three branches."""
-    text = DIGITS.replace("steps: 40,", "steps: 40, synchronization: {kind: local, branches: 3, every: 10},")
-    return parse_job(text)
+    rounds = f"steps: 40, synchronization: {{{policy}, branches: 3, every: 10}},"
+    return parse_job(DIGITS.replace("steps: 40,", rounds))
 
 
 def start_branches(store: Store, job: JobRecord, islands: list[list[ContributorRecord]]) -> None:
@@ -141,25 +141,40 @@ def merge(
     store: Store, job: JobRecord, number: int, late: tuple[int, ...] = (), missing: tuple[int, ...] = ()
 ) -> None:
     """Merge a round of three branches."""
-    merged = tuple(
-        BranchRound(
-            number=branch,
-            round=number - (branch in late),
-            machines=(),
-            loss=2.3 / number + branch / 100,
-            samples=320,
-            seconds=0.6 + branch / 10,
-            waited_s=0.3 - branch / 10,
-            sent_bytes=1000 + branch,
-        )
+    merged = [
+        _contributed(branch, number - (branch in late), 0.3 - branch / 10)
         for branch in range(3)
         if branch not in missing
+    ]
+    _record(store, job, number, merged, tuple(sorted({*missing, *late})))
+
+
+def push(store: Store, job: JobRecord, number: int, branch: int, base: int) -> None:
+    """Merge the push of one branch to a parameter server, computed with the weights of merge ``base``."""
+    _record(store, job, number, [_contributed(branch, base + 1, 0.0)], ())
+
+
+def _contributed(branch: int, number: int, waited_s: float) -> BranchRound:
+    return BranchRound(
+        number=branch,
+        round=number,
+        machines=(),
+        loss=2.3 / number + branch / 100,
+        samples=320,
+        seconds=0.6 + branch / 10,
+        waited_s=waited_s,
+        sent_bytes=1000 + branch,
     )
+
+
+def _record(
+    store: Store, job: JobRecord, number: int, merged: list[BranchRound], missing: tuple[int, ...]
+) -> None:
     event = RoundMerged(
         round=number,
         step=10 * number,
-        branches=merged,
-        missing=tuple(sorted({*missing, *late})),
+        branches=tuple(merged),
+        missing=missing,
         update_bytes=2500,
         weight_bytes=90_000,
         merge_s=0.01,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.scenes import branched, digits, join, measure, merge, start, start_branches, train
+from tests.e2e.scenes import branched, digits, join, measure, merge, push, start, start_branches, train
 from tests.e2e.screenshots import appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import (
@@ -296,6 +296,25 @@ def test_rounds_are_drawn_and_each_branch_has_its_placement(page: Page, cluster:
     expect(page.get_by_role("log")).to_contain_text(
         "branch 0 on oak and pine; branch 1 on rowan; branch 2 on yew"
     )
+
+
+def test_pushes_to_a_parameter_server_are_merges_of_their_own(page: Page, cluster: Cluster) -> None:
+    found = machines(cluster.store, "oak", "pine", "rowan")
+    job = cluster.store.jobs.create(branched("kind: parameter_server, staleness: 1"))
+    start_branches(cluster.store, job, [[machine] for machine in found])
+    for number, (branch, base) in enumerate(((0, 0), (1, 0), (2, 0), (0, 1)), 1):
+        push(cluster.store, job, number, branch, base)
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    section = page.get_by_role("region", name="Rounds")
+    expect(section).to_contain_text("4 pushes")
+    picture = section.get_by_role("img", name="Merges 1 to 4: computing of 3 branches")
+    expect(picture.locator("rect[data-of=computing]")).to_have_count(4)
+    expect(picture.locator("rect[data-of=late], rect[data-of=missing]")).to_have_count(0)
+    section.get_by_text("The same as a table").click()
+    expect(
+        section.get_by_role("row", name=re.compile("3 . step 30 2 . weights 2 merges old"))
+    ).to_be_visible()
+    expect(section.get_by_role("columnheader", name="Merge")).to_be_visible()
 
 
 def test_samples_come_while_it_trains(page: Page, cluster: Cluster) -> None:

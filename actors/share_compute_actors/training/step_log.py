@@ -23,7 +23,7 @@ from share_compute.training.loss_scale import LossScale
 from share_compute.training.metrics import Figures
 
 FILE = "steps.sqlite3"
-_SHAPE = 7
+_SHAPE = 8
 """Version of the tables. Tables of another version are dropped."""
 _STEPS_KEPT = 10_000
 """Number of the latest committed steps that the log keeps."""
@@ -40,7 +40,7 @@ _TABLES = """
         quarantines INTEGER NOT NULL, accuser TEXT
     );
     CREATE TABLE validations (step INTEGER PRIMARY KEY, figures TEXT NOT NULL);
-    CREATE TABLE meetings (step INTEGER PRIMARY KEY, base INTEGER NOT NULL, is_over INTEGER NOT NULL DEFAULT 0);
+    CREATE TABLE branch_merges (step INTEGER PRIMARY KEY, base INTEGER NOT NULL, is_over INTEGER NOT NULL DEFAULT 0);
     CREATE TABLE merges (version INTEGER PRIMARY KEY, record TEXT NOT NULL);
     INSERT INTO standing VALUES (1, 0, 0, 0, NULL);
 """
@@ -235,8 +235,8 @@ class StepLog:
         """
         with self._transaction():
             self._require_claimed()
-            self._base.execute("INSERT OR IGNORE INTO meetings (step, base) VALUES (?, ?)", (step, base))
-            ((found,),) = self._rows("SELECT base FROM meetings WHERE step = ?", step)
+            self._base.execute("INSERT OR IGNORE INTO branch_merges (step, base) VALUES (?, ?)", (step, base))
+            ((found,),) = self._rows("SELECT base FROM branch_merges WHERE step = ?", step)
             return int(found)
 
     def end_merge(self, step: int) -> None:
@@ -247,7 +247,7 @@ class StepLog:
         """
         with self._transaction():
             self._require_claimed()
-            self._base.execute("UPDATE meetings SET is_over = 1 WHERE step = ?", (step,))
+            self._base.execute("UPDATE branch_merges SET is_over = 1 WHERE step = ?", (step,))
 
     def merge(self, record: MergeRecord) -> None:
         """Write the record of a merge of branches. This commits the merge.
@@ -322,8 +322,8 @@ class StepLog:
                 raise superseded()
             self._base.execute("DELETE FROM steps WHERE step > ?", (step,))
             self._base.execute("DELETE FROM validations WHERE step > ?", (step,))
-            self._base.execute("DELETE FROM meetings WHERE step > ? OR base < ?", (step, version))
-            self._base.execute("UPDATE meetings SET is_over = 0")
+            self._base.execute("DELETE FROM branch_merges WHERE step > ? OR base < ?", (step, version))
+            self._base.execute("UPDATE branch_merges SET is_over = 0")
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -357,12 +357,12 @@ class StepLog:
 
     def is_merging(self, step: int) -> bool:
         """Return whether a merge after a step has begun, and not all members have its weights."""
-        return bool(self._rows("SELECT 1 FROM meetings WHERE step = ? AND NOT is_over", step))
+        return bool(self._rows("SELECT 1 FROM branch_merges WHERE step = ? AND NOT is_over", step))
 
     @property
     def open_merge(self) -> int | None:
         """Step after which a branch contributed to a merge that its members do not have yet; None if there is none."""
-        ((step,),) = self._rows("SELECT max(step) FROM meetings WHERE NOT is_over")
+        ((step,),) = self._rows("SELECT max(step) FROM branch_merges WHERE NOT is_over")
         return None if step is None else int(step)
 
     def merges(self) -> list[MergeRecord]:

@@ -18,6 +18,7 @@ import torch
 import xxhash
 
 from share_compute.errors import ContributorLost
+from share_compute.protocol.collectives import Algorithm
 from share_compute.protocol.membership import Worker
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import WireLabel
@@ -35,8 +36,13 @@ class Rendezvous:
     timeout_s: float
     address: str = ""
     """IP address at which the other members reach this member."""
-    algorithm: Literal["auto", "ring", "tree", "sharded"] = "auto"
-    """All-reduce algorithm on CPUs; "auto" chooses it by the size of the tensor. On GPUs, NCCL chooses its own."""
+    algorithm: Algorithm | Literal["auto"] = "auto"
+    """Algorithm of sums on CPUs. On GPUs, NCCL exchanges the tensors directly.
+
+    "auto" is for sums outside a plan: "sharded" in the order of the summation tree, otherwise "tree" for small tensors
+    and gloo's "ring" for others. "hierarchical" applies only to sums in the order of the summation tree."""
+    sites: tuple[int, ...] = ()
+    """Number of the site of each member; empty if all are at one site."""
 
 
 class ChannelStore(dist.Store):  # type: ignore[misc]

@@ -153,7 +153,8 @@ def _round(data: dict[str, Any]) -> str:
     sent = max((branch.sent_bytes for branch in merged.branches), default=0)
     parts = [f"round {merged.round} merged after step {merged.step}"]
     if losses:
-        parts.append(f"loss {sum(losses) / len(losses):.4f} of {len(merged.branches)} branches")
+        branches = "1 branch" if len(merged.branches) == 1 else f"{len(merged.branches)} branches"
+        parts.append(f"loss {sum(losses) / len(losses):.4f} of {branches}")
     parts.append(
         f"sent {bytes_text(sent)}, received {bytes_text(merged.update_bytes)} "
         f"of {bytes_text(merged.weight_bytes)}"

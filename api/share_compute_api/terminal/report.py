@@ -50,7 +50,7 @@ def print_report(report: PlanReport) -> None:
         return
     if any(stage.boundary_bytes is not None for stage in plan.stages):
         _section("Boundaries", _boundaries(plan))
-    if any(stage.sum_bytes is not None for stage in plan.stages):
+    if any(stage.sums is not None for stage in plan.stages):
         _section("Gradient sums", _sums(plan))
     if report.timeline:
         _section("One step", timeline(plan, report.timeline, console))
@@ -164,15 +164,23 @@ def _boundaries(plan: Plan) -> Text:
 
 
 def _sums(plan: Plan) -> Text:
-    """Return the bytes that the members of each stage receive in a step to sum their gradients."""
+    """Return, for each stage, the algorithm that sums its gradients, its traffic, and the times of all algorithms."""
     text = Text()
-    summed = [stage for stage in plan.stages if stage.sum_bytes is not None]
-    for stage in summed[:_MOST_MACHINES]:
+    summed = [(stage, stage.sums) for stage in plan.stages if stage.sums is not None]
+    for stage, sums in summed[:_MOST_MACHINES]:
         codec = "not compressed" if stage.sum_codec == "none" else stage.sum_codec
         text.append(layer_span(stage.start, stage.stop), style="bold")
         text.append(
-            f": each of {len(stage.members)} members receives {bytes_text(stage.sum_bytes or 0)} a step, {codec}\n"
+            f": {sums.algorithm}; each of {len(stage.members)} members receives at most "
+            f"{bytes_text(sums.received_bytes)} a step, {codec}\n"
         )
+        if sums.crossing_bytes:
+            text.append(
+                f"  each of {len(set(sums.sites))} sites sends at most {bytes_text(sums.crossing_bytes)} to others\n"
+            )
+        times = sorted(sums.seconds.items(), key=lambda item: (item[1] is None, item[1], item[0]))
+        shown = (f"{name} {'-' if value is None else seconds_text(value)}" for name, value in times)
+        text.append(f"  predicted: {', '.join(shown)}\n", style="dim")
     if len(summed) > _MOST_MACHINES:
         text.append(f"and {len(summed) - _MOST_MACHINES} more; --json has them all\n", style="dim")
     text.rstrip()
@@ -231,11 +239,12 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
 def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
     """Return a table of policies of synchronization, and a sentence for each about what it gives up."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("policy", "codec", "a sample", "sent", "received", "busy", ""):
+    for column in ("policy", "steps", "codec", "a sample", "sent", "received", "busy", ""):
         left = column in ("policy", "codec", "")
         table.add_column(column, no_wrap=True, justify="left" if left else "right")
     sentences = Text(
-        "Bytes are means per step: of the busiest machine in lockstep, and of each branch in rounds.\n",
+        "Steps are those of a round. Bytes are means per step: of the busiest machine in lockstep, and of each branch "
+        "in rounds.\n",
         style="dim",
     )
     for row in policies:
@@ -243,11 +252,12 @@ def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
         if row.problem is None:
             table.add_row(
                 row.policy,
+                "-" if row.every is None else f"{row.every}",
                 row.compression,
                 "-" if row.sample_s is None else seconds_text(row.sample_s),
                 *("-" if size is None else bytes_text(size) for size in sizes),
                 "-" if row.utilisation is None else _percent(row.utilisation),
-                "this job" if row.is_own else "",
+                "own" if row.is_own else "",
                 style="bold" if row.is_own else "",
             )
         name = row.policy if row.compression == "none" else f"{row.policy}, {row.compression}"

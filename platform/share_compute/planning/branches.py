@@ -41,6 +41,7 @@ from share_compute.planning.search.partitioning import load_strategy
 from share_compute.planning.search.strategies import AutoPartitioning, is_measured
 from share_compute.planning.search.thorough import proposed, simple
 from share_compute.specification import TrainJob
+from share_compute.specification.boundaries import PlannedBoundaryCompressionSpec
 from share_compute.specification.synchronization import BranchesSpec
 from share_compute.specification.training import TrainingSpec
 from share_compute.topology import HEAD, Link, Topology, absurdities
@@ -85,7 +86,9 @@ def place_branches(
         UserError: the model has no parameters, or there is no such strategy.
         ValueError: the job has no branches.
     """
-    branches = _rounds(job.training).branches
+    branches = rounds_of(job.training).branches
+    if job.training.boundary_compression.name == "auto":  # the planner's choice is hardly slower than int8
+        job = job.with_boundaries(PlannedBoundaryCompressionSpec(name="int8"))
     islands = _Islands(job, topology, profile, timings or {})
     best: tuple[tuple[float, int, int], list[_Share]] | None = None
     most = 0
@@ -177,7 +180,7 @@ def update_bytes(training: TrainingSpec, profile: ModelProfile) -> int:
 
     Branches that push one after another to a parameter server may receive an update for the push of each branch.
     """
-    policy = _rounds(training)
+    policy = rounds_of(training)
     versions = policy.branches if policy.merges_apart else 1
     # Branches with weights of their own receive the result of the last round without compression.
     last = max(1, _last_round(training) - policy.keeps_own_weights)
@@ -232,14 +235,15 @@ def _slowest_s(links: Sequence[Link], size_bytes: float) -> float:
     return transfer_s(2 * latency_s, min(link.bytes_per_s for link in links), size_bytes)
 
 
-def _rounds(training: TrainingSpec) -> BranchesSpec:
+def rounds_of(training: TrainingSpec) -> BranchesSpec:
+    """Return the policy by which the branches of a job merge; raise `ValueError` if it has no branches."""
     if training.rounds is None:
         raise ValueError(f"a job with synchronization {training.synchronization.kind} has no branches")
     return training.rounds
 
 
 def _last_round(training: TrainingSpec) -> int:
-    return _rounds(training).rounds(training.steps)
+    return rounds_of(training).rounds(training.steps)
 
 
 def _bytes(codec: Codec, profile: ModelProfile) -> int:
@@ -284,10 +288,13 @@ def _part(topology: Topology, machines: Iterable[str], branches: int) -> Topolog
 class _Island:
     """Predicts the time of a step and of a round on one island, for each number of branches."""
 
-    def __init__(self, job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings) -> None:
+    def __init__(
+        self, job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings, size_bytes: int
+    ) -> None:
         self.machines = tuple(machine.id for machine in topology.contributors)
         self._job, self._topology, self._profile, self._timings = job, topology, profile, timings
-        self._size = contribution_bytes(job.training, profile) + update_bytes(job.training, profile)
+        self._size_bytes = size_bytes
+        """Bytes that each branch sends and receives in a round."""
         self._step_s: list[float] = []
         """Step times for 1, 2, ... branches."""
         self._until = 0
@@ -295,8 +302,8 @@ class _Island:
 
     def round_s(self, branches: int) -> float:
         """Return the time of a round in seconds; infinite if the memory does not suffice."""
-        exchanged_s = exchange_s(self._topology, self.machines, branches * self._size)
-        return round_s(_rounds(self._job.training), branches, self.step_s(branches), exchanged_s)
+        exchanged_s = exchange_s(self._topology, self.machines, branches * self._size_bytes)
+        return round_s(rounds_of(self._job.training), branches, self.step_s(branches), exchanged_s)
 
     def step_s(self, branches: int) -> float:
         """Return the time of one step of one branch; infinite if the memory does not suffice."""
@@ -367,6 +374,7 @@ class _Islands:
         measured = tuple(machine for machine in topology.contributors if is_measured(machine))
         self.topology = replace(topology, contributors=measured) if measured else topology
         self._job, self._profile, self._timings = job, profile, timings
+        self._size_bytes = contribution_bytes(job.training, profile) + update_bytes(job.training, profile)
         self._known: dict[Machines, _Island] = {}
 
     def cuts(self, branches: int) -> Iterator[list[_Island]]:
@@ -391,7 +399,7 @@ class _Islands:
         if machines not in self._known:
             names = [self.topology.contributors[machine].id for machine in machines]
             part = _part(self.topology, names, 1)
-            self._known[machines] = _Island(self._job, part, self._profile, self._timings)
+            self._known[machines] = _Island(self._job, part, self._profile, self._timings, self._size_bytes)
         return self._known[machines]
 
 
@@ -432,7 +440,7 @@ def _infeasible(
     job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings, most: int
 ) -> PlanInfeasible:
     """Return the error for machines that can hold ``most`` branches at the same time, which are not enough."""
-    branches = _rounds(job.training).branches
+    branches = rounds_of(job.training).branches
     if most == 0:
         strategy = load_strategy(job.parallelism.strategy)
         return infeasible(strategy, search_problems(job, topology, profile, timings)[-1], None)

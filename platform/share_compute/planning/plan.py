@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import computed_field, model_validator
 
 from share_compute.files.strict import StrictModel
+from share_compute.protocol.collectives import Algorithm
 from share_compute.shard import Shard
 from share_compute.specification.boundaries import (
     BoundaryCodec,
@@ -108,6 +109,23 @@ class MemberPlan(StrictModel):
     """Part of ``reason`` without the layers and the memory."""
 
 
+class SumPlan(StrictModel):
+    """Algorithm by which the members of a stage sum their gradients, and predictions for all algorithms."""
+
+    algorithm: Algorithm
+    """The algorithm that the members use: the one that the job names, or the fastest.
+
+    Members with GPUs use NCCL's direct exchange, which is called sharded here, whatever the job names."""
+    sites: tuple[int, ...]
+    """Number of the site of each member. Members of one site have similar links."""
+    seconds: dict[Algorithm, float | None]
+    """Predicted time of one sum of all gradients, by algorithm; None if it would use a dead link."""
+    received_bytes: int
+    """Bytes that the member with the most traffic receives in a step, compressed."""
+    crossing_bytes: int
+    """Bytes that the site with the most traffic sends to other sites in a step, compressed; 0 with one site."""
+
+
 class StagePlan(StrictModel):
     """One stage: a range of layers, and the members that each hold all of it."""
 
@@ -125,8 +143,8 @@ class StagePlan(StrictModel):
     None for the last stage, in serving plans, and in plans of older releases."""
     sum_codec: str = "none"
     """Codec of the gradients that the members of this stage sum."""
-    sum_bytes: int | None = None
-    """Bytes of gradients that each member receives in a step, compressed, to sum them with those of the other members.
+    sums: SumPlan | None = None
+    """How the members sum their gradients.
 
     None for stages with one member, in serving plans, and in plans of older releases."""
 

@@ -32,6 +32,7 @@ from share_compute.planning.search.strategies import (
     with_nominal_speeds,
 )
 from share_compute.planning.search.thorough import proposed, thorough
+from share_compute.planning.sum_plans import sum_plan
 from share_compute.protocol.schedule import blocks
 from share_compute.shard import Shard
 from share_compute.specification import TrainingSpec, TrainJob
@@ -202,6 +203,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
         boundaries=training.boundary_compression,
+        collective=training.collective,
         run_bytes=_run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
     )
@@ -383,7 +385,7 @@ def _stage_plans(
             sum_codec=spec.training.compression.name
             if is_summed and spec.training.compresses_sums
             else "none",
-            sum_bytes=math.ceil(cost.sum_bytes(stage)) if is_summed else None,
+            sums=sum_plan(cost, stage.start, stage.stop, stage.members),
         )
 
 

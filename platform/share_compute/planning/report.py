@@ -81,13 +81,15 @@ class PolicyFigures(StrictModel):
     """Figures of the job under one policy of synchronization."""
 
     policy: str
-    """Description of the policy, such as ``rounds of 30 steps``."""
+    """Short name of the policy with its main option, such as ``gossip, ring``."""
     compression: str
     """Name of the codec of contributions and updates; ``none`` without one."""
     is_own: bool
     """Whether policy and compression are those of the job."""
     branches: int
     """Number of branches; 1 in lockstep."""
+    every: int | None = None
+    """Steps that each branch takes in a round; None in lockstep."""
     samples_per_s: float | None = None
     """Samples per second of all branches together; None if there is no plan, or if no machine's speed was measured."""
     sent_bytes_per_step: float | None = None

@@ -24,7 +24,7 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.planning.report import BranchIsland, RoundsPrediction
 from share_compute.specification import TrainJob
 from share_compute.specification.compression import NoCompressionSpec
-from share_compute.specification.synchronization import AllReduceSpec
+from share_compute.specification.synchronization import AllReduceSpec, BranchesSpec
 from share_compute.topology import Topology
 
 LEAST_GAIN = 0.1
@@ -34,7 +34,7 @@ LEAST_GAIN = 0.1
 def plan_rounds(
     spec: TrainJob, topology: Topology, profile: ModelProfile
 ) -> tuple[Solution, RoundsPrediction, Topology]:
-    """Return the solution of the first branch with the plans of all branches, the figures, and its island.
+    """Return what `plan_places` returns for the best places, and compare the figures with those of lockstep.
 
     Args:
         spec: a job with branches.
@@ -44,15 +44,22 @@ def plan_rounds(
     Raises:
         PlanInfeasible, UserError: as `place_branches`.
     """
-    return plan_places(spec, topology, profile, place_branches(spec, topology, profile))
+    solution, figures, island = plan_places(spec, topology, profile, place_branches(spec, topology, profile))
+    lockstep = _lockstep_samples_per_s(spec, topology, profile)
+    return solution, figures.model_copy(update={"lockstep_samples_per_s": lockstep}), island
 
 
 def plan_places(
     spec: TrainJob, topology: Topology, profile: ModelProfile, places: Sequence[BranchPlace]
 ) -> tuple[Solution, RoundsPrediction, Topology]:
-    """Return what `plan_rounds` returns, for branches that have their places."""
+    """Return the solution of the first branch with the plans of all branches, the figures, and the first island.
+
+    If the first plan decides which boundaries are compressed, that of the first branch decides for all branches.
+    """
     islands = [island_topology(topology, place) for place in places]
-    solutions = [solve(spec, island, profile, 0, {}) for island in islands]
+    first = solve(spec, islands[0], profile, 0, {})
+    others = spec.with_first_boundaries(first.plan.boundaries)
+    solutions = [first, *(solve(others, island, profile, 0, {}) for island in islands[1:])]
     steps_s = [
         None if solution.plan.prediction is None else solution.plan.prediction.step_s
         for solution in solutions
@@ -105,7 +112,10 @@ def better_places(
         solution, figures, _ = plan_places(spec, topology, profile, places)
     except PlanInfeasible:
         return None
-    _, rounds_s = times_of_rounds(spec, topology, profile, current, [place.step_s for place in current])
+    policy = spec.training.rounds
+    assert policy is not None
+    moved_bytes = figures.contribution_bytes + figures.update_bytes
+    _, rounds_s = _times(policy, topology, current, [place.step_s for place in current], moved_bytes)
     before_s = max(known_s for known_s in rounds_s if known_s is not None)
     before = {number: place.machines for place in current for number in place.branches}
     moved = [
@@ -143,56 +153,50 @@ def _predict(
 ) -> RoundsPrediction:
     training, policy = spec.training, spec.training.rounds
     assert policy is not None
-    up, down, plain = (
-        contribution_bytes(training, profile),
-        update_bytes(training, profile),
-        uncompressed_bytes(profile),
-    )
-    exchanges_s, rounds_s = times_of_rounds(spec, topology, profile, places, steps_s)
-    known_s = [round_s for round_s in rounds_s if round_s is not None]
-    samples = policy.branches * training.batch_size * policy.every
+    up, down = contribution_bytes(training, profile), update_bytes(training, profile)
+    exchanges_s, rounds_s = _times(policy, topology, places, steps_s, up + down)
+    longest_s = max((each_s for each_s in rounds_s if each_s is not None), default=None)
+    plain = uncompressed_bytes(profile)
     return RoundsPrediction(
         islands=tuple(
             BranchIsland(
                 machines=tuple(topology[machine].name for machine in place.machines),
                 branches=place.branches,
                 step_s=step_s,
-                round_s=round_s,
+                round_s=each_s,
             )
-            for place, step_s, round_s in zip(places, steps_s, rounds_s, strict=True)
+            for place, step_s, each_s in zip(places, steps_s, rounds_s, strict=True)
         ),
         every=policy.every,
         contribution_bytes=up,
         update_bytes=down,
         uncompressed_bytes=plain,
         exchange_s=max(exchanges_s) if topology.links else None,
-        round_s=max(known_s, default=None),
-        samples_per_s=samples / max(known_s) if known_s else None,
+        round_s=longest_s,
+        samples_per_s=policy.branches * training.batch_size * policy.every / longest_s if longest_s else None,
         lockstep_bytes=round(2 * (policy.branches - 1) / policy.branches * plain),
-        lockstep_samples_per_s=_lockstep_samples_per_s(spec, policy.branches, topology, profile),
     )
 
 
-def times_of_rounds(
-    spec: TrainJob,
+def _times(
+    policy: BranchesSpec,
     topology: Topology,
-    profile: ModelProfile,
     places: Sequence[BranchPlace],
     steps_s: Sequence[float | None],
+    moved_bytes: int,
 ) -> tuple[list[float], list[float | None]]:
     """Return the predicted seconds of each island's exchange with the server, and of its rounds.
 
     Args:
-        spec: a job with branches.
+        policy: options of the policy.
         topology: the machines.
-        profile: cost profile of the job's model.
         places: the islands and their branches.
         steps_s: time of one step of one branch on each island; None if it is not known, as is the round's time then.
+        moved_bytes: bytes that each branch sends and receives in a round.
     """
-    policy = spec.training.rounds
-    assert policy is not None
-    moved = contribution_bytes(spec.training, profile) + update_bytes(spec.training, profile)
-    exchanges_s = [exchange_s(topology, place.machines, len(place.branches) * moved) for place in places]
+    exchanges_s = [
+        exchange_s(topology, place.machines, len(place.branches) * moved_bytes) for place in places
+    ]
     rounds_s = [
         None if step_s is None else round_s(policy, len(place.branches), step_s, exchanged_s)
         for place, step_s, exchanged_s in zip(places, steps_s, exchanges_s, strict=True)
@@ -207,17 +211,17 @@ def in_lockstep(spec: TrainJob, branches: int) -> TrainJob:
         "batch_size": branches * training.batch_size,
         "microbatches": None if training.microbatches is None else branches * training.microbatches,
         "synchronization": AllReduceSpec(),
-        "compression": NoCompressionSpec(),
+        "compression": training.compression if training.rounds is None else NoCompressionSpec(),
     }
     return spec.model_copy(update={"training": training.model_copy(update=together)})
 
 
-def _lockstep_samples_per_s(
-    spec: TrainJob, branches: int, topology: Topology, profile: ModelProfile
-) -> float | None:
+def _lockstep_samples_per_s(spec: TrainJob, topology: Topology, profile: ModelProfile) -> float | None:
     """Return samples/s of one plan for all machines, whose step has the batches of all branches."""
+    assert spec.training.rounds is not None
+    together = in_lockstep(spec, spec.training.rounds.branches)
     try:
-        prediction = solve(in_lockstep(spec, branches), topology, profile, 0, {}).plan.prediction
+        prediction = solve(together, topology, profile, 0, {}).plan.prediction
     except PlanInfeasible:
         return None
     return None if prediction is None else prediction.samples_per_s

@@ -25,8 +25,8 @@ class Hours(StrictModel):
         return float(sum(self.model_dump().values()))
 
 
-class SimulationReport(StrictModel):
-    """Results of the simulation of a job on a fleet."""
+class FleetReport(StrictModel):
+    """Results of all simulations of a job on a fleet."""
 
     machines: int
     mean_machines: float
@@ -35,16 +35,30 @@ class SimulationReport(StrictModel):
     """Mean number of machines that held a part of the job."""
     simulated_s: float
     seed: int
+    samples_per_s: float
+    """Samples of committed steps or merged contributions per second, over the whole time."""
+    tokens_per_s: float
+    utilisation: float
+    """Share of the measured FLOP/s of all present machines that was used for these samples."""
+    deaths: int
+    """Number of deaths of machines, whether or not they held a part of the job."""
+    member_deaths: int
+    """Number of deaths of machines that held a part of the job."""
+    replacements: int
+    """Number of deaths after which the job or an island continued: with a similar machine in place of the dead one, or,
+    in rounds, with any other machines."""
+    searches: int
+    """Number of times that the planner was asked for a plan, including the first plan."""
+
+
+class SimulationReport(FleetReport):
+    """Results of the simulation of a job in lockstep on a fleet."""
+
     layers: int
     parameters: int
     microbatches: int
     first_step_s: float
     """Predicted step time of the first plan, in seconds."""
-    samples_per_s: float
-    """Committed samples per second, over the whole time."""
-    tokens_per_s: float
-    utilisation: float
-    """Share of the measured FLOP/s of all present machines that was used for committed steps."""
     member_utilisation: float
     """Share of the measured FLOP/s of the job's members that was used for committed steps."""
     attempted_steps: int
@@ -53,14 +67,6 @@ class SimulationReport(StrictModel):
     lost_steps: int
     """Number of machine deaths at which work of the step in progress was lost."""
     epochs: int
-    deaths: int
-    """Number of deaths of machines, whether or not they held a part of the job."""
-    member_deaths: int
-    """Number of deaths of machines that held a part of the job."""
-    replacements: int
-    """Number of deaths after which a similar machine replaced the dead machine."""
-    searches: int
-    """Number of times that the planner was asked for a plan, including the first plan."""
     hours: Hours
     curve_samples_per_s: tuple[float, ...]
     """Committed samples per second, over equal parts of the time."""
@@ -86,19 +92,14 @@ class BranchHours(StrictModel):
         return float(sum(self.model_dump().values()))
 
 
-class RoundsReport(StrictModel):
+class RoundsReport(FleetReport):
     """Results of the simulation of a job whose branches merge in rounds."""
 
-    machines: int
-    mean_machines: float
-    """Mean number of machines that were present."""
-    mean_members: float
-    """Mean number of machines that held a part of the job."""
-    simulated_s: float
-    seed: int
     branches: int
     islands: int
     """Number of islands that train the branches."""
+    policy: str
+    """Kind of synchronization, such as ``local``."""
     every: int
     """Steps that each branch takes in a round."""
     first_round_s: float
@@ -107,34 +108,21 @@ class RoundsReport(StrictModel):
     """Number of merges."""
     merged_contributions: int
     missing_contributions: int
-    """Number of branches without a contribution, over all merges."""
+    """Number of branches without a contribution, over all merges; 0 if contributions are merged one by one."""
     late_contributions: int
-    """Number of contributions that arrived after the merge of their round."""
+    """Number of contributions that were merged with those of a later round, or dropped."""
     ignored_contributions: int
     """Number of contributions that no merge contains."""
-    samples_per_s: float
-    """Samples of merged contributions per second, over the whole time."""
-    tokens_per_s: float
-    utilisation: float
-    """Share of the measured FLOP/s of all present machines that was used for merged contributions."""
     computing_share: float
     """Share of the time in which branches computed steps of rounds that were not begun again."""
     sent_bytes: int
     """Bytes of all contributions that branches sent."""
     received_bytes: int
     """Bytes of all updates that branches received."""
-    deaths: int
-    """Number of deaths of machines, whether or not they held a part of the job."""
-    member_deaths: int
-    """Number of deaths of machines that held a part of the job."""
-    replacements: int
-    """Number of deaths after which an island continued with other machines, or with fewer."""
     restarts: int
     """Number of rounds of a branch that were begun again."""
     stranded: int
     """Number of deaths after which an island had to wait for machines."""
     returns: int
     """Number of moves of islands back to their first machines."""
-    searches: int
-    """Number of plans of islands that were made."""
     hours: BranchHours

@@ -3,9 +3,11 @@
 `RoundsMachine`, which decides on the merges of real jobs, decides here as well. The first placement is that of
 `place_branches`, and the times of steps and exchanges are predictions of the planner.
 
-- A branch computes its steps, sends its contribution, waits for the merge, and receives the update. Merges take 0 s.
+- A branch computes its steps, sends its contribution, waits for the merge, and receives the updates that it needs.
+  Merges take 0 s. Steps do not overlap with merges.
 - After the loss of one of several machines, an island continues from its last step, with a spare machine if it can.
-- After the loss of its only machine, an island begins its rounds again on a spare machine, with the merged weights.
+- After the loss of its only machine, an island begins its rounds again on a spare machine, with the newest weights that
+  its branches may use. Contributions that wait for a merge are withdrawn, as in real jobs.
 - An island without enough machines waits until a machine returns. It moves back when its first machines are all there.
 
 The job trains until the end of the simulation.
@@ -14,34 +16,21 @@ The job trains until the end of the simulation.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from share_compute.errors import PlanInfeasible, UserError
+from share_compute.errors import UserError
 from share_compute.models.profiles.profile import ModelProfile
-from share_compute.planning.branches import (
-    BranchPlace,
-    contribution_bytes,
-    exchange_s,
-    island_topology,
-    place_branches,
-    uncompressed_bytes,
-    update_bytes,
-)
-from share_compute.planning.network.regions import complete
-from share_compute.planning.planner import solve, workload
+from share_compute.planning.branches import rounds_of
+from share_compute.planning.planner import workload
 from share_compute.simulation.churn import ChurnEvent
+from share_compute.simulation.island_planner import IslandPlanner, PlannedIsland
 from share_compute.simulation.report import BranchHours, RoundsReport
 from share_compute.simulation.rules import EpochRules
 from share_compute.simulation.run import Progress, Scenario, flops_per_sample
 from share_compute.specification import TrainJob
-from share_compute.specification.synchronization import LocalSpec
 from share_compute.synchronization.records import BranchRun, Contribution
 from share_compute.synchronization.rounds import (
     Contributed,
@@ -51,13 +40,8 @@ from share_compute.synchronization.rounds import (
     RoundsMachine,
     TimeRead,
 )
-from share_compute.topology import HEAD, Link, Topology
+from share_compute.topology import Topology
 
-_LEAST_CANDIDATES = 64
-"""Minimum limit on the number of machines that the placement considers. The limit is twice the number of branches, but
-not less than this."""
-_MOST_SPARES = 4
-"""Maximum number of spare machines of a region, and of all regions, that are tried in the place of a lost one."""
 _ENDLESS = 2**31 - 1
 """Number of rounds, which a simulation never reaches."""
 _PROGRESS_EVERY = 1000
@@ -67,25 +51,11 @@ _PHASES = ("computing", "redone", "sending", "waiting", "receiving", "idle")
 """Names of the times in the report. ``redone`` is the time of rounds that were begun again."""
 
 
-class _Planned(NamedTuple):
-    """A plan for an island with some number of branches."""
-
-    machines: tuple[int, ...]
-    """Indices of the machines that hold layers."""
-    step_s: float
-    upload_s: float
-    """Time in which all branches of the island send their contributions."""
-    download_s: float
-    """Time in which all branches of the island receive one update."""
-    fetch_s: float
-    """Time in which new members of all branches receive the weights in float32."""
-
-
 @dataclass(eq=False, slots=True)
 class _Island:
     """An island and its branches, which always move together."""
 
-    plan: _Planned
+    plan: PlannedIsland
     home: tuple[int, ...]
     """Machines of the first placement."""
     branches: list[_Branch] = field(default_factory=list)
@@ -102,6 +72,7 @@ class _Branch:
     number: int
     island: _Island
     round: int = 1
+    """The version of its weights, plus 1."""
     phase: Phase = "idle"
     since_s: float = 0.0
     """Time up to which the branch's time is counted."""
@@ -133,7 +104,7 @@ def simulate_rounds(
     """Simulate the rounds of a job on a fleet, and return the report. Equal arguments give equal reports.
 
     Args:
-        spec: a job with ``synchronization: {kind: local}``.
+        spec: a job with branches.
         topology: the fleet.
         profile: cost profile of the job's model.
         scenario: duration and churn.
@@ -163,175 +134,14 @@ def simulate_rounds(
     return run.report()
 
 
-class _Sizes(NamedTuple):
-    """Bytes of one branch's contribution, of an update, and of the weights in float32."""
-
-    contribution: int
-    update: int
-    weights: int
-
-
-class _Fleet:
-    """The machines of a fleet: which are present and free, and plans for islands of them."""
-
-    def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile) -> None:
-        self._spec, self._topology, self._profile = spec, topology, profile
-        self.sizes = _Sizes(
-            contribution_bytes(spec.training, profile),
-            update_bytes(spec.training, profile),
-            uncompressed_bytes(profile),
-        )
-        machines = topology.contributors
-        self.index = {machine.id: place for place, machine in enumerate(machines)}
-        self.speeds = np.array([machine.flops_per_s() for machine in machines])
-        self._region = complete(topology).region
-        self._links: defaultdict[str, list[Link]] = defaultdict(list)
-        for link in topology.links:
-            for end in (link.source, link.target):
-                self._links[end].append(link)
-        self._alone_s = self._times_alone()
-        order = np.argsort(self._alone_s, kind="stable")
-        self._ranked = [int(place) for place in order if self._alone_s[place] < inf]
-        """Measured machines, those with the shortest rounds of one branch first."""
-        self.is_there = np.ones(len(machines), dtype=bool)
-        self.is_used = np.zeros(len(machines), dtype=bool)
-        self._known: dict[tuple[tuple[int, ...], int], _Planned | None] = {}
-        self.searches = 0
-
-    def first_places(self) -> list[tuple[_Planned, int]]:
-        """Return the plans of the islands of the first placement, each with its number of branches.
-
-        Raises:
-            PlanInfeasible: the machines cannot hold all branches.
-        """
-        policy = self._spec.training.synchronization
-        assert isinstance(policy, LocalSpec)
-        few = self._candidates(max(_LEAST_CANDIDATES, 2 * policy.branches))
-        try:
-            places = place_branches(self._spec, self._part(few), self._profile)
-        except PlanInfeasible:
-            if len(few) == len(self._ranked):
-                raise
-            places = place_branches(self._spec, self._part(self._ranked), self._profile)
-        found = []
-        for place in places:
-            planned = self.plan([self.index[machine] for machine in place.machines], len(place.branches))
-            assert planned is not None  # `place_branches` found a layout for the island
-            found.append((planned, len(place.branches)))
-        return found
-
-    def _times_alone(self) -> NDArray[np.float64]:
-        """Return a rough time of a round of one branch on each machine alone: of its steps and its link to the server.
-
-        The time is infinite for machines whose speed was not measured.
-        """
-        training, profile = self._spec.training, self._profile
-        policy = training.synchronization
-        assert isinstance(policy, LocalSpec)
-        samples = policy.every * training.batch_size
-        flops = samples * flops_per_sample(profile, workload(self._spec, 1).sequence_length)
-        moved = self.sizes.contribution + self.sizes.update
-        rates = np.zeros(len(self.speeds))
-        for link in self._links[HEAD]:
-            end = self.index.get(link.target if link.source == HEAD else link.source)
-            if end is not None:
-                rates[end] = max(rates[end], link.bytes_per_s)
-        rates[rates == 0] = rates[rates > 0].min(initial=inf)
-        with np.errstate(divide="ignore"):
-            times: NDArray[np.float64] = flops / self.speeds + moved / rates
-        return times
-
-    def _candidates(self, most: int) -> list[int]:
-        """Return up to ``most`` machines: half the best of all, and the best ones of each region in turn."""
-        if len(self._ranked) <= most:
-            return sorted(self._ranked)
-        chosen = dict.fromkeys(self._ranked[: most // 2])
-        seen: Counter[int] = Counter()
-        turns = []
-        for machine in self._ranked:
-            region = int(self._region[machine])
-            turns.append((seen[region], machine))
-            seen[region] += 1
-        for _, machine in sorted(turns, key=lambda one: (one[0], self._alone_s[one[1]], one[1])):
-            if len(chosen) >= most:
-                break
-            chosen[machine] = None
-        return sorted(chosen)
-
-    def plan(self, machines: Iterable[int], branches: int) -> _Planned | None:
-        """Return a plan for some branches on these machines; None if they cannot hold the branches."""
-        key = tuple(sorted(machines)), branches
-        if key not in self._known:
-            self._known[key] = self._search(*key)
-        return self._known[key]
-
-    def _search(self, machines: Sequence[int], branches: int) -> _Planned | None:
-        self.searches += 1
-        names = tuple(self._topology.contributors[machine].id for machine in machines)
-        part = self._part(machines)
-        place = BranchPlace(names, tuple(range(branches)), 0.0)
-        try:
-            plan = solve(self._spec, island_topology(part, place), self._profile, 0, {}).plan
-        except PlanInfeasible:
-            return None
-        if plan.prediction is None:
-            return None
-        used = sorted(plan.machines, key=self.index.__getitem__)
-        upload_s, download_s, fetch_s = (exchange_s(part, used, branches * size) for size in self.sizes)
-        return _Planned(
-            tuple(self.index[machine] for machine in used),
-            plan.prediction.step_s,
-            upload_s,
-            download_s,
-            fetch_s,
-        )
-
-    def _part(self, machines: Sequence[int]) -> Topology:
-        contributors = tuple(self._topology.contributors[machine] for machine in machines)
-        links = {link: None for machine in contributors for link in self._links[machine.id]}
-        return Topology(contributors, tuple(links))
-
-    def replaced(self, machines: Sequence[int], branches: int, near: int) -> _Planned | None:
-        """Return a plan for the machines that are left of an island, with spare machines as far as needed.
-
-        Args:
-            machines: machines of the island that are present.
-            branches: number of its branches.
-            near: the lost machine, in whose region spares are preferred.
-        """
-        spares = self._spares(near)
-        tried = [[*machines, spare] for spare in spares] + ([list(machines)] if machines else [])
-        found = [planned for one in tried if (planned := self.plan(one, branches)) is not None]
-        if found:
-            return min(found, key=lambda planned: self.round_s(planned, branches))
-        for count in range(2, len(spares) + 1):
-            planned = self.plan((*machines, *spares[:count]), branches)
-            if planned is not None:
-                return planned
-        return None
-
-    def round_s(self, planned: _Planned, branches: int) -> float:
-        """Return the time of a round of an island."""
-        policy = self._spec.training.synchronization
-        assert isinstance(policy, LocalSpec)
-        return branches * policy.every * planned.step_s + planned.upload_s + planned.download_s
-
-    def _spares(self, near: int) -> list[int]:
-        """Return free machines: the best of all, and the best ones in the region of a lost machine."""
-        free = [one for one in self._ranked if self.is_there[one] and not self.is_used[one]]
-        near_by = [one for one in free if self._region[one] == self._region[near]]
-        return list(dict.fromkeys((*near_by[:_MOST_SPARES], *free[:_MOST_SPARES])))
-
-
 class _Run:
     """State of one simulation."""
 
     def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile, scenario: Scenario) -> None:
-        policy = spec.training.synchronization
-        assert isinstance(policy, LocalSpec)
+        policy = rounds_of(spec.training)
         self._spec, self._profile, self._policy, self._scenario = spec, profile, policy, scenario
         self._rules = EpochRules()
-        self._fleet = _Fleet(spec, topology, profile)
+        self._fleet = IslandPlanner(spec, topology, profile)
         self._machine = RoundsMachine(policy, _ENDLESS)
         self._ends: list[_End] = []
         self._now_s = 0.0
@@ -401,23 +211,26 @@ class _Run:
             self._begin(branch, 0.0)
 
     def _begin(self, branch: _Branch, pause_s: float) -> None:
-        """Begin the open round after a pause in which members start, unless the branch has contributed to it."""
+        """Begin the branch's round after a pause in which members start."""
         self._count_time(branch)
-        branch.round, branch.spent_s = self._machine.open_round, {}
-        if self._machine.has(BranchRun(branch.round, branch.number)):
-            self._enter(branch, "waiting")
-        else:
-            self._enter(branch, "computing", pause_s + branch.island.compute_s(self._policy.every))
+        branch.spent_s = {}
+        self._enter(branch, "computing", pause_s + branch.island.compute_s(self._policy.every))
+
+    def _begin_again(self, branch: _Branch, pause_s: float) -> None:
+        """Begin a round without the state of the last members, with the newest weights that the branch may use."""
+        self._drop_work(branch)
+        if not self._policy.keeps_own_weights:
+            branch.round = self._machine.open_round
+        self._begin(branch, pause_s)
 
     def _contribute(self, branch: _Branch) -> None:
         run = BranchRun(branch.round, branch.number)
         samples = float(self._policy.every * self._spec.training.batch_size)
         self._counts["sent_bytes"] += self._fleet.sizes.contribution
-        self._counts["late"] += branch.round < self._machine.open_round
         self._tell(TimeRead(self._now_s))
         self._tell(Contributed(Contribution(run, samples, "")))
-        if self._policy.needed < self._policy.branches:
-            self._schedule(self._now_s + self._policy.grace_s, None)
+        if self._policy.patience_s:
+            self._schedule(self._now_s + self._policy.patience_s, None)
         self._answer(branch)
 
     def _tell(self, event: RoundEvent) -> None:
@@ -425,8 +238,11 @@ class _Run:
         for effect in self._machine.handle(event):
             if isinstance(effect, ContributionIgnored):
                 self._counts["ignored"] += 1
+                self._counts["late"] += 1
                 continue
-            self._counts["missing"] += len(self._machine.missing(effect.record.runs))
+            if not self._policy.merges_apart:
+                self._counts["missing"] += len(self._machine.missing(effect.record.runs))
+                self._counts["late"] += sum(run.round < effect.record.version for run in effect.record.runs)
             self._counts["merged"] += len(effect.record.runs)
             self._tell(MergeRecorded(effect.record))
             self._move_back()
@@ -434,12 +250,15 @@ class _Run:
                 self._answer(branch)
 
     def _answer(self, branch: _Branch) -> None:
-        """Send a waiting branch all updates since its round, if its round or a later one is merged."""
-        if branch.phase != "waiting" or self._machine.version < branch.round:
+        """Send a waiting branch the updates with which it continues, unless it has to wait for other branches."""
+        if branch.phase != "waiting":
             return
-        updates = self._machine.version - branch.round + 1
-        self._counts["received_bytes"] += updates * self._fleet.sizes.update
-        self._enter(branch, "receiving", updates * branch.island.plan.download_s)
+        versions = self._machine.updates(BranchRun(branch.round, branch.number))
+        if versions is None:
+            return
+        branch.round = versions.stop
+        self._counts["received_bytes"] += len(versions) * self._fleet.sizes.update
+        self._enter(branch, "receiving", len(versions) * branch.island.plan.download_s)
 
     # -- machines that leave and return ------------------------------------------------------------------------------
 
@@ -477,12 +296,11 @@ class _Run:
         self._hold(island)
         pause_s = self._rules.noticing_s + self._rules.search_s + self._rules.start_s + planned.fetch_s
         for branch in island.branches:
-            if branch.phase == "computing" and left:
+            if not left:
+                self._begin_again(branch, pause_s)
+            elif branch.phase == "computing":
                 left_s = (branch.until_s - self._now_s) * planned.step_s / old_s
                 self._enter(branch, "computing", left_s + pause_s)
-            elif branch.phase in {"computing", "sending"} and not left:
-                self._drop_work(branch)
-                self._begin(branch, pause_s)
             elif branch.phase == "sending":
                 self._enter(branch, "sending", planned.upload_s + pause_s)
             elif branch.phase == "receiving":
@@ -490,8 +308,9 @@ class _Run:
         self._counts["replaced"] += 1
 
     def _drop_work(self, branch: _Branch) -> None:
-        """Count the time of a round that begins again."""
-        if branch.phase in {"computing", "sending"}:
+        """Withdraw a branch's contributions that wait for a merge, and count the time of a round that begins again."""
+        withdrawn = self._machine.withdraw(branch.number)
+        if withdrawn or branch.phase in {"computing", "sending"}:
             self._count_time(branch)
             for phase, spent_s in branch.spent_s.items():
                 self._hours[phase] -= spent_s
@@ -507,7 +326,7 @@ class _Run:
         island.plan = planned
         self._hold(island)
         for branch in island.branches:
-            self._begin(branch, self._rules.search_s + self._rules.start_s + planned.fetch_s)
+            self._begin_again(branch, self._rules.search_s + self._rules.start_s + planned.fetch_s)
 
     def _move_back(self) -> None:
         """Move islands back whose branches wait, and whose first machines are all present and free."""
@@ -558,6 +377,7 @@ class _Run:
             seed=self._scenario.seed,
             branches=len(self._branches),
             islands=len(self._islands),
+            policy=self._spec.training.synchronization.kind,
             every=self._policy.every,
             first_round_s=self._first_round_s,
             rounds=self._machine.version,

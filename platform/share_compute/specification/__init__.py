@@ -61,6 +61,7 @@ from share_compute.specification.serve import (
 )
 from share_compute.specification.task import LossName, LossSpec, Metric, TargetSpec, Task
 from share_compute.specification.training import (
+    Collective,
     EarlyStoppingSpec,
     LoraSpec,
     Precision,
@@ -79,6 +80,7 @@ __all__ = [
     "TEXT_SUFFIXES",
     "BatchJob",
     "BatchSamplingSpec",
+    "Collective",
     "DataSpec",
     "EarlyStoppingSpec",
     "EmbedDataSpec",

@@ -11,7 +11,11 @@ from share_compute.files.field_errors import invalid
 from share_compute.files.plain_yaml import read_yaml
 from share_compute.specification.base import SpecModel, known
 from share_compute.specification.batch import EmbedJob, GenerateJob
-from share_compute.specification.boundaries import BoundaryCompression
+from share_compute.specification.boundaries import (
+    BoundaryCompression,
+    FixedBoundaryCompressionSpec,
+    PlannedBoundaryCompressionSpec,
+)
 from share_compute.specification.data import DataSpec, TokenizerSpec
 from share_compute.specification.model import ModelSpec
 from share_compute.specification.serve import ServeJob
@@ -68,6 +72,11 @@ class TrainJob(SpecModel):
         """Return a copy of the job with this compression at the boundaries between stages."""
         training = self.training.model_copy(update={"boundary_compression": boundaries})
         return self.model_copy(update={"training": training})
+
+    def with_first_boundaries(self, boundaries: FixedBoundaryCompressionSpec) -> TrainJob:
+        """Return the job with the compression of its first plan's boundaries, if the first plan decides on it."""
+        is_planned = isinstance(self.training.boundary_compression, PlannedBoundaryCompressionSpec)
+        return self.with_boundaries(boundaries) if is_planned else self
 
     @model_validator(mode="after")
     def _model_fits_data(self) -> Self:

@@ -272,6 +272,14 @@ class ParameterServerSpec(BranchesSpec):
     staleness: Annotated[int, Field(ge=0, le=2**31 - 1)] | Literal["unbounded"] = 0
     """Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous."""
 
+    @field_validator("staleness", mode="before")
+    @classmethod
+    def _staleness_is_known(cls, value: Any) -> Any:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+        if value != "unbounded" and not is_count:
+            raise ValueError("give a whole number from 0, or unbounded")
+        return value
+
     @property
     def needed(self) -> int:
         """Number of branches without which a round cannot end."""

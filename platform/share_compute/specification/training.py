@@ -19,6 +19,7 @@ from share_compute.specification.synchronization import AllReduceSpec, BranchesS
 from share_compute.specification.task import LossSpec, Metric, TargetSpec
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Collective: TypeAlias = Literal["auto", "ring", "tree", "sharded", "hierarchical"]
 DEFAULT_LR_END = 1e-7
 """Default final learning rate of schedule polynomial, as in ``transformers``."""
 
@@ -88,6 +89,8 @@ class TrainingSpec(SpecModel):
     """Gradients are clipped to this global norm; null turns clipping off."""
     gradient_fusion: GradientFusionSpec = GradientFusionSpec()
     """Buckets of gradients that are summed together over the members of a stage."""
+    collective: Collective = "auto"
+    """Algorithm that sums gradients over the members of a stage; auto: the fastest by the measured links."""
     synchronization: SynchronizationSpec = AllReduceSpec()
     """Way in which the parts of a job exchange what they learned: in each step, or in rounds for slow links."""
     compression: CompressionSpec = NoCompressionSpec()
@@ -162,8 +165,6 @@ class TrainingSpec(SpecModel):
         if policy is None:
             self._sums_can_be_compressed()
             return self
-        if self.boundary_compression.name != "none":
-            raise ValueError("boundary_compression needs synchronization: {kind: allreduce}")
         ending = "early_stopping" if self.early_stopping is not None else "target"
         if policy.keeps_own_weights and (self.early_stopping is not None or self.target is not None):
             raise ValueError(

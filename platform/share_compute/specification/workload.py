@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from share_compute.specification import Objective, ServeJob
+from share_compute.specification import Collective, Objective, ServeJob
 from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompression
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
@@ -41,6 +41,8 @@ class TrainingWorkload:
     """Whether a layer keeps only its input, and computes its other activations again in the backward pass."""
     boundaries: BoundaryCompression = NO_BOUNDARY_COMPRESSION
     """Compression of what crosses the boundaries between stages."""
+    collective: Collective = "auto"
+    """Algorithm that sums the gradients of a stage's members."""
     run_bytes: float | None = None
     """Bytes of each number in the compressed sum of a run of microbatches; None if stages sum float32 gradients."""
     backups: bool = False

@@ -5,6 +5,8 @@ The aggregator's folder contains:
 - ``versions/VERSION``: the weights after a merge, in the format of a checkpoint without optimizer state.
 - ``outer/VERSION``: state of the outer optimizer, and of the codec of updates.
 - ``updates/VERSION``: the encoded change of the weights from one version to the next.
+- ``own/BRANCH/VERSION`` and ``updates/VERSION-BRANCH``, if branches keep weights of their own: the weights of a branch
+  after a merge that includes it, and the encoded change of its weights (`share_compute.synchronization.aggregators`).
 
 The next version is the last one plus the decoded update, so the aggregator and all members have the same bits. Updates
 have error feedback at the aggregator, as contributions have at the branches (DoubleSqueeze, Tang et al. 2019, arXiv
@@ -76,18 +78,31 @@ class Aggregator:
         """Return the path of the weights after a merge; version 0 is the initial weights."""
         return self._folder / "versions" / f"{version:08}"
 
-    def update_folder(self, version: int, branch: Branch) -> Path:  # noqa: ARG002 - all branches get the same update
+    def update_folder(self, version: int, branch: Branch) -> Path:
         """Return the path of the encoded change of a branch's weights by the merge that makes a version."""
-        return self._folder / "updates" / f"{version:08}"
+        name = f"{version:08}-{branch:04}" if self._policy.keeps_own_weights else f"{version:08}"
+        return self._folder / "updates" / name
 
-    def beginning(self, version: int, branch: Branch) -> tuple[Path, int]:  # noqa: ARG002
+    def _own_folder(self, version: int, branch: Branch) -> Path:
+        return self._folder / "own" / f"{branch:04}" / f"{version:08}"
+
+    def _own_versions(self, branch: Branch) -> list[int]:
+        """Return the versions of which a branch's own weights are stored, ascending."""
+        return [int(folder.name) for folder in finished_folders(self._own_folder(0, branch).parent)]
+
+    def beginning(self, version: int, branch: Branch) -> tuple[Path, int]:
         """Return the folder of the weights with which a branch begins, and the last merge that they include.
 
         Args:
             version: the newest version.
             branch: the branch.
         """
-        return self.version_folder(version), version
+        if not self._policy.keeps_own_weights:
+            return self.version_folder(version), version
+        versions = [each for each in self._own_versions(branch) if each <= version]
+        if not versions:
+            return self.version_folder(0), 0
+        return self._own_folder(versions[-1], branch), versions[-1]
 
     def follows(self, base: int, version: int, branch: Branch) -> bool:
         """Return whether all updates are there that lead a branch from weights of one version to another."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from share_compute.models.storage.checkpoints import STATE
-from share_compute.models.storage.weights import WeightFolder, finished_folders
+from share_compute.models.storage.weights import WeightFolder
 from share_compute.specification import TrainingSpec
 from share_compute.specification.synchronization import ElasticSpec, GossipSpec
 from share_compute.synchronization.aggregator import CODEC, VERSIONS_KEPT, Aggregator
@@ -43,10 +43,10 @@ def aggregator_of(folder: Path, training: TrainingSpec) -> Aggregator:
 class OwnWeightsAggregator(Aggregator):
     """The weights of a job whose branches keep weights of their own: elastic averaging and gossip.
 
-    The folder further contains ``own/BRANCH/VERSION``: the weights of a branch after a merge that includes it, as a
-    checkpoint. A merge first adds the decoded contribution x - y to a branch's last weights y. Then it moves x towards
-    the centre or the neighbours, and sends the branch the encoded difference. The branch does the same additions, so
-    both have the same bits, and a branch that is lost continues with its own weights.
+    ``own/BRANCH/VERSION`` is a checkpoint with the weights of a branch. A merge first adds the decoded contribution
+    x - y to a branch's last weights y. Then it moves x towards the centre or the neighbours, and sends the branch the
+    encoded difference. The branch does the same additions, so both have the same bits, and a branch that is lost
+    continues with its own weights.
 
     ``versions/VERSION`` is the centre of elastic averaging, or the mean of all branches in gossip. It is the result of
     the job: the last merge gives it to all branches.
@@ -60,29 +60,6 @@ class OwnWeightsAggregator(Aggregator):
         super().__init__(folder, training)
         self._squares = [0.0, 0.0]
         """Sums of squares: of the distances of all branches from the merged weights, and of the merged weights."""
-
-    def update_folder(self, version: int, branch: Branch) -> Path:
-        """Return the path of the encoded change of a branch's weights by the merge that makes a version."""
-        return self._folder / "updates" / f"{version:08}-{branch:04}"
-
-    def _own_folder(self, version: int, branch: Branch) -> Path:
-        return self._folder / "own" / f"{branch:04}" / f"{version:08}"
-
-    def _own_versions(self, branch: Branch) -> list[int]:
-        """Return the versions of which a branch's own weights are stored, ascending."""
-        return [int(folder.name) for folder in finished_folders(self._own_folder(0, branch).parent)]
-
-    def beginning(self, version: int, branch: Branch) -> tuple[Path, int]:
-        """Return the folder of the weights with which a branch begins, and the last merge that they include.
-
-        Args:
-            version: the newest version.
-            branch: the branch.
-        """
-        versions = [each for each in self._own_versions(branch) if each <= version]
-        if not versions:
-            return self.version_folder(0), 0
-        return self._own_folder(versions[-1], branch), versions[-1]
 
     def _needed(self, version: int) -> Iterable[Path]:
         """Return the folders from which the job can continue after a merge."""

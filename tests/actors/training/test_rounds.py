@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -19,8 +20,10 @@ from tests.ray_nodes import Attempt, processes_on
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, RoundMerged
 from share_compute.models.storage.weights import WeightFolder
+from share_compute.specification.compression import CODECS
 from share_compute.topology import Link, Topology
 from share_compute_actors.group.naming import workers_of
+from share_compute_actors.training.rounds.messages import BranchReport
 from share_compute_actors.training.step_log import StepLog
 
 pytestmark = pytest.mark.slow
@@ -114,6 +117,30 @@ def test_branches_on_one_island_equal_branches_on_two(
     assert plans[-1].machines == {"c0", "c1", "c2", "c3"}
     (final,) = (event for event in apart if event.type == "validated" and event.split == "validation")
     assert final.step == 10
+
+
+def test_compressed_boundaries_have_the_same_bits_on_all_islands(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path
+) -> None:
+    """Islands of two stages, one of which is lost, and islands of one machine, which round inside: the same bits."""
+
+    def trained(name: str, boundaries: dict[str, Any], stages: int, **options: Any) -> list[AttemptEvent]:
+        document = job(licence, {"inner_state": "reset"}, stages=stages, boundary_compression=boundaries)
+        events = attempt(document, folder=tmp_path / name, **options)
+        require_success(events)
+        return events
+
+    events = trained(
+        "stages", {"name": "int8"}, 2, machines=two_sites(topology), on_event=kill_member(nodes, 3)
+    )
+    notes = [event.message for event in events if event.type == "note"]
+    assert any(note.startswith("branch 1 is started again on machine-0 and machine-1") for note in notes)
+    compressed = [note for note in notes if "compressed" in note]
+    assert compressed == ["activations and gradients are compressed before layer 3 (int8)"]
+    pair = part(topology, "c0", "c1")
+    trained("whole", {"name": "fixed", "int8": [3]}, 1, machines=pair)
+    trained("plain", {"name": "none"}, 1, machines=pair)
+    assert digest(tmp_path / "stages") == digest(tmp_path / "whole") != digest(tmp_path / "plain")
 
 
 @pytest.mark.real_path
@@ -226,9 +253,9 @@ POLICIES: dict[str, dict[str, Any]] = {
     "parameter_server": {"kind": "parameter_server", "staleness": 1},
 }
 PLACES = {
-    "a stage of two": ({"stages": 1, "members_per_stage": 2}, ("c0", "c1")),
-    "two stages": ({"stages": 2, "members_per_stage": 1}, ("c0", "c1")),
-    "two islands": ({"stages": 1, "members_per_stage": 1}, ("c0", "c1")),
+    "a stage of two": {"stages": 1, "members_per_stage": 2},
+    "two stages": {"stages": 2, "members_per_stage": 1},
+    "two islands": {"stages": 1, "members_per_stage": 1},
 }
 
 
@@ -238,12 +265,19 @@ PLACES = {
 def test_every_policy_trains_with_every_codec(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, name: str, places: str
 ) -> None:
-    parallelism, machines = PLACES[places]
-    for codec, compression in SPECS.items():
-        document = job(licence, {**POLICIES[name], "every": 1}, steps=3, compression=compression)
-        document["parallelism"] = parallelism
+    """Two stages also compress what they exchange. The formats of top-k have tests of their own."""
+    boundaries = {"name": "int8" if places == "two stages" else "none"}
+    for codec in CODECS:
+        document = job(
+            licence,
+            {**POLICIES[name], "every": 1},
+            steps=3,
+            compression=SPECS[codec],
+            boundary_compression=boundaries,
+        )
+        document["parallelism"] = PLACES[places]
         folder = tmp_path / codec
-        events = attempt(document, folder=folder, machines=part(topology, *machines))
+        events = attempt(document, folder=folder, machines=part(topology, "c0", "c1"))
         require_success(events)
         assert all(torch.isfinite(tensor).all() for tensor in model(folder).values())
         assert {branch.number for event in rounds_of(events) for branch in event.branches} == {0, 1}
@@ -299,6 +333,106 @@ def test_a_job_whose_coordinators_die_continues_with_its_members(
     require_success(second)
     assert [event.round for event in rounds_of(second)] == [2, 3]
     assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["after", "before"])
+def test_a_synchronizer_that_dies_before_or_after_its_commit_merges_once(
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, is_stored: bool
+) -> None:
+    """Before the commit, the new version is on disk, but it has no record: power fails, so members end as well."""
+    document = job(licence, {"inner_state": "reset"}, compression={"name": "int8", "error_feedback": None})
+    machines = part(topology, "c0", "c1")
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+
+    def die(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "round" and event.round == 2:
+            ray.kill(coordinator)
+            for node in () if is_stored else nodes[:2]:
+                for process in processes_on(node, "Member"):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    folder = tmp_path / "killed"
+    attempt(document, folder=folder, machines=machines, on_event=die)
+    if not is_stored:
+        with closing(sqlite3.connect(folder / "steps.sqlite3")) as base, base:
+            base.execute("DELETE FROM merges WHERE version >= 2")
+    second = attempt(document, folder=folder, machines=machines, number=2, known=4)
+    require_success(second)
+    assert [event.round for event in rounds_of(second)] == ([3] if is_stored else [2, 3])
+    assert digest(tmp_path / "undisturbed") == digest(folder)
+
+
+def test_reports_that_cannot_be_are_ignored_and_a_damaged_contribution_runs_again(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    document = job(licence, {"inner_state": "reset"}, compression={"name": "int8", "error_feedback": None})
+    machines = part(topology, "c0", "c1")
+    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    (cut / "model.safetensors").write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
+    told: list[AttemptEvent] = []
+
+    def tell(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and not told:
+            told.append(event)
+            facts = {
+                "branch": 1,
+                "start": 1,
+                "round": 1,
+                "folder": cut,
+                "samples": 16,
+                "loss": 1.0,
+                "seconds": 1.0,
+            }
+            for wrong in ({"branch": 7}, {"start": 9}, {"round": 99}, {}):
+                report = BranchReport.model_validate({**facts, **wrong})
+                coordinator.contributed.remote(report.model_dump_json())
+
+    events = attempt(document, folder=tmp_path / "told", machines=machines, on_event=tell)
+    require_success(events)
+    again = [
+        event.message for event in events if event.type == "note" and "is started again" in event.message
+    ]
+    assert len(again) == 1
+    assert "the contribution of branch 1 to round 1 is damaged" in again[0]
+    assert [event.round for event in rounds_of(events)] == [1, 2, 3]
+    assert digest(tmp_path / "undisturbed") == digest(tmp_path / "told")
+
+
+@pytest.mark.parametrize("name", ["local", pytest.param("elastic", marks=pytest.mark.thorough)])
+def test_tied_weights_are_merged_once(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, name: str
+) -> None:
+    """The first and the last stage hold the same embedding, with the same residual, on each island."""
+    for folder, machines in (("apart", two_sites(topology)), ("together", part(topology, "c0", "c1"))):
+        document = job(
+            licence,
+            {**POLICIES[name], "every": 2},
+            stages=2,
+            steps=4,
+            compression={"name": "topk", "density": 0.1, "chunk": 100},
+        )
+        document["model"] = {"config": {**LLAMA, "tie_word_embeddings": True}}
+        require_success(attempt(document, folder=tmp_path / folder, machines=machines))
+        merged = WeightFolder(tmp_path / folder / "rounds" / "versions" / "00000002")
+        result = model(tmp_path / folder)
+        assert "lm_head.weight" not in result
+        for tensor_name in merged.names():
+            torch.testing.assert_close(result[tensor_name], merged.read(tensor_name), rtol=0, atol=1e-6)
+    assert digest(tmp_path / "apart") == digest(tmp_path / "together")
+
+
+def test_more_branches_than_samples_are_refused(
+    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text(licence.read_text()[:1500])
+    document = job(short, {"branches": 64, "every": 2})
+    events = attempt(document, folder=tmp_path / "job", machines=part(topology, "c0"))
+    assert events[-1].type == "ended"
+    assert events[-1].outcome == "failed"
+    assert "training.synchronization.branches 64 is more than the" in events[-1].reason
 
 
 def test_a_quorum_does_not_wait_for_a_slow_branch(

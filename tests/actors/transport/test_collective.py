@@ -252,7 +252,8 @@ class Crew:
                 for member, worker in members.items()
             ]
         )
-        meeting = Rendezvous(name, tuple(members), timeout_s, address="127.0.0.1", algorithm=algorithm)
+        sites = tuple(place // 2 for place in range(len(members)))
+        meeting = Rendezvous(name, tuple(members), timeout_s, "127.0.0.1", algorithm, sites)
         return [worker.join.remote(meeting, peers) for worker in come]
 
     def dismiss(self) -> None:
@@ -360,11 +361,11 @@ def test_groups_leave_nothing_behind(crew: Crew) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("by_tree", [False, True])
+@pytest.mark.parametrize(("algorithm", "by_tree"), [("auto", False), ("auto", True), ("hierarchical", True)])
 def test_survivors_of_a_death_form_the_next_group_in_the_same_processes(
-    mortals: Crew, *, by_tree: bool
+    mortals: Crew, algorithm: str, *, by_tree: bool
 ) -> None:
-    mortals.join("job/1/0/0")
+    mortals.join("job/1/0/0", algorithm=algorithm)
     running = [worker.sum_for_ever.remote(2**24, by_tree=by_tree) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGKILL)
@@ -374,9 +375,11 @@ def test_survivors_of_a_death_form_the_next_group_in_the_same_processes(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("by_tree", [False, True])
-def test_waiting_for_an_unresponsive_member_can_be_ended(mortals: Crew, *, by_tree: bool) -> None:
-    mortals.join("job/1/0/0")
+@pytest.mark.parametrize(("algorithm", "by_tree"), [("auto", False), ("auto", True), ("ring", True)])
+def test_waiting_for_an_unresponsive_member_can_be_ended(
+    mortals: Crew, algorithm: str, *, by_tree: bool
+) -> None:
+    mortals.join("job/1/0/0", algorithm=algorithm)
     running = [worker.sum_for_ever.remote(2**22, by_tree=by_tree) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGSTOP)

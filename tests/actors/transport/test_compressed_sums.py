@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.actors.transport.gloo_links import links
 from tests.platform.compression.codecs import codec, drawn
 from torch import Tensor
 
 from share_compute.compression.sums import BucketCodec
+from share_compute.protocol.collectives import spread
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import GlooLinks
 from share_compute_actors.transport.collective.compressed import start_compressed
 
 SHAPES = ((30, 20), (300,))
 SIZE = 900
-_groups: dict[int, list[GlooLinks]] = {}
-
-
-def links(size: int) -> list[GlooLinks]:
-    """Return the links of each member of a gloo group in this process."""
-    if size not in _groups:
-        dist: Any = torch.distributed
-        store = dist.HashStore()
-
-        def join(rank: int) -> GlooLinks:
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = timedelta(seconds=30)
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-            return GlooLinks(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
-
-        with ThreadPoolExecutor(size) as pool:
-            _groups[size] = list(pool.map(join, range(size)))
-    return _groups[size]
 
 
 def sum_of(tree: SummationTree, node: Node) -> Tensor:
@@ -57,7 +40,7 @@ def summed(group: list[GlooLinks], tree: SummationTree, holdings: list[list[int]
     def member(each: GlooLinks) -> Tensor:
         parts = [sum_of(tree, node) for node in held[each.rank]]
         out = parts[0] if parts else torch.full((SIZE,), torch.nan)
-        start_compressed(each, parts, held, tree, one, out)()
+        start_compressed(each, parts, held, tree, one, out, spread("sharded", (0,) * len(group)))()
         return out
 
     with ThreadPoolExecutor(len(group)) as pool:
@@ -95,7 +78,9 @@ def test_sums_that_are_not_whole_are_refused(holdings: list[list[int]]) -> None:
     held = [tree.cover(ids) for ids in holdings]
     one = BucketCodec(codec("int8"), SHAPES)
     with pytest.raises(ValueError, match=r"not the sum|held twice|no member holds"):
-        start_compressed(GlooLinks(None, 0, 2), [], held, tree, one, torch.empty(SIZE))
+        start_compressed(
+            GlooLinks(None, 0, 2), [], held, tree, one, torch.empty(SIZE), spread("sharded", (0, 0))
+        )
 
 
 def test_a_run_is_sent_once_to_each_other_member() -> None:

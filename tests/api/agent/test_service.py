@@ -116,7 +116,7 @@ def test_a_service_is_installed_shown_and_removed(
     (unit,) = (tmp_path / "config").rglob("share-compute-ada.service")
     text = unit.read_text()
     assert code not in text
-    assert f'"join" "{door}" "--name" "ada"' in text
+    assert f'"join" "{door}" "--name" "ada" "--device" "cpu" "--memory" "600MiB"' in text
     assert '"--upload-limit" "10Mbit" "--download-limit" "2MB"' in text
     assert str(tmp_path / "elsewhere") in text
     again = run("service", "install", door, *lent)  # it has its key

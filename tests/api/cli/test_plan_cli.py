@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from rich.console import Console
+from tests.platform.planning.models import PROFILE, job, machine, make_plan
 
 from share_compute.errors import PlanInfeasible
 from share_compute.files.topology_file import read_topology
@@ -23,7 +25,8 @@ from share_compute.planning.plan import (
     StagePlan,
 )
 from share_compute.planning.report import Alternative, PlanReport, ServingPrediction, TimelineCell
-from share_compute.topology import Device, Link
+from share_compute.quantities import bytes_text
+from share_compute.topology import Device, Link, Topology
 from share_compute_api.cli.submitter.plan import _print_missing
 from share_compute_api.terminal import report as reports
 from share_compute_api.terminal.completion import complete_strategy
@@ -56,8 +59,12 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
     for words in (
         "Policies",
         "lockstep",
-        "diloco, ",
-        "sparse_loco, 30 steps",
+        "diloco ",
+        "sparse_loco ",
+        "elastic",
+        "gossip, ring",
+        "server, staleness 1",
+        "received  busy",
         "this job",
         "Branches train apart",
     ):
@@ -364,6 +371,28 @@ class TestPictures:
         ):
             assert expected in " ".join(text.split())
         assert max(map(len, text.splitlines())) <= 80
+
+    def test_the_algorithm_of_gradient_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        machines = [machine(name) for name in "abcd"]
+        links = [
+            Link(one.id, other.id, *((5e-4, 1e8) if one.id + other.id in ("ab", "cd") else (2e-2, 1e6)))
+            for one, other in combinations(machines, 2)
+        ]
+        spec = job(stages=1, members_per_stage=4)
+        found = make_plan(spec, Topology(tuple(machines), tuple(links)), PROFILE)
+        console = Console(width=100)
+        monkeypatch.setattr(reports, "console", console)
+        with console.capture() as capture:
+            reports.print_report(PlanReport(plan=found))
+        size = bytes_text(4 * PROFILE.parameters)
+        for expected in (
+            "layers 0-11: hierarchical; each of 4 members receives at most",
+            f"each of 2 sites sends at most {size} to others",
+            "predicted: hierarchical 10.7 min, tree 10.7 min, ring 18.7 min, sharded 21.3 min",
+        ):
+            assert expected in " ".join(capture.get().split())
+        (stage,) = Plan.model_validate_json(found.model_dump_json()).stages
+        assert stage.sums == found.stages[0].sums
 
     def test_many_machines_are_cut_short(self, monkeypatch: pytest.MonkeyPatch) -> None:
         console = Console(width=100)

@@ -63,8 +63,8 @@ def test_rounds_print_merges_missing_branches_and_bytes(tmp_path: Path) -> None:
     assert "digits on 8 machines (home), 1 h 0 min: 4 branches on" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
     for words in (
-        "rounds merged",
-        "missing branches",
+        "merges",
+        "contributions that were missing",
         "bytes sent by branches",
         "waiting for other branches",
     ):

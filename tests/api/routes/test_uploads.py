@@ -404,3 +404,40 @@ def test_a_check_says_all_that_is_wrong_without_refusing(http: httpx.Client) -> 
     (problem,) = http.post("/jobs/check", json=served).json()["problems"]
     assert problem["field"] == "model.path"
     assert http.post("/jobs/check", json={"kind": "dance"}).json()["kind"] is None
+
+
+@pytest.mark.parametrize(
+    ("training", "field", "said"),
+    [
+        (
+            {"synchronization": {"kind": "elastic", "branches": 4, "rate": 0.5}},
+            "training.synchronization",
+            "rate 0.5",
+        ),
+        (
+            {"steps": 9, "synchronization": {"kind": "gossip", "branches": 2}},
+            "training",
+            "synchronization.every 10",
+        ),
+        (
+            {
+                "synchronization": {"kind": "local", "branches": 2},
+                "compression": {"name": "topk", "density": 1e-5},
+            },
+            "training.compression",
+            "density 1e-05",
+        ),
+    ],
+)
+def test_rounds_that_cannot_be_are_refused_by_all_routes(
+    http: httpx.Client, training: dict[str, Any], field: str, said: str
+) -> None:
+    layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
+    job = {"kind": "train", "model": {"layers": layers}, "data": {"dataset": "digits"}, "training": training}
+    (problem,) = http.post("/jobs/check", json=job).json()["problems"]
+    assert problem["field"] == field
+    assert said in problem["problem"]
+    for route, body in (("/jobs", job), ("/plans", {"job": job})):
+        answer = http.post(route, json=body)
+        assert answer.status_code == 422, route
+        assert said in answer.json()["detail"]

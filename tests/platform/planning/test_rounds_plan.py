@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 from tests.platform.planning.models import GIB, PROFILE, job, lan, machine
 
 from share_compute.planning.branches import place_branches
-from share_compute.planning.rounds import Move, better_places
+from share_compute.planning.rounds import Move, better_places, plan_rounds
 from share_compute.specification import TrainJob
-from share_compute.topology import Contributor
+from share_compute.topology import Contributor, Link, Topology
 
 
 def local(branches: int, **training: Any) -> TrainJob:
@@ -41,3 +42,26 @@ def test_nothing_moves_for_a_slow_machine_or_when_no_round_is_left() -> None:
 
 def test_nothing_moves_if_the_machines_cannot_hold_the_model() -> None:
     assert search(machines("a"), (machine("a", memory_bytes=1000),)) is None
+
+
+def test_the_first_branch_decides_which_boundaries_are_compressed() -> None:
+    """The second island cuts the model elsewhere, so nothing that it sends is compressed."""
+    names = {"a": 50.0, "b": 50.0, "c": 80.0, "d": 20.0}
+    links = tuple(
+        Link(one, other, *((5e-4, 1e8) if {one, other} in ({"a", "b"}, {"c", "d"}) else (0.05, 1e6)))
+        for one, other in permutations(names, 2)
+    )
+    topology = Topology(
+        tuple(machine(name, gflops, memory_bytes=32 * GIB) for name, gflops in names.items()), links
+    )
+    training = {
+        "steps": 100,
+        "synchronization": {"kind": "local", "branches": 2, "every": 50},
+        "boundary_compression": {"name": "int8"},
+    }
+    spec = job(training=training, stages=2, members_per_stage=1)
+    solution, _, _ = plan_rounds(spec, topology, PROFILE)
+    first, second = solution.plan.branches
+    assert first.stages[0].stop != second.stages[0].stop
+    assert first.stages[0].boundary_codec == "int8"
+    assert second.stages[0].boundary_codec == "none"

@@ -16,6 +16,7 @@ from share_compute.simulation.report import RoundsReport
 from share_compute.simulation.rounds import simulate_rounds
 from share_compute.simulation.run import Scenario
 from share_compute.specification import TrainJob, parse_job
+from share_compute.specification.synchronization import AllReduceSpec
 
 PROFILE = model(2)
 OFTEN = Churn(mean_up_s=HOUR_S, mean_down_s=600.0)
@@ -49,8 +50,11 @@ def require_sums(report: RoundsReport) -> None:
     """Check that times and contributions add up."""
     assert report.hours.total_s == pytest.approx(report.simulated_s * report.branches)
     assert min(report.hours.model_dump().values()) >= 0
-    on_time = report.merged_contributions - report.late_contributions + report.ignored_contributions
-    assert on_time + report.missing_contributions >= report.rounds * report.branches
+    due, there = report.rounds * report.branches, report.merged_contributions + report.missing_contributions
+    if report.policy == "local":
+        assert there - report.late_contributions + report.ignored_contributions == due
+    else:
+        assert there in {due, report.rounds}  # a parameter server with staleness merges each push alone
     assert report.deaths >= report.member_deaths == report.replacements + report.stranded
 
 
@@ -83,6 +87,74 @@ def test_losses_cost_time_but_no_contribution_if_all_branches_are_the_quorum() -
     assert disturbed.rounds < calm.rounds
     assert disturbed.hours.redone_s > 0
     assert disturbed.mean_machines < 24
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "elastic": {"kind": "elastic", "rate": 0.2},
+    "gossip": {"kind": "gossip", "graph": "ring"},
+    "synchronous": {"kind": "parameter_server", "staleness": 0},
+}
+"""Policies that merge all branches together, as local steps do."""
+
+
+@pytest.mark.parametrize("policy", OTHERS.values(), ids=OTHERS)
+def test_policies_that_merge_all_branches_take_the_time_of_local_steps(policy: dict[str, Any]) -> None:
+    """The server sends equal bytes, so only losses make a difference: which weights a branch begins again with."""
+    local, other = simulated(job(), churn=None), simulated(job(**policy), churn=None)
+    require_sums(other)
+    assert other.policy == policy["kind"]
+    changed = {"policy": other.policy, "utilisation": pytest.approx(other.utilisation)}
+    assert local.model_dump() | changed == other.model_dump()
+    disturbed = simulated(job(**policy))
+    require_sums(disturbed)
+    assert disturbed.restarts > 0
+    assert disturbed.missing_contributions == disturbed.late_contributions == 0
+    assert disturbed.merged_contributions == 4 * disturbed.rounds
+
+
+@pytest.mark.parametrize("staleness", [1, 4, "unbounded"])
+def test_a_parameter_server_merges_each_push_alone(staleness: Any) -> None:
+    spec = job(kind="parameter_server", staleness=staleness)
+    report = simulated(spec, hours=12.0)
+    require_sums(report)
+    assert report.merged_contributions == report.rounds
+    assert report.missing_contributions == report.ignored_contributions == 0
+    sent = contribution_bytes(spec.training, PROFILE)
+    assert report.sent_bytes == sent * report.merged_contributions
+    # Each branch receives the updates of all pushes, except those that were merged when it began again.
+    each = update_bytes(spec.training, PROFILE) // 4
+    assert 0.9 * 4 * report.rounds < report.received_bytes / each <= 4 * report.rounds
+
+
+def test_the_staleness_bounds_how_far_fast_branches_are_ahead() -> None:
+    """Machines differ in speed: the less staleness, the longer fast branches wait."""
+    waited, pushed = [], []
+    for staleness in (0, 1, 4, "unbounded"):
+        report = simulated(job(kind="parameter_server", staleness=staleness), 6, churn=None, hours=12.0)
+        waited.append(report.hours.waiting_s / report.hours.total_s)
+        pushed.append(report.merged_contributions)
+    assert waited == sorted(waited, reverse=True)
+    assert waited[-1] == 0.0 < waited[0]
+    assert pushed[1:] == sorted(pushed[1:])
+
+
+def test_late_contributions_of_branches_with_weights_of_their_own_count_for_the_open_round() -> None:
+    whole = simulated(job(**OTHERS["elastic"]), 6, hours=24.0)
+    quorum = simulated(job(**OTHERS["elastic"], quorum=2, grace_s=1.0), 6, hours=24.0)
+    require_sums(quorum)
+    assert quorum.rounds > whole.rounds
+    assert quorum.missing_contributions > 0
+    assert quorum.late_contributions > 0
+    assert quorum.ignored_contributions == 0
+
+
+def test_a_job_without_branches_is_refused() -> None:
+    spec = job()
+    plain = spec.model_copy(
+        update={"training": spec.training.model_copy(update={"synchronization": AllReduceSpec()})}
+    )
+    with pytest.raises(ValueError, match="no branches"):
+        simulated(plain)
 
 
 def test_equal_arguments_give_equal_reports() -> None:

@@ -327,6 +327,26 @@ class TestRefused:
                 "quorum 3 is more than the 2 branches",
             ),
             (
+                {"synchronization": {"kind": "elastic", "branches": 4, "rate": 0.5}},
+                "training.synchronization: rate 0.5 times 4 branches is 2, more than 1: the centre would not settle",
+            ),
+            (
+                {"synchronization": {"kind": "gossip", "branches": 1}},
+                "training.synchronization.branches: Input should be greater than or equal to 2",
+            ),
+            (
+                {"synchronization": {"kind": "parameter_server", "branches": 2, "staleness": -1}},
+                "training.synchronization.staleness: give a whole number from 0, or unbounded",
+            ),
+            (
+                {"synchronization": {"kind": "parameter_server", "branches": 2, "staleness": True}},
+                "training.synchronization.staleness: give a whole number from 0, or unbounded",
+            ),
+            (
+                {"synchronization": {"kind": "parameter_server", "branches": 2, "quorum": 1}},
+                "training.synchronization.quorum: unknown key 'quorum'",
+            ),
+            (
                 {"steps": 20, "synchronization": {"kind": "local", "branches": 2}},
                 "synchronization.every 30 is more than the 20 steps of the job",
             ),
@@ -364,13 +384,6 @@ class TestRefused:
             (
                 {"compression": {"name": "int8", "error_feedback": None, "from_step": 5}},
                 "compression.from_step 5 needs a synchronization with branches",
-            ),
-            (
-                {
-                    "synchronization": {"kind": "local", "branches": 2},
-                    "boundary_compression": {"name": "int8"},
-                },
-                "boundary_compression needs synchronization: {kind: allreduce}",
             ),
             (
                 {

@@ -275,6 +275,17 @@ class World:
         assert self.machine.is_over
 
 
+def test_a_clock_that_goes_backwards_neither_ends_nor_prolongs_a_grace_period() -> None:
+    machine = RoundsMachine(LocalSpec(branches=3, quorum=2, grace_s=60.0), 2)
+    assert machine.handle(TimeRead(1000.0)) == []
+    assert machine.handle(contributed(1, 0)) == machine.handle(contributed(1, 1)) == []
+    for now_s in (5.0, 1059.0, -1e9, 1059.9):
+        assert machine.handle(TimeRead(now_s)) == []
+    (merge,) = machine.handle(TimeRead(1060.0))
+    assert isinstance(merge, RecordMerge)
+    assert merge.record.runs == (BranchRun(1, 0), BranchRun(1, 1))
+
+
 MOMENTS = [
     "contribute",
     "contribute",

@@ -4568,6 +4568,7 @@ export interface components {
              *       },
              *       "checkpoint_every": null,
              *       "checkpoints_kept": 3,
+             *       "collective": "auto",
              *       "compression": {
              *         "name": "none"
              *       },
@@ -6255,6 +6256,11 @@ export interface components {
              */
             compression: string;
             /**
+             * Every
+             * @description Steps that each branch takes in a round; None in lockstep.
+             */
+            every?: number | null;
+            /**
              * Gives Up
              * @description One sentence that says what the policy costs in quality or time.
              */
@@ -6266,7 +6272,7 @@ export interface components {
             is_own: boolean;
             /**
              * Policy
-             * @description Description of the policy, such as ``rounds of 30 steps``.
+             * @description Short name of the policy with its main option, such as ``gossip, ring``.
              */
             policy: string;
             /**
@@ -7880,18 +7886,17 @@ export interface components {
              */
             stop: number;
             /**
-             * Sum Bytes
-             * @description Bytes of gradients that each member receives in a step, compressed, to sum them with those of the other members.
-             *
-             *     None for stages with one member, in serving plans, and in plans of older releases.
-             */
-            sum_bytes?: number | null;
-            /**
              * Sum Codec
              * @description Codec of the gradients that the members of this stage sum.
              * @default none
              */
             sum_codec: string;
+            /**
+             * @description How the members sum their gradients.
+             *
+             *     None for stages with one member, in serving plans, and in plans of older releases.
+             */
+            sums?: components["schemas"]["SumPlan"] | null;
         };
         /**
          * StageStatus
@@ -8028,6 +8033,42 @@ export interface components {
              * @description Send the token counts of the request in the last chunk.
              */
             include_usage?: boolean | null;
+        };
+        /**
+         * SumPlan
+         * @description Algorithm by which the members of a stage sum their gradients, and predictions for all algorithms.
+         */
+        SumPlan: {
+            /**
+             * Algorithm
+             * @description The algorithm that the members use: the one that the job names, or the fastest.
+             *
+             *     Members with GPUs use NCCL's direct exchange, which is called sharded here, whatever the job names.
+             * @enum {string}
+             */
+            algorithm: "ring" | "tree" | "sharded" | "hierarchical";
+            /**
+             * Crossing Bytes
+             * @description Bytes that the site with the most traffic sends to other sites in a step, compressed; 0 with one site.
+             */
+            crossing_bytes: number;
+            /**
+             * Received Bytes
+             * @description Bytes that the member with the most traffic receives in a step, compressed.
+             */
+            received_bytes: number;
+            /**
+             * Seconds
+             * @description Predicted time of one sum of all gradients, by algorithm; None if it would use a dead link.
+             */
+            seconds: {
+                [key: string]: number | null;
+            };
+            /**
+             * Sites
+             * @description Number of the site of each member. Members of one site have similar links.
+             */
+            sites: number[];
         };
         /**
          * TextChoice
@@ -8544,6 +8585,7 @@ export interface components {
              *         "name": "none"
              *       },
              *       "checkpoints_kept": 3,
+             *       "collective": "auto",
              *       "compression": {
              *         "name": "none"
              *       },
@@ -8616,6 +8658,13 @@ export interface components {
              * @default 3
              */
             checkpoints_kept: number;
+            /**
+             * Collective
+             * @description Algorithm that sums gradients over the members of a stage; auto: the fastest by the measured links.
+             * @default auto
+             * @enum {string}
+             */
+            collective: "auto" | "ring" | "tree" | "sharded" | "hierarchical";
             /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
@@ -8763,6 +8812,13 @@ export interface components {
              * @default 3
              */
             checkpoints_kept: number;
+            /**
+             * Collective
+             * @description Algorithm that sums gradients over the members of a stage; auto: the fastest by the measured links.
+             * @default auto
+             * @enum {string}
+             */
+            collective: "auto" | "ring" | "tree" | "sharded" | "hierarchical";
             /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.

@@ -22,7 +22,7 @@ import { Artifacts } from "./job/results/Artifacts";
 import { Checkpoints } from "./job/results/Checkpoints";
 import { Samples } from "./job/results/Samples";
 import { Rounds } from "./job/rounds/Rounds";
-import { roundsIn } from "./job/rounds/rounds";
+import { mergingOf, roundsIn } from "./job/rounds/rounds";
 import { Timeline } from "./job/timeline/Timeline";
 
 const route = getRouteApi("/jobs/$jobId");
@@ -70,15 +70,15 @@ function Training({ job }: { job: JobView }) {
   const { t } = useTranslation();
   const { data } = useQuery(log(job.id));
   const departures = useMemo(() => departuresIn(data ?? []), [data]);
-  const rounds = useMemo(() => roundsIn(data ?? []), [data]);
-  const hasRounds = job.spec.kind === "train" && job.spec.training.synchronization.kind !== "allreduce";
+  const policy = job.spec.kind === "train" && job.spec.training.synchronization.kind !== "allreduce" ? job.spec.training.synchronization : null;
+  const rounds = useMemo(() => (policy === null ? [] : roundsIn(data ?? [], mergingOf(policy))), [data, policy]);
   const first = job.plan?.branches[0];
   return (
     <>
       <Section title={t("Curves")}>
         <Curves job={job} />
       </Section>
-      {hasRounds && (
+      {policy !== null && (
         <Section title={t("Rounds")}>
           <Rounds rounds={rounds} />
         </Section>

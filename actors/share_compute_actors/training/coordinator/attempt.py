@@ -149,6 +149,9 @@ class TrainingAttempt:
         if not isinstance(wanted, PlannedBoundaryCompressionSpec):
             return wanted
         boundaries = facts.boundaries or solution.plan.boundaries
+        branch = self._assignment.branch
+        if branch is not None and branch.number:  # all branches have the same compression
+            return boundaries
         before = [f"layer {layer} ({boundaries.codec(layer)})" for layer in boundaries.layers]
         self._note(
             f"activations and gradients are compressed before {listed(before)}"

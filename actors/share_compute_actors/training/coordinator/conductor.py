@@ -517,7 +517,7 @@ class Conductor:
             raise verdict.diverged(alone, self._not_finite, self._group.name) from failure
         self._membership = form.membership
         try:
-            self._links.make(form.membership)
+            self._links.make(form.membership, self._planner.solution.plan)
         except MembersLost as loss:
             return self._without(loss)
         except LinksCut as found:

@@ -24,6 +24,7 @@ from share_compute.models.losses import loss_sum
 from share_compute.models.numbers import is_finite
 from share_compute.models.stage import Stage
 from share_compute.planning.cost.timings import LayerTiming
+from share_compute.protocol.collectives import spread
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import TrainingSpec
 from share_compute.synchronization.branch import BranchState
@@ -383,7 +384,7 @@ class Runner:
             alone, held = GlooLinks(None, 0, 1), [self.gradients.held]
             for bucket, codec in enumerate(self._codecs):
                 parts, result = self.gradients.parts(bucket), self.gradients.result(bucket)
-                start_compressed(alone, parts, held, self._tree, codec, result)()
+                start_compressed(alone, parts, held, self._tree, codec, result, spread("sharded", (0,)))()
         self._finish_on_device()
         self.gradients.settle()
         self._keep_tied()

@@ -10,6 +10,7 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import simulate_step
 from share_compute.planning.plan import Plan, StagePlan
 from share_compute.planning.planner import Solution
+from share_compute.planning.sum_plans import sum_plan
 from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, Worker, fresh
 from share_compute.protocol.messages import Form, Report
@@ -241,7 +242,14 @@ def standing(membership: Membership, solution: Solution) -> Solution:
         )
     layout = Layout(tuple(stages))
     timeline = simulate_step(cost, layout) if solution.timeline is not None else None
-    return Solution(plan_of(membership, solution.plan), cost, layout, timeline)
+    plan = plan_of(membership, solution.plan)
+    planned = tuple(
+        stage.model_copy(
+            update={"sums": sum_plan(cost, stage.start, stage.stop, [index[worker] for worker in workers])}
+        )
+        for stage, workers in zip(plan.stages, membership.stages, strict=True)
+    )
+    return Solution(plan.model_copy(update={"stages": planned}), cost, layout, timeline)
 
 
 def computed_again(before: Membership, after: Membership, reports: Collection[Report]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from share_compute.planning.plan import Plan
 from share_compute.protocol.membership import Membership, Worker
 from share_compute_actors.group.channels import open_channels
 from share_compute_actors.group.exceptions import MembersLost
@@ -26,8 +27,12 @@ class MemberLinks:
         self._group = group
         self._note = note
 
-    def make(self, membership: Membership) -> None:
+    def make(self, membership: Membership, plan: Plan) -> None:
         """Link all members of an epoch, before it begins.
+
+        Args:
+            membership: membership of the epoch.
+            plan: the plan that the epoch carries out; it says by which algorithm each stage sums its gradients.
 
         Raises:
             MembersLost: members died during the call.
@@ -41,22 +46,25 @@ class MemberLinks:
             raise MembersLost(gone)
         if not open_channels(group, membership.epoch, workers, group.wanted_channel, self._note):
             require_links(group, membership)
-        self._form(membership)
+        self._form(membership, plan)
         self._keep_copies(membership)
 
-    def _form(self, membership: Membership) -> None:
+    def _form(self, membership: Membership, plan: Plan) -> None:
         """Have the members of each stage form a process group."""
         group = self._group
         calls = {}
         for place, stage in enumerate(membership.stages):
             for rank, worker in enumerate(stage):
                 meeting = None
-                if len(stage) > 1:
+                sums = plan.stages[place].sums
+                if sums is not None:
                     meeting = Rendezvous(
                         group=f"{group.attempt}/{membership.epoch}/{place}",
                         members=tuple(stage),
                         timeout_s=DEADLINE_S,
                         address=group.topology[worker].address,
+                        algorithm=sums.algorithm,
+                        sites=sums.sites,
                     )
                 calls[worker] = group.handle(worker).form.remote(membership.epoch, meeting, rank, len(stage))
         group.gather(NOTHING, calls)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from share_compute.errors import UserError
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import WeightFolder, finished_folders
+from share_compute.planning.plan import Plan
 from share_compute.quantities import listed
 from share_compute.shard import Shard
 from share_compute.specification import TrainJob
@@ -52,23 +54,38 @@ def initial_shards(spec: TrainJob, facts: ShardStoreFacts) -> Iterator[InitialSh
         )
 
 
-def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, runs: tuple[int, ...]) -> dict[str, Any]:
+def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, plan: Plan) -> dict[str, Any]:
     """Return what a checkpoint says about training besides weights, before the first step.
+
+    All branches add gradients in the order that follows from one plan, and compress its boundaries between stages.
 
     Args:
         spec: the job.
         facts: the facts that the shard store returned.
-        runs: number of consecutive microbatch ids in each run; all branches add gradients in this order.
+        plan: plan of the first branch.
+
+    Raises:
+        UserError: there are more branches than training samples.
     """
+    samples, policy = facts.sizes["train"], spec.training.rounds
+    assert policy is not None
+    if policy.branches > samples:
+        raise UserError(
+            f"training.synchronization.branches {policy.branches} is more than the {samples} training samples: "
+            "branches would train on the same samples",
+            hint=f"give more data, or at most {samples} branches",
+        )
+    runs = max(plan.shares, key=len)
     return {
         **asdict(facts.state),
         "step": 0,
         "version": 0,
         "seed": spec.training.seed,
         "batch_size": spec.training.batch_size,
-        "train_samples": facts.sizes["train"],
+        "train_samples": samples,
         "microbatches": sum(runs),
         "runs": runs,
+        "boundaries": plan.boundaries.model_dump(mode="json"),
     }
 
 

@@ -13,18 +13,18 @@ from share_compute.synchronization.records import BranchRun
 class BranchReport(StrictModel):
     """Report of a branch that has finished a round. Its contribution is in a folder on the head."""
 
-    branch: int
-    start: int
+    branch: int = Field(ge=0)
+    start: int = Field(ge=1)
     """Number of the start of the branch that reports."""
-    round: int
+    round: int = Field(ge=1)
     """The round, from 1: the number of merges that the weights included when it began, plus 1."""
     folder: Path
     """Folder of the contribution."""
-    samples: int
+    samples: int = Field(ge=1)
     """Number of samples on which the branch trained in the round."""
     loss: float | None
     """Mean loss of the round's steps; None if the log of steps lacks them."""
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
     """Time that the steps took."""
 
     @property

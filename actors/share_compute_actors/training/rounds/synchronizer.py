@@ -43,6 +43,7 @@ from share_compute.planning.branches import BranchPlace, island_topology, neighb
 from share_compute.planning.planner import solve
 from share_compute.quantities import listed
 from share_compute.specification import TrainJob
+from share_compute.specification.boundaries import FixedBoundaryCompressionSpec
 from share_compute.specification.synchronization import GossipSpec, LocalSpec
 from share_compute.synchronization.aggregator import payload_bytes
 from share_compute.synchronization.aggregators import EDGES, aggregator_of
@@ -151,6 +152,7 @@ class Synchronizer:
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
         self._events.validations = [(step, figures) for step, figures in state["validations"]]
+        spec = spec.with_first_boundaries(FixedBoundaryCompressionSpec.model_validate(state["boundaries"]))
         self._relocation = Relocation(spec, profile, self._report)
         chosen = {number: place for place in places for number in place.branches}
         for number in range(self._policy.branches):
@@ -215,10 +217,10 @@ class Synchronizer:
         return version
 
     def _facts(self, facts: ShardStoreFacts, places: Sequence[BranchPlace]) -> dict[str, Any]:
-        """Return the training state of version 0; the order of additions is that of the first branch's plan."""
+        """Return the training state of version 0, which contains what the first branch's plan fixes for all."""
         spec, profile = self._assignment.spec, dissect(facts.blueprint)
         solution = solve(spec, island_topology(self._topology, places[0]), profile, 0, {})
-        found = beginning_facts(spec, facts, max(solution.plan.shares, key=len))
+        found = beginning_facts(spec, facts, solution.plan)
         is_measured = isinstance(self._policy, GossipSpec) and self._policy.graph == "measured"
         return found | {EDGES: neighbours(self._topology, places)} if is_measured else found
 
@@ -410,9 +412,9 @@ class Synchronizer:
     # -- merges ------------------------------------------------------------------------------------------------------
 
     def _on_report(self, report: BranchReport) -> None:
-        branch = self._branches[report.branch]
-        if report.start != branch.starts:  # of a coordinator that was replaced
-            return
+        branch = next((each for each in self._branches if each.number == report.branch), None)
+        if branch is None or report.start != branch.starts or report.round > self._machine.open_round:
+            return  # of a coordinator that was replaced, or of no branch
         branch.base = branch.oldest = report.round - 1
         branch.waiting = report
         if not self._machine.has(report.run):

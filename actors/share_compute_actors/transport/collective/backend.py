@@ -29,6 +29,15 @@ from torch import Tensor
 
 from share_compute.compression.sums import BucketCodec
 from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.protocol.collectives import (
+    Algorithm,
+    Part,
+    Route,
+    exchanges_directly,
+    parts_of,
+    routes,
+    spread,
+)
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import (
     GlooLinks,
@@ -41,6 +50,7 @@ from share_compute_actors.transport.collective.algorithms import (
 from share_compute_actors.transport.collective.background import BackgroundTasks
 from share_compute_actors.transport.collective.compressed import start_compressed
 from share_compute_actors.transport.collective.expression import expression, is_one_addition
+from share_compute_actors.transport.collective.routed import start_routed
 from share_compute_actors.transport.collective.sockets import GroupSockets, listening_ports
 from share_compute_actors.transport.rendezvous import Rendezvous
 from share_compute_actors.transport.traffic import Traffic
@@ -91,6 +101,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         meeting, store, self._device, self._sockets = _meetings.pop(group_name)
         self._name = group_name
         self._algorithm = meeting.algorithm
+        self._sites = meeting.sites or (0,) * world_size
+        self._known: tuple[tuple[tuple[Node, ...], ...], SummationTree, tuple[Part, ...]] | None = None
+        """Arguments and result of the last call of `_routed`."""
+        self._spread: tuple[Route, ...] | None = None
         if self._device.type == "cuda":
             self._group: Any = _form_nccl(meeting, store, rank, world_size)
         else:
@@ -155,7 +169,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             if not parts:
                 raise ValueError("a member that holds no parts must pass the output tensor")
             out = parts[0]
-        if is_one_addition(tree, held):
+        if is_one_addition(tree, held):  # with two members, all algorithms send the same bytes
             if out is not parts[0]:
                 out.copy_(parts[0])
             self._links.count_ring(out.nbytes)
@@ -165,7 +179,23 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._links.count_ring(out.nbytes)
             self._guard(lambda: packed(self._open, parts, counts, combine, out))
             return _nothing
-        return self._begin(start_sharded(self._links, parts, counts, combine, out))
+        algorithm = self._algorithm
+        if algorithm == "auto" or exchanges_directly(algorithm, self._sites):
+            return self._begin(start_sharded(self._links, parts, counts, combine, out))
+        own = self._routed(algorithm, tuple(map(tuple, held)), tree)
+        return self._begin(start_routed(self._links, parts, own, out))
+
+    def _routed(
+        self, algorithm: Algorithm, held: tuple[tuple[Node, ...], ...], tree: SummationTree
+    ) -> tuple[Part, ...]:
+        """Return this member's part of each route; the last result is kept, since steps differ seldom."""
+        if self._known is None or self._known[:2] != (held, tree):
+            found = (
+                parts_of(route, held, tree)[self._links.rank]
+                for route in routes(algorithm, held, tree, self._sites)
+            )
+            self._known = held, tree, tuple(found)
+        return self._known[2]
 
     def start_compressed_sum(
         self,
@@ -180,7 +210,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         Raises:
             ContributorLost: a member of the group was lost.
         """
-        return self._begin(start_compressed(self._links, parts, held, tree, codec, out))
+        if self._spread is None:
+            algorithm = "sharded" if self._algorithm == "auto" else self._algorithm
+            self._spread = spread(algorithm, self._sites)
+        return self._begin(start_compressed(self._links, parts, held, tree, codec, out, self._spread))
 
     def require_whole(self) -> None:
         """Check that this group was not aborted, and that no operation of NCCL has failed.
@@ -208,7 +241,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         if algorithm == "auto":
             few = _TREE_BYTES.get(self._links.size, _TREE_BYTES_OF_MANY)
             algorithm = "tree" if tensor.nbytes <= few else "ring"
-        if algorithm == "ring" or self._device.type == "cuda":
+        if algorithm in ("ring", "hierarchical") or self._device.type == "cuda":
             self._links.count_ring(tensor.nbytes)
             return self._start_native(lambda: self._open.allreduce([tensor], _reduction(operation)))
         flat = tensor.view(-1)

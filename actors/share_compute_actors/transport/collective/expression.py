@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from share_compute.protocol.collectives import merge
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import Combine
 
@@ -25,19 +26,11 @@ def expression(tree: SummationTree, nodes: Sequence[Node], root: Node | None = N
     root = root or tree.root
     if len(set(nodes)) < len(nodes):
         raise ValueError(f"held twice: {nodes}")
-    additions: list[tuple[int, int]] = []
-    place = {node: number for number, node in enumerate(nodes)}
-    held: set[Node] = set()
-    for new in nodes:
-        added = new
-        for left, right, parent in tree.merges(held, new):
-            additions.append((place[left], place[right]))
-            place[parent] = place[left]
-            held -= {left, right}
-            added = parent
-        held.add(added)
-    if held != {root}:
-        raise ValueError(f"{sorted(held)} is not the sum of microbatches {root.start} to {root.stop - 1}")
+    additions, kept = merge(tree, nodes)
+    if [node for node, _ in kept] != [root]:
+        raise ValueError(
+            f"{[node for node, _ in kept]} is not the sum of microbatches {root.start} to {root.stop - 1}"
+        )
 
     def combine(values: list[Tensor], out: Tensor) -> None:
         if not additions:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,21 +126,22 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     os.umask(PRIVATE_UMASK)
     identities = own_identities()
     name = name or default_name()
-    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
-    devices = join_options(
-        url,
-        code,
-        name,
-        device,
-        memory,
-        cpu_threads,
-        (upload_limit, download_limit),
-        address,
-        fingerprint,
-        insecure,
-        port_range,
-        leave_within,
+    lending = Lending(
+        url=url,
+        name=name,
+        device=device or (),
+        memory=memory,
+        cpu_threads=cpu_threads,
+        upload_limit=upload_limit,
+        download_limit=download_limit,
+        address=address,
+        fingerprint=fingerprint,
+        insecure=insecure,
+        port_range=port_range,
+        leave_within=leave_within,
     )
+    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
+    devices = lending.devices(code)
     try:
         if as_json:
             _lend(devices, _JsonLines(), identities, name)
@@ -176,47 +178,60 @@ def own_identities() -> Identities:
     return Identities(ClientSettings().data_folder)
 
 
-def join_options(  # noqa: PLR0917
-    url: str,
-    invite: str | None,
-    name: str,
-    device: Sequence[str] | None,
-    memory: str | None,
-    cpu_threads: int | None,
-    rates: tuple[str | None, str | None],
-    address: str | None,
-    fingerprint: str | None,
-    insecure: bool,
-    port_range: str,
-    leave_within: float,
-) -> tuple[JoinOptions, ...]:
-    """Return the join options of each lent device, built from the command's options; ``rates`` are up and down."""
-    from share_compute_actors.machine import ports
-    from share_compute_actors.machine.preflight import require_gpu_access
-    from share_compute_actors.machine.sizes import parse_bytes, parse_rate
-    from share_compute_api.agent.devices import lent_devices
-    from share_compute_api.agent.joining import JoinOptions, split
-    from share_compute_api.connection.fingerprints import parse_fingerprint, split_invite
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lending:
+    """Options of the commands with which a machine joins a cluster, as they were given."""
 
-    upload, download = (parse_rate(rate) if rate else None for rate in rates)
-    code, pin = split_invite(invite) if invite else (None, None)
-    options = JoinOptions(
-        url=url.rstrip("/"),
-        invite=code,
-        fingerprint=parse_fingerprint(fingerprint) if fingerprint else pin,
-        is_insecure=insecure,
-        name=name,
-        memory_bytes=parse_bytes(memory) if memory else None,
-        cpu_threads=cpu_threads,
-        upload_bytes_per_s=upload,
-        download_bytes_per_s=download,
-        address=address,
-        port_range=ports.PortRange.parse(port_range),
-        leave_within_s=leave_within,
-    )
-    devices = lent_devices(device or ())
-    require_gpu_access([each.gpu for each in devices if each.gpu is not None])
-    return split(options, devices)
+    url: str
+    name: str
+    device: Sequence[str]
+    memory: str | None
+    cpu_threads: int | None
+    upload_limit: str | None
+    download_limit: str | None
+    address: str | None
+    fingerprint: str | None
+    insecure: bool
+    port_range: str
+    leave_within: float
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of `share-compute join` with these options."""
+        words = ["join", self.url, *(["--insecure"] if self.insecure else [])]
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name not in {"url", "insecure"} and value is not None:
+                values = value if option.name == "device" else [value]
+                words += [word for one in values for word in (f"--{option.name.replace('_', '-')}", str(one))]
+        return words
+
+    def devices(self, invite: str | None) -> tuple[JoinOptions, ...]:
+        """Return the join options of each lent device."""
+        from share_compute_actors.machine import ports
+        from share_compute_actors.machine.preflight import require_gpu_access
+        from share_compute_actors.machine.sizes import parse_bytes, parse_rate
+        from share_compute_api.agent.devices import lent_devices
+        from share_compute_api.agent.joining import JoinOptions, split
+        from share_compute_api.connection.fingerprints import parse_fingerprint, split_invite
+
+        code, pin = split_invite(invite) if invite else (None, None)
+        options = JoinOptions(
+            url=self.url.rstrip("/"),
+            invite=code,
+            fingerprint=parse_fingerprint(self.fingerprint) if self.fingerprint else pin,
+            is_insecure=self.insecure,
+            name=self.name,
+            memory_bytes=parse_bytes(self.memory) if self.memory else None,
+            cpu_threads=self.cpu_threads,
+            upload_bytes_per_s=parse_rate(self.upload_limit) if self.upload_limit else None,
+            download_bytes_per_s=parse_rate(self.download_limit) if self.download_limit else None,
+            address=self.address,
+            port_range=ports.PortRange.parse(self.port_range),
+            leave_within_s=self.leave_within,
+        )
+        devices = lent_devices(self.device)
+        require_gpu_access([each.gpu for each in devices if each.gpu is not None])
+        return split(options, devices)
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:

@@ -19,12 +19,12 @@ from share_compute_api.cli.contributor.join import (
     Invite,
     InviteFile,
     LeaveWithin,
+    Lending,
     Memory,
     Name,
     PortRange,
     UploadLimit,
     Url,
-    join_options,
     own_identities,
     read_invite,
 )
@@ -61,21 +61,22 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
 
     os.umask(PRIVATE_UMASK)
     name = name or default_name()
-    given = {
-        "--memory": memory,
-        "--cpu-threads": cpu_threads,
-        "--upload-limit": upload_limit,
-        "--download-limit": download_limit,
-        "--address": address,
-        "--fingerprint": fingerprint,
-        "--port-range": port_range,
-        "--leave-within": leave_within,
-    }
-    words = [word for one in device or () for word in ("--device", one)]
-    words += [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    arguments = ["join", url, "--name", name, *words, *(["--insecure"] if insecure else []), "--json"]
+    lending = Lending(
+        url=url,
+        name=name,
+        device=device or (),
+        memory=memory,
+        cpu_threads=cpu_threads,
+        upload_limit=upload_limit,
+        download_limit=download_limit,
+        address=address,
+        fingerprint=fingerprint,
+        insecure=insecure,
+        port_range=port_range,
+        leave_within=leave_within,
+    )
     data_folder = ClientSettings().data_folder.expanduser().absolute()
-    unit = systemd.unit_text(arguments, url, data_folder, leave_within)
+    unit = systemd.unit_text([*lending.arguments(), "--json"], url, data_folder, leave_within)
     if print_unit:
         print_text(unit)
         return
@@ -85,21 +86,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     if code is not None:
         from share_compute_api.agent.host import enroll
 
-        devices = join_options(
-            url,
-            code,
-            name,
-            device,
-            memory,
-            cpu_threads,
-            (upload_limit, download_limit),
-            address,
-            fingerprint,
-            insecure,
-            port_range,
-            leave_within,
-        )
-        enroll(devices, lambda _view: None, identities, name)
+        enroll(lending.devices(code), lambda _view: None, identities, name)
     warning = systemd.install(name, unit)
     console.print(f"{systemd.unit_name(name)} runs, now and after each boot")
     if warning:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -65,7 +65,6 @@ def simulate(
     from share_compute.files.topology_file import read_topology
     from share_compute.simulation.churn import Churn
     from share_compute.simulation.fleets import make_fleet
-    from share_compute.simulation.report import RoundsReport
     from share_compute.simulation.run import Scenario
     from share_compute_api.client.job_file import read_job, read_text
 
@@ -94,8 +93,6 @@ def simulate(
     report = _run(spec, there, Scenario(hours * UNITS_S["h"], churn, seed), quiet=as_json)
     if as_json:
         print_json(report)
-    elif isinstance(report, RoundsReport):
-        _show_rounds(report, spec, name)
     else:
         _show(report, spec, name)
 
@@ -122,7 +119,6 @@ def _run(
     from share_compute.models.factory import dissect
     from share_compute.simulation.rounds import simulate_rounds
     from share_compute.simulation.run import simulate as simulate_job
-    from share_compute.specification.synchronization import LocalSpec
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     errors = Terminal(stderr=True)
@@ -133,127 +129,133 @@ def _run(
         def show(share: float) -> None:
             bar.update(task, completed=share, description="simulating")
 
-        if isinstance(spec.training.synchronization, LocalSpec):
+        if spec.training.rounds is not None:
             return simulate_rounds(spec, there, profile, scenario, progress=show)
         return simulate_job(spec, there, profile, scenario, progress=show)
 
 
-def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
-    from share_compute.quantities import seconds_text
+class _Shown(NamedTuple):
+    """Printed parts of a report besides the figures that all reports have."""
+
+    about: str
+    """End of the first line."""
+    facts: Sequence[tuple[str, str]]
+    times: Sequence[tuple[str, float]]
+    """Purposes and seconds."""
+    total_s: float
+    """Sum of ``times``."""
+    time_of: str
+    rules: str
+
+
+def _show(report: SimulationReport | RoundsReport, spec: TrainJob, name: str) -> None:
+    from share_compute.quantities import percent_text
+    from share_compute.simulation.report import RoundsReport
     from share_compute_api.terminal.picture import Ink
 
-    hours, total_s = report.hours, report.simulated_s
+    shown = _of_rounds(report) if isinstance(report, RoundsReport) else _of_steps(report)
     machines = "1 machine" if report.machines == 1 else f"{report.machines:,} machines"
-    layers = "1 layer" if report.layers == 1 else f"{report.layers} layers"
     console.print(
-        f"[bold]{escape(spec.name)}[/bold] on {machines} ({escape(name)}), {duration(total_s)}: "
-        f"{report.parameters:,} parameters in {layers}"
+        f"[bold]{escape(spec.name)}[/bold] on {machines} ({escape(name)}), {duration(report.simulated_s)}: "
+        f"{shown.about}"
     )
     samples, tokens = rate(report.samples_per_s), rate(report.tokens_per_s)
     words = f" = {tokens} tokens/s" if report.tokens_per_s != report.samples_per_s else ""
+    facts = (
+        ("throughput", f"{samples} samples/s{words}"),
+        ("machines present, on average", average(report.mean_machines)),
+        ("machines in the job, on average", average(report.mean_members)),
+        ("use of all lent FLOP/s", percent_text(report.utilisation)),
+        ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
+        *shown.facts,
+        ("searches of the planner", f"{report.searches:,}"),
+    )
+    print_table(("what", "value"), facts, empty="")
+    console.print()
     print_table(
-        ("what", "value"),
+        (shown.time_of, "lasted", "share"),
         (
-            ("throughput", f"{samples} samples/s{words}"),
-            ("step of the first plan", seconds_text(report.first_step_s)),
-            ("steps committed", f"{report.committed_steps:,}"),
-            ("steps computed again in part", f"{report.lost_steps:,}"),
-            ("machines present, on average", average(report.mean_machines)),
-            ("machines in the job, on average", average(report.mean_members)),
-            ("use of all lent FLOP/s", f"{report.utilisation:.1%}"),
-            ("use of the job's machines", f"{report.member_utilisation:.1%}"),
-            ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
-            ("epochs", f"{report.epochs:,}"),
-            ("replaced by a spare", f"{report.replacements:,}"),
-            ("searches of the planner", f"{report.searches:,}"),
+            (what, duration(lasts_s), f"{lasts_s / max(shown.total_s, 1e-9):.2%}")
+            for what, lasts_s in shown.times
         ),
         empty="",
     )
-    console.print()
-    times = (
-        ("computing", hours.computing_s),
-        ("doing again", hours.redoing_s),
-        ("noticing deaths", hours.noticing_s),
-        ("planning", hours.planning_s),
-        ("moving state", hours.moving_s),
-        ("waiting for machines", hours.waiting_s),
+    if not isinstance(report, RoundsReport):
+        most = max(report.curve_samples_per_s)
+        console.print(f"\nsamples/s over time, 0 to {rate(most)}:")
+        console.print(chart(report.curve_samples_per_s, Ink.of(console).bars), style="cyan")
+        end = duration(report.simulated_s)
+        console.print(f"[dim]0{end.rjust(len(report.curve_samples_per_s) - 1)}[/dim]")
+    console.print(f"\n[dim]{shown.rules}[/dim]")
+
+
+def _of_steps(report: SimulationReport) -> _Shown:
+    from share_compute.quantities import seconds_text
+
+    hours = report.hours
+    layers = "1 layer" if report.layers == 1 else f"{report.layers} layers"
+    return _Shown(
+        about=f"{report.parameters:,} parameters in {layers}",
+        facts=(
+            ("step of the first plan", seconds_text(report.first_step_s)),
+            ("steps committed", f"{report.committed_steps:,}"),
+            ("steps computed again in part", f"{report.lost_steps:,}"),
+            ("use of the job's machines", f"{report.member_utilisation:.1%}"),
+            ("epochs", f"{report.epochs:,}"),
+            ("replaced by a spare", f"{report.replacements:,}"),
+        ),
+        times=(
+            ("computing", hours.computing_s),
+            ("doing again", hours.redoing_s),
+            ("noticing deaths", hours.noticing_s),
+            ("planning", hours.planning_s),
+            ("moving state", hours.moving_s),
+            ("waiting for machines", hours.waiting_s),
+        ),
+        total_s=hours.total_s,
+        time_of="time",
+        rules=_BY_RULE,
     )
-    print_table(
-        ("time", "lasted", "share"),
-        ((what, duration(lasts_s), f"{lasts_s / total_s:.2%}") for what, lasts_s in times),
-        empty="",
-    )
-    console.print()
-    most = max(report.curve_samples_per_s)
-    console.print(f"samples/s over time, 0 to {rate(most)}:")
-    console.print(chart(report.curve_samples_per_s, Ink.of(console).bars), style="cyan")
-    end = duration(total_s)
-    console.print(f"[dim]0{end.rjust(len(report.curve_samples_per_s) - 1)}[/dim]")
-    console.print(f"\n[dim]{_BY_RULE}[/dim]")
 
 
-def _show_rounds(report: RoundsReport, spec: TrainJob, name: str) -> None:
-    from share_compute.quantities import bytes_text, percent_text, seconds_text
+def _of_rounds(report: RoundsReport) -> _Shown:
+    from share_compute.quantities import bytes_text, seconds_text
 
-    machines = "1 machine" if report.machines == 1 else f"{report.machines:,} machines"
+    hours = report.hours
     branches = "1 branch" if report.branches == 1 else f"{report.branches:,} branches"
     islands = "1 island" if report.islands == 1 else f"{report.islands:,} islands"
-    console.print(
-        f"[bold]{escape(spec.name)}[/bold] on {machines} ({escape(name)}), {duration(report.simulated_s)}: "
-        f"{branches} on {islands}, rounds of {report.every:,} steps"
-    )
-    samples, tokens = rate(report.samples_per_s), rate(report.tokens_per_s)
-    words = f" = {tokens} tokens/s" if report.tokens_per_s != report.samples_per_s else ""
-    each = max(1, report.merged_contributions)
-    print_table(
-        ("what", "value"),
-        (
-            ("throughput", f"{samples} samples/s{words}"),
+    each = report.sent_bytes / max(1, report.merged_contributions)
+    mean_s = report.simulated_s / max(1, report.rounds)
+    return _Shown(
+        about=f"{branches} on {islands}, {report.policy}, rounds of {report.every:,} steps",
+        facts=(
             ("round of the first placement", seconds_text(report.first_round_s)),
-            (
-                "rounds merged",
-                f"{report.rounds:,}, one in {seconds_text(report.simulated_s / max(1, report.rounds))} on average",
-            ),
-            (
-                "missing branches",
-                f"{report.missing_contributions:,} of {report.rounds * report.branches:,} contributions",
-            ),
+            ("merges", f"{report.rounds:,}, one in {seconds_text(mean_s)} on average"),
+            ("contributions merged", f"{report.merged_contributions:,}"),
+            ("contributions that were missing", f"{report.missing_contributions:,}"),
             (
                 "contributions that were late",
                 f"{report.late_contributions:,}; {report.ignored_contributions:,} not used",
             ),
-            (
-                "bytes sent by branches",
-                f"{bytes_text(report.sent_bytes)}, {bytes_text(report.sent_bytes / each)} each",
-            ),
+            ("bytes sent by branches", f"{bytes_text(report.sent_bytes)}, {bytes_text(each)} each"),
             ("bytes received by branches", bytes_text(report.received_bytes)),
-            ("machines present, on average", average(report.mean_machines)),
-            ("machines in the job, on average", average(report.mean_members)),
-            ("use of all lent FLOP/s", percent_text(report.utilisation)),
             ("time in which branches compute", f"{report.computing_share:.1%}"),
-            ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
             ("islands with other machines", f"{report.replacements:,}, moved back {report.returns:,} times"),
             ("rounds begun again", f"{report.restarts:,}"),
             ("islands without machines", f"{report.stranded:,}"),
         ),
-        empty="",
+        times=(
+            ("computing", hours.computing_s),
+            ("rounds begun again", hours.redone_s),
+            ("sending contributions", hours.sending_s),
+            ("waiting for other branches", hours.waiting_s),
+            ("receiving updates", hours.receiving_s),
+            ("waiting for machines", hours.idle_s),
+        ),
+        total_s=hours.total_s,
+        time_of="time of all branches",
+        rules=_ROUNDS_BY_RULE,
     )
-    console.print()
-    total_s = max(report.hours.total_s, 1e-9)
-    times = (
-        ("computing", report.hours.computing_s),
-        ("rounds begun again", report.hours.redone_s),
-        ("sending contributions", report.hours.sending_s),
-        ("waiting for other branches", report.hours.waiting_s),
-        ("receiving updates", report.hours.receiving_s),
-        ("waiting for machines", report.hours.idle_s),
-    )
-    print_table(
-        ("time of all branches", "lasted", "share"),
-        ((what, duration(lasts_s), f"{lasts_s / total_s:.2%}") for what, lasts_s in times),
-        empty="",
-    )
-    console.print(f"\n[dim]{_ROUNDS_BY_RULE}[/dim]")
 
 
 def average(count: float) -> str:

@@ -58,7 +58,8 @@ class _Relaxation:
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
-        self._held_s = self._count * float(per_parameter) / cost.exchanged(2)[0]
+        # With any algorithm, some member sends or receives at least the size of the tensor.
+        self._held_s = self._count * float(per_parameter) / cost.summed_bytes
         update = (self._rates * cost.update_s_per_parameter[usable]).min()
         self._pass_s = float(least.sum())
         self._work_s = self._count * self._pass_s + float(cost.trained[-1] * update)

@@ -18,13 +18,15 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     flight(p)  = window(p) + members(p), with the window of the 1F1B schedule (`share_compute.protocol.schedule`)
     tail(p)    = gradient sums that are not hidden behind the last backward + the optimizer's update
                  + the transfer of the gradient to a backup member
-               = max(ring(p) - backward(p), ring(p) / buckets(p)) + log(p) + update(p)
+               = max(sum(p) - backward(p), sum(p) / buckets(p)) + log(p) + update(p)
     backward(p) = longest backward of one microbatch among the stage's members
     buckets(p) = number of buckets in which the stage's gradients are summed
     update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
     call       = STEP_OPERATIONS * measured overhead of one operation: the fixed work of a member in each step
-    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members; if
-                 sums are compressed, (n - 1) * compressed bytes of one run's gradient / bandwidth + latency
+    sum(p)     = time of the sums among the stage's n members with the job's collective, or the fastest one
+                 (`share_compute.planning.cost.sums`); 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * latency with
+                 ``sharded``; if sums are compressed, (n - 1) * compressed bytes of one run's gradient / bandwidth
+                 + latency
     log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link from the stage's machine to a backup
                  member; 0 unless backups are on and the stage has one member and not all layers
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
@@ -51,6 +53,7 @@ import numpy as np
 from share_compute.models.profiles.profile import FLOAT_BYTES, NOTHING, LayerProfile
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.memory import TrainingMemory
+from share_compute.planning.cost.sums import GradientSums, SumTime
 from share_compute.planning.network.network import Floats, transfer_s
 from share_compute.protocol.schedule import windows
 from share_compute.specification.workload import BYTES, GRADIENT_BUCKET_BYTES
@@ -178,28 +181,31 @@ class TrainingCost(TrainingMemory):
             for link in {self.network.link(a, b) for a in before.members for b in after.members}
         )
 
-    def ring_s(self, stage: StageLayout) -> float:
-        """Return the time to sum the gradients of a stage's members over a ring; 0.0 for one member."""
-        count = len(stage.members)
-        if count == 1:
+    @cached_property
+    def sums(self) -> GradientSums:
+        """Predicts the algorithms that sum gradients."""
+        return GradientSums(
+            self.network, self.workload.collective, is_compressed=self.workload.run_bytes is not None
+        )
+
+    @property
+    def summed_bytes(self) -> float:
+        """Bytes of each trained parameter in one sum of gradients, compressed if the job says so."""
+        return FLOAT_BYTES if self.workload.run_bytes is None else self.workload.run_bytes
+
+    def sum_time(self, stage: StageLayout) -> SumTime | None:
+        """Return the time and traffic of the algorithm that sums a stage's gradients; None for one member."""
+        if len(stage.members) == 1:
+            return None
+        size = self.trained_parameters(stage.start, stage.stop) * self.summed_bytes
+        return self.sums.best(stage.members, self.kinds[stage.members[0]], size)
+
+    def sum_s(self, stage: StageLayout) -> float:
+        """Return the time to sum the gradients of a stage's members; 0.0 for one member."""
+        time = self.sum_time(stage)
+        if time is None:
             return 0.0
-        hops, size = self.exchanged(count)[1], self.sum_bytes(stage)
-        links = {self.network.link(a, b) for a in stage.members for b in stage.members if a != b}
-        return max(transfer_s(hops * latency, rate, size) for latency, rate in links)
-
-    def sum_bytes(self, stage: StageLayout) -> float:
-        """Return the bytes that a link carries in a step when several members of a stage sum their gradients."""
-        return self.trained_parameters(stage.start, stage.stop) * self.exchanged(len(stage.members))[0]
-
-    def exchanged(self, count: int) -> tuple[float, int]:
-        """Return the bytes per trained parameter that a link carries when members sum gradients, and the latencies.
-
-        Args:
-            count: number of members of the stage, at least 2.
-        """
-        if self.workload.run_bytes is None:
-            return FLOAT_BYTES * 2 * (count - 1) / count, 2 * (count - 1)
-        return self.workload.run_bytes * (count - 1), 1
+        return time.of(self.trained_parameters(stage.start, stage.stop) * self.summed_bytes)
 
     def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
         """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if no backup is needed.
@@ -247,7 +253,7 @@ class TrainingCost(TrainingMemory):
     def end_s(self, stage: StageLayout) -> float:
         """Return `tail_s` without the backup of the gradient."""
         trained = self.trained_parameters(stage.start, stage.stop)
-        ring = self.ring_s(stage)
+        summing = self.sum_s(stage)
         hidden = max(
             float(self.backward_s[member, stage.stop] - self.backward_s[member, stage.start])
             for member in stage.members
@@ -256,7 +262,7 @@ class TrainingCost(TrainingMemory):
             trained * float(self.update_s_per_parameter[member]) + float(self.call_s[member])
             for member in stage.members
         )
-        return max(ring - hidden, ring / self.buckets(stage)) + update
+        return max(summing - hidden, summing / self.buckets(stage)) + update
 
     def buckets(self, stage: StageLayout) -> int:
         """Return the number of buckets in which the members of a stage sum their gradients."""

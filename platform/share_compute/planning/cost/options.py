@@ -157,22 +157,29 @@ class Options:
         cost, rows, trained = self._cost, np.array(members), self._trained(start, stop)
         backward = cost.backward_s[rows]
         hidden = (backward[:, stop] - backward[:, start]).max(axis=0)
-        ring = self._ring(members, trained)
+        summing = self._summing(members, trained)
         log = self._log(members, trained, stop - start < cost.num_layers)
         buckets = np.maximum(1, np.ceil(trained * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
         update = np.multiply.outer(cost.update_s_per_parameter[rows], trained) + cost.call_s[rows, None]
-        times: Floats = np.maximum(ring - hidden, ring / buckets) + log + update.max(axis=0)
+        times: Floats = np.maximum(summing - hidden, summing / buckets) + log + update.max(axis=0)
         return times
 
-    def _ring(self, members: tuple[int, ...], trained: Floats) -> Floats:
-        count = len(members)
-        if count == 1:
+    def _summing(self, members: tuple[int, ...], trained: Floats) -> Floats:
+        """Return the time to sum the gradients (`TrainingCost.sum_s`) of each layer range, shape ``[ranges]``."""
+        if len(members) == 1:
             return np.zeros(len(trained))
-        latency, rate = self._cost.network.link(members[0], members[1])
-        each, hops = self._cost.exchanged(count)
-        if rate <= 0:
-            return np.full(len(trained), np.inf)
-        times: Floats = hops * latency + trained * each / rate
+        cost = self._cost
+        choices = cost.sums.choices(members, cost.kinds[members[0]])
+        size = trained * cost.summed_bytes
+        times: Floats = np.min(
+            [
+                time.latency_s + size * time.s_per_byte
+                if math.isfinite(time.s_per_byte)
+                else np.full(len(size), np.inf)
+                for time in choices
+            ],
+            axis=0,
+        )
         return times
 
     def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:

@@ -359,11 +359,11 @@ def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member
 def _prepared_s(cost: TrainingCost, stage: StageLayout, members: list[_Member]) -> float:
     """Return the time when the gradient sums of a stage are complete."""
     done_s = max(member.free_s for member in members)
-    ring_s = cost.ring_s(stage)
-    if ring_s == 0:
+    sum_s = cost.sum_s(stage)
+    if sum_s == 0:
         return done_s
     started_s = max(member.cells[-1].start_s for member in members)
-    return max(started_s + ring_s, done_s + ring_s / cost.buckets(stage))
+    return max(started_s + sum_s, done_s + sum_s / cost.buckets(stage))
 
 
 def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) -> list[float]:

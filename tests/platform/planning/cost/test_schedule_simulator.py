@@ -131,12 +131,12 @@ def test_a_slow_first_stage_hides_the_trip_through_the_others() -> None:
 
 
 def test_members_share_microbatches_and_sum_their_gradients() -> None:
-    # 4 Mi parameters: 16 MiB of gradients in 2 buckets; the ring moves 2 * 1/2 * 16 MiB.
+    # 4 Mi parameters: 16 MiB of gradients in 2 buckets; each member sends 2 * 1/2 * 16 MiB.
     parameters, rate = 4 * 2**20, 2.0**20
     cost = plain_cost([(1.0, 2.0)], machines=2, microbatches=4, parameters=parameters, carry_s=1000 / rate)
     layout = Layout((StageLayout(0, 1, (0, 1), (2, 2)),))
     timeline = simulate_step(cost, layout)
-    assert cost.ring_s(layout.stages[0]) == 16.0
+    assert cost.sum_s(layout.stages[0]) == 16.0
     # Both start their last backward at 4 and end it at 6: 4 + 16 is later than 6 + 16 / 2.
     assert timeline.step_s == 20.0
     assert cost.step_s(layout) == 20.0

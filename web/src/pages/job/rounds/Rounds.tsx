@@ -7,7 +7,7 @@ import { useTranslation } from "react-i18next";
 import { TextAlternative } from "../../../components/chart/TextAlternative";
 import { useWidth } from "../../../components/chart/useWidth";
 import { bytes, count, loss, stepTime } from "../../../format";
-import { branchesIn, longestOf, otherSeconds, runsOf, totalsOf, type BranchRound, type Round } from "./rounds";
+import { ageOf, branchesIn, isLate, longestOf, otherSeconds, runsOf, totalsOf, type BranchRound, type Round } from "./rounds";
 import classes from "./Rounds.module.css";
 
 const MOST_ROUNDS = 12;
@@ -34,7 +34,7 @@ export const Rounds = memo(function Rounds({ rounds }: { rounds: readonly Round[
   const { sent_bytes, received_bytes, ratio, computing } = totals;
   const distance = rounds.at(-1)!.consensus_distance;
   const facts = [
-    t("{{count}} rounds", { count: rounds.length }),
+    rounds[0]!.is_apart ? t("{{count}} pushes", { count: rounds.length }) : t("{{count}} rounds", { count: rounds.length }),
     t("each branch sent {{sent}} and received {{received}}", { sent: bytes(sent_bytes), received: bytes(received_bytes) }),
     ratio !== null && ratio >= LEAST_RATIO && t("{{ratio}} times less than float32 weights", { ratio: Number(ratio.toPrecision(3)) }),
     computing !== null && t("computing {{share}} % of the time", { share: Math.round(100 * computing) }),
@@ -65,15 +65,17 @@ function Picture({ rounds, branches }: Props) {
   const scale = (column - GAP_PX) / longestOf(rounds);
   const bottom = branches.length * height;
   const every = Math.ceil(NUMBER_PX / column);
-  const isLate = rounds.some((round) => round.branches.some((run) => run.round < round.round));
+  const isApart = rounds[0]!.is_apart;
+  const extent = { first: rounds[0]!.round, last: rounds.at(-1)!.round, branches: branches.length };
+  const someLate = rounds.some((round) => round.branches.some((run) => isLate(round, run)));
   const isMissing = rounds.some(({ missing }) => missing.length > 0);
   return (
     <figure className={classes.figure}>
       <Group component="figcaption" gap="md" className={classes.legend}>
         <Key name={t("computing")} of="computing" />
-        <Key name={t("waiting")} of="waiting" />
-        <Key name={t("exchange and other work")} of="other" />
-        {isLate && <Key name={t("late")} of="late" />}
+        {!isApart && <Key name={t("waiting")} of="waiting" />}
+        {!isApart && <Key name={t("exchange and other work")} of="other" />}
+        {someLate && <Key name={t("late")} of="late" />}
         {isMissing && <Key name={t("missing")} of="missing" />}
       </Group>
       <div ref={ref}>
@@ -82,11 +84,11 @@ function Picture({ rounds, branches }: Props) {
             width={width}
             height={bottom + AXIS_PX}
             role="img"
-            aria-label={t("Rounds {{first}} to {{last}}: computing and waiting of {{branches}} branches", {
-              first: rounds[0]!.round,
-              last: rounds.at(-1)!.round,
-              branches: branches.length,
-            })}
+            aria-label={
+              isApart
+                ? t("Merges {{first}} to {{last}}: computing of {{branches}} branches", extent)
+                : t("Rounds {{first}} to {{last}}: computing and waiting of {{branches}} branches", extent)
+            }
             onPointerLeave={() => setLit(null)}
             onPointerMove={(event) => setLit((event.target as Element).getAttribute("data-words"))}
           >
@@ -101,7 +103,7 @@ function Picture({ rounds, branches }: Props) {
               </text>
             ))}
             <text x={0} y={bottom + 15} className={classes.tick}>
-              {t("round")}
+              {isApart ? t("merge") : t("round")}
             </text>
             {rounds.map((round, place) => (
               <g key={round.round} transform={`translate(${LABEL_PX + place * column} 0)`}>
@@ -142,17 +144,18 @@ interface CellProps {
 function Cell({ round, number, width, height, scale, hatch }: CellProps) {
   const { t } = useTranslation();
   const runs = runsOf(round, number);
-  const name = t("branch {{number}}, round {{round}}", { number, round: round.round });
+  const place = { number, round: round.round };
+  const name = round.is_apart ? t("branch {{number}}, merge {{round}}", place) : t("branch {{number}}, round {{round}}", place);
   if (runs.length === 0) {
     // To a parameter server, branches push one after another.
     if (!round.missing.includes(number)) return null;
     return <rect x={1} y={3} width={width - 2} height={height - 6} className={classes.frame} data-of="missing" data-words={`${name}: ${t("missing")}`} />;
   }
   const thick = (height - 4) / runs.length;
-  return runs.map((run, place) => {
+  return runs.map((run, nth) => {
     const other = otherSeconds(round, run) ?? 0;
     const [computing, waiting, rest] = [run.seconds * scale, run.waited_s * scale, other * scale];
-    const y = 2 + place * thick;
+    const y = 2 + nth * thick;
     return (
       <g key={run.round}>
         <rect x={0} y={y} width={computing} height={thick} className={classes.bar} data-of="computing" />
@@ -164,7 +167,7 @@ function Cell({ round, number, width, height, scale, hatch }: CellProps) {
           width={Math.max(2, computing + waiting + rest - 2)}
           height={thick - 2}
           className={classes.frame}
-          data-of={run.round < round.round ? "late" : undefined}
+          data-of={isLate(round, run) ? "late" : undefined}
           data-words={`${name}: ${timesOf(round, run, t).join(", ")}`}
         />
       </g>
@@ -175,11 +178,19 @@ function Cell({ round, number, width, height, scale, hatch }: CellProps) {
 function timesOf(round: Round, run: BranchRound, t: TFunction): string[] {
   const other = otherSeconds(round, run);
   return [
-    ...(run.round < round.round ? [t("late, from round {{round}}", { round: run.round })] : []),
+    ...[markOf(round, run, t)].filter((mark) => mark !== undefined),
     t("computing {{time}}", { time: stepTime(run.seconds) }),
     t("waiting {{time}}", { time: stepTime(run.waited_s) }),
     ...(other === null ? [] : [t("exchange and other work {{time}}", { time: stepTime(other) })]),
   ];
+}
+
+/** A contribution's mark beside its branch: what is unusual about it. */
+function markOf(round: Round, run: BranchRound | undefined, t: TFunction): string | undefined {
+  if (run === undefined) return t("missing");
+  if (isLate(round, run)) return t("late, from round {{round}}", { round: run.round });
+  const age = ageOf(round, run);
+  return age > 0 ? t("weights {{count}} merges old", { count: age }) : undefined;
 }
 
 function Key({ name, of }: { name: string; of: string }) {
@@ -191,15 +202,21 @@ function Key({ name, of }: { name: string; of: string }) {
   );
 }
 
+/** Title of the column with the numbers of merges. */
+function mergeIn({ is_apart }: Round, t: TFunction): string {
+  return is_apart ? t("Merge") : t("Round");
+}
+
 /** The picture as a table, with losses and bytes. */
 function Figures({ rounds, branches }: Props) {
   const { t } = useTranslation();
+  const merge = mergeIn(rounds[0]!, t);
   return (
     <TextAlternative title={t("The same as a table, with losses and bytes")}>
       <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
-            <Table.Th>{t("Round")}</Table.Th>
+            <Table.Th>{merge}</Table.Th>
             <Table.Th>{t("Branch")}</Table.Th>
             <Table.Th className="numeric">{t("Loss")}</Table.Th>
             <Table.Th className="numeric">{t("Sent")}</Table.Th>
@@ -229,11 +246,10 @@ function Figures({ rounds, branches }: Props) {
 function Line({ round, number, run }: { round: Round; number: number; run: BranchRound | undefined }) {
   const { t } = useTranslation();
   const other = run === undefined ? null : otherSeconds(round, run);
-  const mark =
-    run === undefined ? t("missing") : run.round < round.round ? t("late, from round {{round}}", { round: run.round }) : undefined;
+  const mark = markOf(round, run, t);
   return (
     <Table.Tr>
-      <Table.Td data-label={t("Round")}>
+      <Table.Td data-label={mergeIn(round, t)}>
         <span>
           {round.round} · {t("step {{step}}", { step: count(round.step) })}
         </span>
@@ -251,7 +267,7 @@ function Line({ round, number, run }: { round: Round; number: number; run: Branc
         <span>{run === undefined ? "–" : bytes(run.sent_bytes)}</span>
       </Table.Td>
       <Table.Td className="numeric" data-label={t("Received")}>
-        <span>{bytes(round.update_bytes)}</span>
+        <span>{run === undefined && round.keeps_own ? "–" : bytes(round.update_bytes)}</span>
       </Table.Td>
       <Table.Td className="numeric" data-label={t("Computing")}>
         <span>{run === undefined ? "–" : stepTime(run.seconds)}</span>

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import { eventOf } from "../../../api/events/fixture";
-import { branchesIn, longestOf, otherSeconds, roundsIn, runsOf, totalsOf, type BranchRound, type RoundMerged } from "./rounds";
+import { branchesIn, isLate, longestOf, mergingOf, otherSeconds, roundsIn as roundsOf, runsOf, totalsOf, type BranchRound, type RoundMerged } from "./rounds";
 
 const run = (number: number, round: number, other: Partial<BranchRound> = {}): BranchRound => ({
   number,
@@ -12,6 +12,9 @@ const run = (number: number, round: number, other: Partial<BranchRound> = {}): B
   sent_bytes: 100,
   ...other,
 });
+
+const roundsIn = (events: Parameters<typeof roundsOf>[0], policy: Parameters<typeof mergingOf>[0] = { kind: "local" }) =>
+  roundsOf(events, mergingOf(policy));
 
 /** An event that merges at the given second. */
 function merged(round: number, second: number, other: Partial<RoundMerged> = {}, attempt = 1) {
@@ -70,4 +73,20 @@ test("nothing is divided by zero", () => {
   const at_once = totalsOf(roundsIn([merged(1, 0), merged(2, 0)]));
   expect(at_once.computing).toBeNull();
   expect(longestOf([])).toBeGreaterThan(0);
+});
+
+test("pushes to a parameter server are not late, and have no common round", () => {
+  const events = [merged(1, 0), merged(2, 10, { branches: [run(1, 1)] }), merged(3, 12, { branches: [run(0, 2)] })];
+  const late = (rounds: ReturnType<typeof roundsIn>) => rounds.map((round) => round.branches.some((one) => isLate(round, one)));
+  expect(late(roundsIn(events))).toEqual([false, true, true]);
+  expect(late(roundsIn(events, { kind: "parameter_server", staleness: 0 }))).toEqual([false, true, true]);
+  const pushes = roundsIn(events, { kind: "parameter_server", staleness: 1 });
+  expect(late(pushes)).toEqual([false, false, false]);
+  expect(otherSeconds(pushes[2]!, pushes[2]!.branches[0]!)).toBeNull();
+});
+
+test("only merged branches receive an update for weights of their own", () => {
+  const events = [merged(1, 0), merged(2, 10, { branches: [run(0, 2)], missing: [1] })];
+  expect(totalsOf(roundsIn(events, { kind: "elastic" })).received_bytes).toBe(450);
+  expect(totalsOf(roundsIn(events)).received_bytes).toBe(600);
 });

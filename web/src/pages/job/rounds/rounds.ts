@@ -29,13 +29,28 @@ export interface RoundMerged {
   consensus_distance?: number | null;
 }
 
-export interface Round extends RoundMerged {
+/** How a policy merges. */
+export interface Merging {
+  /** Whether each contribution is merged alone, as soon as it arrives: a parameter server with staleness. */
+  is_apart: boolean;
+  /** Whether branches keep weights of their own, so that only the merged ones receive an update. */
+  keeps_own: boolean;
+}
+
+export interface Round extends RoundMerged, Merging {
   /** Time since the merge before; null for the first merge of an attempt. */
   elapsed_s: number | null;
 }
 
+export function mergingOf(policy: { kind: string; staleness?: number | "unbounded" }): Merging {
+  return {
+    is_apart: policy.kind === "parameter_server" && policy.staleness !== 0,
+    keeps_own: policy.kind === "elastic" || policy.kind === "gossip",
+  };
+}
+
 /** The merges in order. */
-export function roundsIn(events: readonly ClusterEvent[]): Round[] {
+export function roundsIn(events: readonly ClusterEvent[], merging: Merging): Round[] {
   const found: Round[] = [];
   let before: ClusterEvent | undefined;
   for (const event of events) {
@@ -44,7 +59,7 @@ export function roundsIn(events: readonly ClusterEvent[]): Round[] {
     // If the newest weights are damaged, the next attempt merges their rounds again.
     while ((found.at(-1)?.round ?? 0) >= merged.round) found.pop();
     const follows = before !== undefined && before.attempt === event.attempt;
-    found.push({ ...merged, elapsed_s: follows ? (Date.parse(event.at) - Date.parse(before!.at)) / 1000 : null });
+    found.push({ ...merged, ...merging, elapsed_s: follows ? (Date.parse(event.at) - Date.parse(before!.at)) / 1000 : null });
     before = event;
   }
   return found;
@@ -61,10 +76,20 @@ export function runsOf({ branches }: Round, number: number): BranchRound[] {
   return branches.filter((run) => run.number === number).sort((a, b) => a.round - b.round);
 }
 
+/** Number of merges that the weights lacked with which a contribution was computed. */
+export function ageOf({ round }: Round, run: BranchRound): number {
+  return round - run.round;
+}
+
+/** Whether a contribution missed its own round. */
+export function isLate(round: Round, run: BranchRound): boolean {
+  return !round.is_apart && ageOf(round, run) > 0;
+}
+
 /** Time of a round in which the branch neither computed steps nor waited; null if it is unknown. */
-export function otherSeconds({ round, elapsed_s }: Round, run: BranchRound): number | null {
-  // The time of a late contribution is not that of the round.
-  if (elapsed_s === null || run.round !== round) return null;
+export function otherSeconds({ round, elapsed_s, is_apart }: Round, run: BranchRound): number | null {
+  // The time of a late contribution is not that of the round, and branches that push alone have no common round.
+  if (elapsed_s === null || is_apart || run.round !== round) return null;
   return Math.max(0, elapsed_s - run.seconds - run.waited_s);
 }
 
@@ -91,8 +116,9 @@ export function totalsOf(rounds: readonly Round[]): Totals {
   const totals = { sent: 0, received: 0, plain: 0, computed_s: 0, elapsed_s: 0 };
   for (const round of rounds) {
     totals.sent += sum(round.branches.map((run) => run.sent_bytes));
-    totals.received += branches * round.update_bytes;
-    totals.plain += (round.branches.length + branches) * round.weight_bytes;
+    const receivers = round.keeps_own ? round.branches.length : branches;
+    totals.received += receivers * round.update_bytes;
+    totals.plain += (round.branches.length + receivers) * round.weight_bytes;
     if (round.elapsed_s === null) continue;
     totals.elapsed_s += branches * round.elapsed_s;
     totals.computed_s += sum(round.branches.map((run) => run.seconds));

@@ -51,7 +51,10 @@ const LAYOUTS: Record<string, readonly Section[]> = {
             "training.samples",
           ],
         },
-        { title: "Slow links", fields: ["training.synchronization", "training.compression", "training.boundary_compression"] },
+        {
+          title: "Slow links",
+          fields: ["training.synchronization", "training.collective", "training.compression", "training.boundary_compression"],
+        },
         { title: "Trained parameters", fields: ["training.lora", "training.freeze"] },
         { title: "Precision, memory and seed", fields: ["training"] },
       ],
