@@ -1,8 +1,9 @@
-"""Write the files that the examples read: text, rows, and two small models with random weights.
+"""Write the files that the examples read: text, rows, tables, images, and two small models with random weights.
 
     python examples/prepare.py
 
-The text is Python's own documentation. Existing files stay as they are: put your own in their places.
+The text is Python's own documentation, and the tables and images are data sets of scikit-learn. Existing files stay as
+they are: put your own in their places.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import torch
+from PIL import Image
+from pyarrow import csv, parquet
+from sklearn.datasets import load_diabetes, load_digits, load_wine
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from share_compute.data.tokenization import train_tokenizer
@@ -20,6 +25,8 @@ FOLDER = Path(__file__).parent
 QUESTIONS = ("What is the sea?", "Where do rivers begin?", "Who was Ada Lovelace?", "Why is the sky blue?")
 VOCABULARY = 2048
 POSITIONS = 512
+STRONG_PERCENT = 13
+WHITE = 255
 
 
 def main(folder: Path = FOLDER) -> None:
@@ -31,6 +38,8 @@ def main(folder: Path = FOLDER) -> None:
     write_rows(folder / "notes.jsonl", "body", lines[:2000])
     write_rows(folder / "questions.jsonl", "question", QUESTIONS)
     write_rows(folder / "texts.jsonl", "text", lines[:50])
+    write_tables(folder)
+    write_pictures(folder / "pictures")
     write_models(folder, lines)
 
 
@@ -39,6 +48,37 @@ def write_rows(file: Path, column: str, texts: list[str] | tuple[str, ...]) -> N
     if not file.exists():
         rows = (json.dumps({column: text}, ensure_ascii=False) + "\n" for text in texts)
         file.write_text("".join(rows), encoding="utf-8")
+
+
+def write_tables(folder: Path) -> None:
+    """Write the wines as two .csv files, with a category and an empty cell, and the diabetes patients as .parquet."""
+    wine, patients = load_wine(), load_diabetes(scaled=False)
+    columns = dict(zip(wine.feature_names, wine.data.T.tolist(), strict=True))
+    alcohol = columns.pop("alcohol")
+    columns["strength"] = ["strong" if percent > STRONG_PERCENT else "light" for percent in alcohol]
+    columns["magnesium"][5] = None
+    columns["grape"] = [("nebbiolo", "grignolino", "barbera")[number] for number in wine.target]
+    table = pa.table(columns)
+    # Every second wine, because those of a kind are neighbours.
+    for number in (1, 2):
+        file = folder / f"wine-{number}.csv"
+        if not file.exists():
+            csv.write_csv(table.take(list(range(number - 1, len(table), 2))), file)
+    file = folder / "diabetes.parquet"
+    if not file.exists():
+        features = dict(zip(patients.feature_names, patients.data.T.tolist(), strict=True))
+        parquet.write_table(pa.table({**features, "progression": patients.target}), file)
+
+
+def write_pictures(folder: Path) -> None:
+    """Write the handwritten digits as .png files, in one folder for each digit."""
+    if folder.exists():
+        return
+    digits = load_digits()
+    for number, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
+        place = folder / str(digit)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels * WHITE / pixels.max()).astype("uint8")).save(place / f"{number:04}.png")
 
 
 def write_models(folder: Path, lines: list[str]) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.objective import Objective
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
+from share_compute.training.metrics import Predictions
 from share_compute_actors.transport.traffic import NO_LIMITS, RateLimits
 from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber
 
@@ -151,13 +155,52 @@ class StepFigures:
     """Mean times of each layer over the timed steps, by layer index; None if the timing did not end with this step."""
 
 
+NUMBER = np.dtype("<f4")
+"""Type of the numbers in `EvaluationResult`."""
+MOST_CLASSES = 1 << 24
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """Sums over evaluation microbatches, as one member of the last stage reports them."""
+    """Loss and predictions of one evaluation microbatch, as a member of the last stage reports them.
+
+    Numbers are little-endian float32, which holds every class below `MOST_CLASSES` exactly.
+    """
 
     loss_sum: float
     targets: Natural
-    correct: Natural
+    in_top_5: Natural = 0
+    """Number of samples whose class is among those with the five highest outputs."""
+    predicted: bytes = b""
+    """Predicted class, or output of a regression, of each sample; empty for language models."""
+    wanted: bytes = b""
+    """Target of each sample; empty for language models."""
+    scores: bytes = b""
+    """All outputs for each sample; empty if they are too many, and for other tasks than classification."""
+
+    def __post_init__(self) -> None:
+        rows = NUMBER.itemsize * self.targets
+        fits = len(self.predicted) == len(self.wanted) in (0, rows)
+        if not fits or (self.scores and (not rows or len(self.scores) % rows)):
+            raise ValueError("the numbers are not those of the targets")
+
+    def fits(self, objective: Objective) -> bool:
+        """Return whether there are predictions if and only if the task has them, and whether classes are possible."""
+        if objective.task == "language_model":
+            return not self.predicted
+        classes = np.frombuffer(self.predicted + self.wanted, NUMBER)
+        are_classes = not objective.has_classes or bool(
+            (classes >= 0).all() and (classes < MOST_CLASSES).all()
+        )
+        return bool(self.predicted) == bool(self.targets) and are_classes
+
+    def predictions(self) -> Predictions:
+        """Return the predictions as arrays."""
+        predicted, wanted, scores = (
+            np.frombuffer(each, NUMBER) for each in (self.predicted, self.wanted, self.scores)
+        )
+        table = scores.reshape(self.targets, -1) if len(scores) else None
+        return Predictions(self.loss_sum, self.targets, self.in_top_5, predicted, wanted, table)
 
 
 @dataclass(frozen=True, slots=True)

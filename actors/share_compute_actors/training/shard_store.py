@@ -33,6 +33,7 @@ from share_compute.specification.boundaries import (
     PlannedBoundaryCompressionSpec,
 )
 from share_compute.training.loss_scale import LossScale, first_loss_scale
+from share_compute.training.metrics import Figures
 from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.messages import FolderKind, read_extents
@@ -58,8 +59,10 @@ class TrainingState:
     """Last committed step; 0 before the first."""
     loss_scale: LossScale
     """Loss scale of the next step."""
-    validations: tuple[tuple[int, float], ...] = ()
-    """Step and loss of each validation so far."""
+    validations: tuple[tuple[int, Figures], ...] = ()
+    """Step and metrics of each validation so far."""
+    test: Figures | None = None
+    """Metrics of the final test, with its loss as ``validation_loss``; None before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +174,16 @@ class ShardStore:
             if any(checkpoint.glob("optimizer*.safetensors")):
                 self._optimizer = WeightFolder(checkpoint, "optimizer")
         blueprint = blueprint_of(
-            self._spec, prepared.vocab_size, self._special_tokens(prepared.tokenizer_folder)
+            self._spec,
+            prepared.vocab_size,
+            self._special_tokens(prepared.tokenizer_folder),
+            objective=prepared.objective,
+            sample_shape=prepared.sample_shape,
         )
+        if blueprint.config is None:
+            from share_compute.models.layers import require_fit  # noqa: PLC0415 - imports torch
+
+            require_fit(blueprint)
         self._config = blueprint.config
         if checkpoint is None and self._spec.model.path is not None:
             from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
@@ -254,7 +265,11 @@ class ShardStore:
         self._state = TrainingState(
             int(state["step"]) if branch is None or branch.step is None else branch.step,
             LossScale(**state["loss_scale"]) if "loss_scale" in state else self._state.loss_scale,
-            tuple((int(step), float(loss)) for step, loss in state.get("validations", ())),
+            # Checkpoints of version 0.2 have only the loss of a validation.
+            tuple(
+                (int(step), figures if isinstance(figures, dict) else {"validation_loss": float(figures)})
+                for step, figures in state.get("validations", ())
+            ),
         )
 
     @answers(NOTHING)
@@ -456,6 +471,8 @@ class ShardStore:
                 writer.copy(file for file in self._prepared.tokenizer_folder.iterdir() if file.is_file())
         else:
             writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
+            if self._prepared.description is not None:
+                writer.write_json("data.json", self._prepared.description)
 
     def _describe_model(self, writer: FolderWriter, config: dict[str, Any], kind: FolderKind) -> None:
         """Write the configuration of a language model, or of its LoRA adapters if the folder has only these."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompressionSpec
 from share_compute.synchronization.records import MergeRecord
 from share_compute.training.loss_scale import LossScale
+from share_compute.training.metrics import Figures
 
 FILE = "steps.sqlite3"
-_SHAPE = 7
+_SHAPE = 8
 """Version of the tables. Tables of another version are dropped."""
 _STEPS_KEPT = 10_000
 """Number of the latest committed steps that the log keeps."""
@@ -37,7 +39,7 @@ _TABLES = """
         number INTEGER PRIMARY KEY, worker TEXT NOT NULL, step INTEGER NOT NULL, what TEXT NOT NULL,
         quarantines INTEGER NOT NULL, accuser TEXT
     );
-    CREATE TABLE validations (step INTEGER PRIMARY KEY, loss REAL NOT NULL);
+    CREATE TABLE validations (step INTEGER PRIMARY KEY, figures TEXT NOT NULL);
     CREATE TABLE branch_merges (step INTEGER PRIMARY KEY, base INTEGER NOT NULL, is_over INTEGER NOT NULL DEFAULT 0);
     CREATE TABLE merges (version INTEGER PRIMARY KEY, record TEXT NOT NULL);
     INSERT INTO standing VALUES (1, 0, 0, 0, NULL);
@@ -207,15 +209,17 @@ class StepLog:
             self._base.execute("DELETE FROM steps WHERE step <= ?", (step - _STEPS_KEPT,))
             return self.read()
 
-    def validated(self, step: int, loss: float) -> None:
-        """Write the validation loss after a step, because a later attempt needs it for early stopping.
+    def validated(self, step: int, figures: Figures) -> None:
+        """Write the metrics of the validation after a step, because a later attempt needs them for early stopping.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
         """
         with self._transaction():
             self._require_claimed()
-            self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
+            self._base.execute(
+                "INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, json.dumps(figures))
+            )
 
     def begin_merge(self, step: int, base: int) -> int:
         """Write that a branch contributes to a merge after a step; return the version with which its round began.
@@ -346,9 +350,10 @@ class StepLog:
         """Return the update factor of each committed step that the log still has, by step."""
         return dict(self._rows("SELECT step, scale FROM steps ORDER BY step"))
 
-    def validations(self) -> tuple[tuple[int, float], ...]:
-        """Return (step, loss) of each validation, by step in ascending order."""
-        return tuple(self._rows("SELECT step, loss FROM validations ORDER BY step"))
+    def validations(self) -> tuple[tuple[int, Figures], ...]:
+        """Return step and metrics of each validation, by step in ascending order."""
+        rows = self._rows("SELECT step, figures FROM validations ORDER BY step")
+        return tuple((step, json.loads(figures)) for step, figures in rows)
 
     def is_merging(self, step: int) -> bool:
         """Return whether a merge after a step has begun, and not all members have its weights."""

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 from share_compute.errors import NotFound
 from share_compute.specification import with_paths
+from share_compute.specification.paths import DATA_FIELDS
 from share_compute.store import ApiKeyRecord, DeploymentRecord, JobRecord, Store
 
 HIDDEN: Final = Path("hidden")
@@ -43,6 +44,6 @@ def shown(record: Specified, caller: ApiKeyRecord) -> Specified:
 
     def hidden(path: Path, field: str) -> Path:
         # Keep the suffix: it determines the file's format, and a specification without a known format is invalid.
-        return HIDDEN.with_suffix(path.suffix) if field == "data.files" else HIDDEN
+        return HIDDEN.with_suffix(path.suffix) if field in DATA_FIELDS else HIDDEN
 
     return record.model_copy(update={"spec": with_paths(record.spec, hidden)})

@@ -9,7 +9,7 @@ from pathlib import Path
 from share_compute.errors import NotFound, UserError
 from share_compute.lifecycle.folders import job_folder
 from share_compute.specification import Named, TrainJob, upload_path, with_paths
-from share_compute.specification.paths import AnyNamed
+from share_compute.specification.paths import DATA_FIELDS, AnyNamed
 from share_compute.store import ApiKeyRecord, Store
 from share_compute_api.schemas.bodies import UploadView
 from share_compute_api.server.context import Context
@@ -31,7 +31,7 @@ def resolved(
         context: the server's context.
         caller: the key that submits the job; uploads and results of other keys are treated as missing.
         reads_data: whether the job's data will be read. False for a plan, which reads only the model: server paths in
-            ``data.files`` then stay as they are.
+            the fields of data files then stay as they are.
 
     Raises:
         UserError: the job names a missing or incomplete upload, a missing result, or a file that jobs may not read. The
@@ -43,7 +43,7 @@ def resolved(
 
     def full(path: Path, field: str) -> Path:
         named = upload_path(path)
-        if named is None and field == "data.files" and not reads_data:
+        if named is None and field in DATA_FIELDS and not reads_data:
             return path
         if named is None:
             return _resolved_path(path, field, context, caller)
@@ -72,7 +72,7 @@ def resolved(
 def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecord) -> Path:
     result = _own_result(path, context, caller)
     found = context.data_roots.resolve(path, field) if result is None else result
-    if field != "data.files":
+    if field not in DATA_FIELDS:
         with checking(field):
             context.data_roots.check_folder(found, field)
     return found

@@ -6,6 +6,7 @@ from typing import Any
 
 from share_compute.planning.search.partitioning import load_strategy
 from share_compute.specification import DataSpec, TrainJob
+from share_compute.specification.paths import DATA_FIELDS
 from share_compute_api.submission.model_folders import (
     LAYER_KEYS,
     Problems,
@@ -19,7 +20,7 @@ from share_compute_api.submission.model_folders import (
     require_path,
     whole_number,
 )
-from share_compute_api.workers.isolated.messages import CheckInputs, CheckModel
+from share_compute_api.workers.isolated.messages import CheckInputs, CheckModel, CheckTables
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
@@ -45,15 +46,25 @@ def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
 
 def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
     problems = Problems()
-    for file in data.files or ():
-        with problems.noted(), checking("data.files"):
-            require_path(file, "data.files")
-            if not file.is_file():
-                raise refused("data.files", f"{file} is not a file", "name each file of the data")
-            if not file.stat().st_size:
-                raise refused("data.files", f"{file} is empty", "leave it out, or fill it")
+    for field in DATA_FIELDS:
+        for file in getattr(data, field.removeprefix("data.")) or ():
+            with problems.noted(), checking(field):
+                require_path(file, field)
+                if data.images is not None:
+                    if not file.is_dir():
+                        raise refused(field, f"{file} is not a folder", "name each folder of images")
+                    continue
+                if not file.is_file():
+                    raise refused(field, f"{file} is not a file", "name each file of the data")
+                if not file.stat().st_size:
+                    raise refused(field, f"{file} is empty", "leave it out, or fill it")
     problems.require_none()
-    if data.files is None or data.files[0].suffix == ".txt":
+    if data.table is not None:
+        with problems.noted("data.table"):
+            processes.ask(CheckTables(files=data.all_files, table=data.table))
+        problems.require_none()
+        return
+    if data.files is None or data.images is not None or data.files[0].suffix == ".txt":
         return
     question = CheckInputs(files=data.files, column=data.text_column, holds="text", taken=(), is_united=False)
     with problems.noted("data.text_column"):

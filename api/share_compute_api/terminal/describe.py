@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rich.markup import escape
 
 from share_compute.lifecycle.attempt_events import Measured, RoundMerged, TrafficMeasured
 from share_compute.planning.plan import Bounded, IdleMachine, Plan, StagePlan, layer_span
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
-from share_compute.specification import TrainJob
+from share_compute.specification import Metric, TrainJob
 from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.terminal.output import duration, number, rate, speed, state_text
 
+METRIC_NAMES = tuple(name for name in get_args(Metric) if name != "validation_loss")
+"""Names of the metrics in the data of a validation, beside the loss."""
 _MOST_LINES = 40
 """Maximum number of lines that list machines or reasons."""
 _MOST_STAGES = 8
@@ -42,9 +44,16 @@ def step_speed(data: dict[str, Any]) -> str | None:
 
 
 def _validated(data: dict[str, Any]) -> str:
-    names = ("loss", "accuracy", "perplexity")
+    names = ("loss", *METRIC_NAMES)
     figures = [f"{name} {data[name]:.4g}" for name in names if data.get(name) is not None]
     return f"{data['split']} at step {data['step']}  " + "  ".join(figures)
+
+
+def _target_reached(data: dict[str, Any]) -> str:
+    return (
+        f"target reached at step {data['step']}  {data['metric']} {data['value']:.4g} after "
+        f"{seconds_text(data['seconds'])}, {bytes_text(data['sent_bytes'])} sent"
+    )
 
 
 def _sampled(data: dict[str, Any]) -> str:
@@ -174,6 +183,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "step": _step,
     "rows": _rows,
     "validated": _validated,
+    "target-reached": _target_reached,
     "sampled": _sampled,
     "measured": _measured,
     "layers-timed": _layers_timed,

@@ -53,11 +53,10 @@ def record_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator
             if metadata.schema.column(index).physical_type == "BYTE_ARRAY"
         ]
         rows = _rows_at_once(file, metadata, leaves)
-        wanted = pa.schema([field for field in schema if columns is None or field.name in columns])
         opened = parquet.ParquetFile(source, read_dictionary=texts)
         for batch in opened.iter_batches(batch_size=rows, columns=None if columns is None else list(columns)):
             for part in _cut(file, batch):
-                yield _written_out(part, wanted)
+                yield _written_out(part, schema)
 
 
 def _is_of(path: str, columns: Sequence[str]) -> bool:
@@ -136,8 +135,10 @@ def _is_text(kind: Any) -> bool:
 
 def _written_out(batch: Any, schema: Any) -> Any:
     """Convert the columns of a batch to the types that the file declares."""
+    # Batches have their columns in the order in which they were asked for, which may differ from that of the file.
+    wanted = pa.schema([schema.field(name) for name in batch.schema.names])
     columns = [
         column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
+        for column, field in zip(batch.columns, wanted, strict=True)
     ]
-    return pa.record_batch(columns, schema=schema)
+    return pa.record_batch(columns, schema=wanted)

@@ -1,4 +1,4 @@
-"""Makes the `Samples` of a job from scikit-learn's handwritten digits, or from text files, which it tokenizes."""
+"""Makes the `Samples` of a job from digits, tables, images, or from text files, which it tokenizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from share_compute.data.images import PreparedImages, prepare_images
 from share_compute.data.reading import TextPiece, check_files, files_digest, read_pieces
 from share_compute.data.samples import DigitSamples, Samples, Split, SplitSizes, TextSamples
+from share_compute.data.tables import PreparedTable, prepare_table
 from share_compute.data.tokenization import (
     TokenizerSource,
     check_fits,
@@ -34,6 +36,7 @@ from share_compute.data.tokens import (
 )
 from share_compute.errors import UserError
 from share_compute.models.configuration import model_vocab_size
+from share_compute.models.objective import Objective
 from share_compute.specification import DataSpec, TrainJob
 
 _FORMAT = 1
@@ -69,17 +72,23 @@ class PreparedData:
     """One more than the tokenizer's largest id; None if the data is not text."""
     notes: tuple[str, ...] = ()
     """Remarks for the submitter, e.g. that a split is empty."""
+    objective: Objective | None = None
+    """Task and loss, with the facts about the data; None if the data is text or the digits."""
+    sample_shape: tuple[int, ...] | None = None
+    """Shape of the inputs of one sample; None if the data is text or the digits."""
+    description: dict[str, Any] | None = None
+    """Encoding of the samples, as JSON, which is saved with the model; None if the data is text or the digits."""
 
 
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
-    """Load the data of a job, tokenize it if it is text, and split the samples.
+    """Load the data of a job, tokenize it if it is text, write tables and images into one file, and split the samples.
 
     Text is tokenized into one file in ``folder``. A later call with the same data and tokenizer reuses this file.
     The splits of text are contiguous, in the order train, validation, test.
 
     Args:
         spec: the job.
-        folder: folder for the token file and the tokenizer; created if it does not exist.
+        folder: folder for the prepared files and the tokenizer; created if it does not exist.
         progress: callback that takes the current activity and the share of it that is done, 0 to 1.
 
     Raises:
@@ -89,6 +98,8 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
     if spec.data.files is None:
         digits = DigitSamples.load(spec.training.seed, spec.data.validation_fraction, spec.data.test_fraction)
         return PreparedData(digits, _count(digits), notes=_empty_splits(spec.data, digits))
+    if spec.data.table is not None or spec.data.images is not None:
+        return _prepared_rows(spec, folder, progress or (lambda _what, _share: None))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     record = _tokens_of(spec, spec.data.files, folder, progress or (lambda _what, _share: None))
@@ -109,6 +120,20 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
         tokenizer_folder=folder / "tokenizer",
         vocab_size=record.vocab_size,
         notes=(*record.notes, *_empty_splits(spec.data, samples)),
+    )
+
+
+def _prepared_rows(spec: TrainJob, folder: Path, progress: Progress) -> PreparedData:
+    prepare_some = prepare_table if spec.data.table is not None else prepare_images
+    found: PreparedTable | PreparedImages = prepare_some(spec, folder, progress)
+    inputs, _ = found.samples.take("train", [0])
+    return PreparedData(
+        found.samples,
+        _count(found.samples),
+        notes=(*found.notes, *_empty_splits(spec.data, found.samples)),
+        objective=found.objective,
+        sample_shape=inputs.shape[1:],
+        description=found.description,
     )
 
 
@@ -199,12 +224,12 @@ def _count(samples: Samples, tokens: int | None = None, documents: int | None = 
 
 
 def _empty_splits(data: DataSpec, samples: Samples) -> tuple[str, ...]:
-    wanted: tuple[tuple[Split, float], ...] = (
-        ("validation", data.validation_fraction),
-        ("test", data.test_fraction),
+    wanted: tuple[tuple[Split, float, bool], ...] = (
+        ("validation", data.validation_fraction, data.validation_files is None),
+        ("test", data.test_fraction, data.test_files is None),
     )
     return tuple(
         f"the {split} split is empty: {fraction:g} of the samples is less than one"
-        for split, fraction in wanted
-        if fraction > 0 and samples.size(split) == 0
+        for split, fraction, is_drawn in wanted
+        if is_drawn and fraction > 0 and samples.size(split) == 0
     )

@@ -31,6 +31,8 @@ class Samples(Protocol):
 
         Text: inputs and targets int64 ``[n, seq]``, the targets being the inputs shifted by one token.
         Digits: inputs float32 ``[n, 64]`` in 0..1, targets int64 ``[n]``.
+        Images: inputs float32 ``[n, channels, height, width]``, targets int64 ``[n]``.
+        Tables: inputs float32 ``[n, inputs]``, targets int64 (classes) or float32 (numbers) ``[n]``.
 
         Raises:
             IndexError: an index is not in ``range(size(split))``.

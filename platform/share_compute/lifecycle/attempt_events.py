@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -11,7 +11,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.planning.cost.timings import MachineTimings
 from share_compute.planning.plan import Plan
 from share_compute.protocol.failures import InjectedFailure
-from share_compute.specification import TrainJob
+from share_compute.specification import Metric, TrainJob
 from share_compute.topology import Topology
 
 
@@ -136,7 +136,7 @@ class StepCommitted(StrictModel):
 
 
 class Validated(StrictModel):
-    """Report of the loss on samples that are not trained on."""
+    """Report of the loss and the metrics on samples that are not trained on."""
 
     type: Literal["validated"] = "validated"
     split: Literal["validation", "test"]
@@ -144,8 +144,40 @@ class Validated(StrictModel):
     loss: float
     accuracy: float | None = None
     """Fraction of correctly predicted classes, for a classifier."""
+    top_5_accuracy: float | None = None
+    """Fraction of samples whose class is among the five most likely, for a classifier of more than five classes."""
+    f1: float | None = None
+    """Mean over the classes of the harmonic mean of precision and recall (macro F1), for a classifier."""
+    auroc: float | None = None
+    """Area under the ROC curve; for more than two classes the mean of each class against the others."""
+    rmse: float | None = None
+    """Root mean square error in the unit of the target, for a regression."""
+    mae: float | None = None
+    """Mean absolute error in the unit of the target, for a regression."""
+    r2: float | None = None
+    """Coefficient of determination, for a regression: 1 is perfect, 0 is as good as the mean of the split."""
+
+    def figures(self) -> dict[Metric, float]:
+        """Return the metrics by name; the loss is called ``validation_loss``."""
+        found = {name: getattr(self, name) for name in get_args(Metric) if name != "validation_loss"}
+        return {"validation_loss": self.loss, **{name: v for name, v in found.items() if v is not None}}
+
     perplexity: float | None = None
     """exp(loss), for a language model."""
+
+
+class TargetReached(StrictModel):
+    """Report that a validation reached ``training.target``, which ends the job."""
+
+    type: Literal["target-reached"] = "target-reached"
+    step: int
+    metric: str
+    value: float
+    """Value of the metric in this validation."""
+    seconds: float = Field(ge=0)
+    """Time since the attempt began its first step, validations included."""
+    sent_bytes: int = Field(ge=0)
+    """Bytes of tensors that the members have sent since the attempt began."""
 
 
 class Sampled(StrictModel):
@@ -378,6 +410,7 @@ AttemptEvent: TypeAlias = Annotated[
     | Started
     | StepCommitted
     | Validated
+    | TargetReached
     | Sampled
     | Measured
     | LayersTimed

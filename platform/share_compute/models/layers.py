@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,6 +13,7 @@ from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.cells import derive_seed, run_by_cell
 from share_compute.models.freezing import Places, freeze, require_sense, trains_before
+from share_compute.models.losses import require_outputs, summed_loss
 from share_compute.models.profiles.profile import (
     FLOAT_BYTES,
     LayerProfile,
@@ -33,12 +35,10 @@ from share_compute.models.profiles.shape_estimate import (
     largest_trained_of,
     parameters_of,
 )
-from share_compute.models.stage import Stage, summed_cross_entropy
+from share_compute.models.stage import Stage
 from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
-_FEATURES = 64
-"""Number of features of a sample in the data set ``digits`` (8 x 8 pixels)."""
 _DENSE_BACKWARD_OPERATIONS = 5
 """Kernel calls in a linear layer's backward: two matrix products, the bias sum and two gradient accumulations."""
 
@@ -147,7 +147,7 @@ def _whole(blueprint: Blueprint) -> _Layers:
 def profile_layers(blueprint: Blueprint) -> ModelProfile:
     """Compute the cost profile of a declared model, layer by layer.
 
-    Samples are feature vectors, so no cost depends on a sequence length. If a layer does not fit its input, the costs
+    Samples have a fixed shape, so no cost depends on a sequence length. If a layer does not fit its input, the costs
     of all layers are estimated from their parameters.
 
     Raises:
@@ -156,9 +156,13 @@ def profile_layers(blueprint: Blueprint) -> ModelProfile:
     with torch.device("meta"):
         modules = list(_whole(blueprint).layers.values())
     try:
-        layers, head, counted = *_counted(modules), True
+        layers, head, counted = *_counted(modules, blueprint), True
     except UNCOUNTABLE:
-        layers, head, counted = [_estimated(module) for module in modules], LayerProfile(parameters=0), False
+        layers, head, counted = (
+            [_estimated(module, blueprint) for module in modules],
+            LayerProfile(parameters=0),
+            False,
+        )
     return ModelProfile(layers=forward_only_before_training(layers), head=head, counted=counted)
 
 
@@ -166,7 +170,7 @@ def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...
     """Return the shape of a layer's inputs, ``[batch, ...]``; None if an earlier layer does not fit its input."""
     with torch.device("meta"):
         modules = _Layers(blueprint.layers, 0, layer).layers.values()
-        hidden = torch.empty(batch, _FEATURES)
+        hidden = torch.empty(batch, *blueprint.sample_shape)
         try:
             for module in modules:
                 hidden = module(hidden)
@@ -175,10 +179,17 @@ def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...
     return tuple(hidden.shape)
 
 
-def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerProfile]:
+def require_fit(blueprint: Blueprint) -> None:
+    """Raise UserError, naming the layer, if a layer does not fit its input, or the last layer the objective."""
+    with torch.device("meta"):
+        hidden = _whole(blueprint)(torch.empty(1, *blueprint.sample_shape))
+        require_outputs(hidden, blueprint.objective)
+
+
+def _counted(modules: Sequence[nn.Module], blueprint: Blueprint) -> tuple[list[LayerProfile], LayerProfile]:
     mode, counts = fake_mode(), []
     with mode:
-        hidden = torch.empty(1, _FEATURES)
+        hidden = torch.empty(1, *blueprint.sample_shape)
         owners = {storage_of(hidden): -1}
         for place, module in enumerate(modules):
             empty_module(mode, module)
@@ -189,8 +200,9 @@ def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerPro
                 owners.setdefault(storage, place)
             counts.append(counted)
         logits = hidden.detach().requires_grad_()
-        targets = torch.empty(logits.shape[:-1], dtype=torch.int64)
-        loss = count(partial(summed_cross_entropy, logits, targets), logits, nn.Identity())
+        dtype = torch.float32 if blueprint.objective.task == "tabular_regression" else torch.int64
+        targets = torch.zeros(logits.shape[:-1], dtype=dtype)
+        loss = count(partial(summed_loss, logits, targets, blueprint.objective), logits, nn.Identity())
     # The output of a layer takes memory between the passes only if autograd saves it in this layer or a later one.
     kept = dict.fromkeys(range(-1, len(modules)), 0)
     for storage, memory in {
@@ -222,13 +234,15 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
     )
 
 
-def _estimated(module: nn.Module) -> LayerProfile:
+def _estimated(module: nn.Module, blueprint: Blueprint) -> LayerProfile:
     """Estimate the cost profile of a layer as if it were dense.
 
     The forward pass takes 2 FLOPs per parameter and sample, and the backward pass takes 4.
     """
     parameters = parameters_of(module)
-    width = max((parameter.shape[0] for parameter in module.parameters()), default=_FEATURES)
+    width = max(
+        (parameter.shape[0] for parameter in module.parameters()), default=math.prod(blueprint.sample_shape)
+    )
     return LayerProfile(
         parameters=parameters,
         frozen=frozen_parameters_of(module),

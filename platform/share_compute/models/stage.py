@@ -1,4 +1,4 @@
-"""The interface of a model's stage, and the loss that the last stage computes."""
+"""The interface of a model's stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.precision import computing_in, require_precision
 from share_compute.shard import Shard
@@ -17,9 +16,9 @@ from share_compute.shard import Shard
 class Stage(ABC):
     """One shard of a model, ready to compute.
 
-    The first stage takes samples: token ids ``[batch, seq]``, or features ``[batch, features]`` for declared layers.
-    Each later stage takes the outputs of the previous stage, such as hidden states ``[batch, seq, hidden]``. The last
-    stage returns logits.
+    The first stage takes samples: token ids ``[batch, seq]``, or for declared layers ``[batch, ...]`` with the shape of
+    a sample (`Blueprint.sample_shape`). Each later stage takes the outputs of the previous stage, such as hidden states
+    ``[batch, seq, hidden]``. The last stage returns logits.
 
     Args:
         blueprint: blueprint of the whole model.
@@ -43,6 +42,8 @@ class Stage(ABC):
         self._device = device
         self._precision = blueprint.precision
         self._cell: tuple[int, ...] = ()
+        self.objective = blueprint.objective
+        """Task and loss, for the outputs of the last stage."""
 
     @property
     @abstractmethod
@@ -89,29 +90,3 @@ class Stage(ABC):
     def persistent(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint stores (parameters and persistent buffers), by stored name."""
         return {self.stored_name(name): tensor for name, tensor in self.module.state_dict().items()}
-
-
-def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy summed over all targets.
-
-    Args:
-        logits: model outputs ``[..., classes]``.
-        targets: class or token ids, ``[...]``. Targets on a GPU are read, which synchronizes the GPU.
-
-    Raises:
-        UserError: a target is not below the number of classes.
-    """
-    classes = logits.shape[-1]
-    if targets.numel() and int(targets.max()) >= classes:
-        raise UserError(
-            f"the model's last layer has {classes} outputs, but the data has class {int(targets.max())}",
-            hint=f"give the last layer at least {int(targets.max()) + 1} outputs",
-        )
-    return summed_cross_entropy(logits, targets)
-
-
-def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy summed over all targets, without checking the targets."""
-    return nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1).to(logits.device), reduction="sum"
-    )

@@ -21,7 +21,15 @@ from share_compute.specification.batch import (
     GenerateDataSpec,
     GenerateJob,
 )
-from share_compute.specification.data import TEXT_SUFFIXES, DataSpec, TokenizerSpec
+from share_compute.specification.data import (
+    IMAGE_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    DataSpec,
+    ImagesSpec,
+    TableSpec,
+    TokenizerSpec,
+)
 from share_compute.specification.job import (
     Job,
     Kind,
@@ -51,6 +59,7 @@ from share_compute.specification.serve import (
     ServeJob,
     ServingParallelismSpec,
 )
+from share_compute.specification.task import LossName, LossSpec, Metric, TargetSpec, Task
 from share_compute.specification.training import (
     Collective,
     EarlyStoppingSpec,
@@ -62,10 +71,12 @@ from share_compute.specification.training import (
 
 __all__ = [
     "BATCH_KINDS",
+    "IMAGE_SUFFIXES",
     "LAYER_TYPES",
     "NAME_PATTERN",
     "ROW_SUFFIXES",
     "SCHEDULES",
+    "TABLE_SUFFIXES",
     "TEXT_SUFFIXES",
     "BatchJob",
     "BatchSamplingSpec",
@@ -77,10 +88,14 @@ __all__ = [
     "GenerateDataSpec",
     "GenerateJob",
     "GradientFusionSpec",
+    "ImagesSpec",
     "Job",
     "Kind",
     "LayerSpec",
     "LoraSpec",
+    "LossName",
+    "LossSpec",
+    "Metric",
     "ModelSpec",
     "Named",
     "Objective",
@@ -97,6 +112,9 @@ __all__ = [
     "ServedPrecision",
     "ServingParallelismSpec",
     "SpecModel",
+    "TableSpec",
+    "TargetSpec",
+    "Task",
     "TextPath",
     "TokenizerSpec",
     "TrainJob",

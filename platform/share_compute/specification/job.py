@@ -19,6 +19,7 @@ from share_compute.specification.boundaries import (
 from share_compute.specification.data import DataSpec, TokenizerSpec
 from share_compute.specification.model import ModelSpec
 from share_compute.specification.serve import ServeJob
+from share_compute.specification.task import LOSSES, METRICS, LossName, Task
 from share_compute.specification.training import TrainingSpec
 
 
@@ -43,12 +44,14 @@ class ParallelismSpec(SpecModel):
 
 
 class TrainJob(SpecModel):
-    """Train a model: a causal language model on text, or a classifier built from declared layers."""
+    """Train a model: a causal language model on text, or declared layers on images or tables."""
 
     kind: Literal["train"] = "train"
     """Kind of the job."""
     name: str = Field(default="train", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
     """Display name of the job."""
+    task: Task | None = None
+    """Task of the model; default: language_model for text, image_classification for images. Tables need it."""
     model: ModelSpec
     """Model to train."""
     data: DataSpec
@@ -77,8 +80,57 @@ class TrainJob(SpecModel):
 
     @model_validator(mode="after")
     def _model_fits_data(self) -> Self:
-        if (self.model.layers is not None) != (self.data.dataset is not None):
-            raise ValueError("declared layers train on a dataset, language models on text files")
+        data = self.data
+        is_text = data.dataset is None and data.table is None and data.images is None
+        if (self.model.layers is None) != is_text:
+            raise ValueError(
+                "declared layers train on a dataset, tables or images, language models on text files"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _task_fits_data(self) -> Self:
+        if self.data.table is not None:
+            fitting: tuple[Task, ...] = ("tabular_classification", "tabular_regression")
+        else:
+            is_text = self.data.dataset is None and self.data.images is None
+            fitting = ("language_model",) if is_text else ("image_classification",)
+        if self.task is None and len(fitting) > 1:
+            raise ValueError(f"data.table needs a task: {' or '.join(fitting)}")
+        if self.task is not None and self.task not in fitting:
+            raise ValueError(f"task {self.task} does not fit the data, whose task is {' or '.join(fitting)}")
+        return self
+
+    @property
+    def resolved_task(self) -> Task:
+        """The task, also if it follows from the data."""
+        if self.task is not None:
+            return self.task
+        is_text = self.data.dataset is None and self.data.images is None
+        return "language_model" if is_text else "image_classification"
+
+    @property
+    def resolved_loss(self) -> LossName:
+        """The name of the loss, also if it follows from the task."""
+        return self.training.loss.name or LOSSES[self.resolved_task][0]
+
+    @model_validator(mode="after")
+    def _loss_and_metrics_fit_task(self) -> Self:
+        task, training, loss = self.resolved_task, self.training, self.training.loss
+        if loss.name not in (None, *LOSSES[task]):
+            raise ValueError(
+                f"training.loss.name {loss.name} is no loss of {task}: {', '.join(LOSSES[task])}"
+            )
+        if loss.label_smoothing and self.resolved_loss != "cross_entropy":
+            raise ValueError("training.loss.label_smoothing needs training.loss.name cross_entropy")
+        if loss.class_weights is not None and task in ("language_model", "tabular_regression"):
+            raise ValueError(f"training.loss.class_weights: {task} has no classes")
+        for name, wanted in (("early_stopping", training.early_stopping), ("target", training.target)):
+            if wanted is not None and wanted.metric not in METRICS[task]:
+                known_ones = ", ".join(METRICS[task])
+                raise ValueError(
+                    f"training.{name}.metric {wanted.metric} is no metric of {task}: {known_ones}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -88,10 +140,11 @@ class TrainJob(SpecModel):
             raise ValueError("training.samples: declared layers make no text; only language models do")
         if training.lora is not None and self.model.path is None:
             raise ValueError("training.lora adapts a pretrained model: give model.path")
-        if training.early_stopping is not None and not self.data.validation_fraction:
-            raise ValueError(
-                "training.early_stopping needs samples to validate on: raise data.validation_fraction"
-            )
+        for name, ending in (("early_stopping", training.early_stopping), ("target", training.target)):
+            if ending is not None and not self.data.validates:
+                raise ValueError(
+                    f"training.{name} needs samples to validate on: raise data.validation_fraction"
+                )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,8 @@ from share_compute.specification.job import TrainJob
 from share_compute.specification.serve import ServeJob
 
 UPLOAD = "upload:"
+DATA_FIELDS = ("data.files", "data.validation_files", "data.test_files")
+"""Fields with paths of files; the other fields with paths name folders."""
 Named: TypeAlias = TrainJob | GenerateJob | EmbedJob | ServeJob
 """A specification of a job or a deployment."""
 AnyNamed = TypeVar("AnyNamed", bound=Named)
@@ -42,8 +44,13 @@ def with_paths(spec: AnyNamed, change: Callable[[Path, str], Path]) -> AnyNamed:
         path = change(spec.tokenizer.path, "tokenizer.path")
         full["tokenizer"] = spec.tokenizer.model_copy(update={"path": path})
     if not isinstance(spec, ServeJob) and spec.data.files is not None:
-        files = tuple(change(file, "data.files") for file in spec.data.files)
-        full["data"] = spec.data.model_copy(update={"files": files})
+        files: dict[str, Any] = {}
+        for field in DATA_FIELDS:
+            name = field.removeprefix("data.")
+            named = getattr(spec.data, name, None)
+            if named is not None:
+                files[name] = tuple(change(file, field) for file in named)
+        full["data"] = spec.data.model_copy(update=files)
     return cast("AnyNamed", spec.model_copy(update=full))
 
 

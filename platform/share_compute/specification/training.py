@@ -16,6 +16,7 @@ from share_compute.specification.compression import (
 )
 from share_compute.specification.optimization import GradientFusionSpec, OptimizerSpec, ScheduleSpec
 from share_compute.specification.synchronization import AllReduceSpec, BranchesSpec, SynchronizationSpec
+from share_compute.specification.task import LossSpec, Metric, TargetSpec
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Collective: TypeAlias = Literal["auto", "ring", "tree", "sharded", "hierarchical"]
@@ -41,12 +42,12 @@ class LoraSpec(SpecModel):
 class EarlyStoppingSpec(SpecModel):
     """Rule that ends a job when validations no longer improve."""
 
-    metric: Literal["validation_loss"] = "validation_loss"
-    """Metric that must decrease, so that training continues."""
+    metric: Metric = "validation_loss"
+    """Metric of the task that must improve, so that training continues."""
     patience: int = Field(default=3, ge=1)
     """Number of consecutive validations without improvement after which the job ends."""
     min_delta: float = Field(default=0.0, ge=0)
-    """Improvement that counts: the metric must be lower than the best one by more than this."""
+    """Improvement that counts: the metric must be better than the best one by more than this."""
 
 
 class SamplesSpec(SpecModel):
@@ -78,6 +79,8 @@ class TrainingSpec(SpecModel):
     """Number of microbatches per batch; default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)
     """Tokens in one sample of text."""
+    loss: LossSpec = LossSpec()
+    """Loss that training minimizes."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Optimizer and its options."""
     schedule: ScheduleSpec = ScheduleSpec()
@@ -114,6 +117,8 @@ class TrainingSpec(SpecModel):
     """Number of newest checkpoints to keep."""
     early_stopping: EarlyStoppingSpec | None = Field(default=None, title="Stop early")
     """End the job when validations no longer improve."""
+    target: TargetSpec | None = Field(default=None, title="Goal")
+    """End the job as soon as a validation reaches this value of a metric."""
     samples: SamplesSpec | None = Field(default=None, title="Sample texts")
     """Let the model continue some prompts at intervals, to show its progress."""
 
@@ -130,6 +135,8 @@ class TrainingSpec(SpecModel):
             raise ValueError("give lora or freeze, not both: lora freezes all weights of the model")
         if self.early_stopping is not None and self.validate_every is None:
             raise ValueError("early_stopping needs validate_every, the steps between validations")
+        if self.target is not None and self.validate_every is None:
+            raise ValueError("target needs validate_every, the steps between validations")
         schedule, rate = self.schedule, self.optimizer.learning_rate
         end = schedule.options.get("lr_end", DEFAULT_LR_END)
         if schedule.name == "polynomial" and isinstance(end, float) and end >= rate:
@@ -158,9 +165,10 @@ class TrainingSpec(SpecModel):
         if policy is None:
             self._sums_can_be_compressed()
             return self
-        if policy.keeps_own_weights and self.early_stopping is not None:
+        ending = "early_stopping" if self.early_stopping is not None else "target"
+        if policy.keeps_own_weights and (self.early_stopping is not None or self.target is not None):
             raise ValueError(
-                f"early_stopping needs a synchronization with common weights, such as {{kind: local}}: with "
+                f"{ending} needs a synchronization with common weights, such as {{kind: local}}: with "
                 f"{self.synchronization.kind}, only the last round gives the merged weights to all branches"
             )
         if policy.every > self.steps:

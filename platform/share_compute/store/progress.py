@@ -305,7 +305,9 @@ def _count(number: int, word: str) -> str:
 
 
 def _put_metric(session: Session, job_id: str, split: str, event: StepCommitted | Validated) -> None:
-    data = event.model_dump(mode="json", exclude={"type", "step", "split"})
+    # A validation has only the metrics of its task.
+    is_validation = isinstance(event, Validated)
+    data = event.model_dump(mode="json", exclude={"type", "step", "split"}, exclude_none=is_validation)
     dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
     row = dialect.insert(MetricRow).values(job_id=job_id, split=split, step=event.step, data=data)
     newest = {"data": row.excluded.data}

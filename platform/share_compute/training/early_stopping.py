@@ -1,12 +1,13 @@
-"""Early stopping: ends a job when its validation loss no longer improves."""
+"""Early stopping: ends a job when a metric of its validations no longer improves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from share_compute.specification import EarlyStoppingSpec
+from share_compute.specification import EarlyStoppingSpec, Metric, TargetSpec
+from share_compute.specification.task import RISING
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +16,36 @@ class EarlyStopping:
 
     Args:
         spec: settings of the job.
-        best_loss: loss of the last validation that counted as an improvement; infinite before the first.
-        best_step: step of the validation with ``best_loss``; 0 before the first.
+        best: value of the metric in the last validation that counted as an improvement; None before the first.
+        best_step: step of the validation with ``best``; 0 before the first.
         worse: number of validations after ``best_step``.
     """
 
     spec: EarlyStoppingSpec
-    best_loss: float = math.inf
+    best: float | None = None
     best_step: int = 0
     worse: int = 0
 
-    def after(self, step: int, loss: float) -> EarlyStopping:
-        """Return the state after one more validation."""
-        if loss < self.best_loss - self.spec.min_delta:
-            return EarlyStopping(self.spec, loss, step)
-        return EarlyStopping(self.spec, self.best_loss, self.best_step, self.worse + 1)
+    def after(self, step: int, figures: Mapping[Metric, float]) -> EarlyStopping:
+        """Return the state after one more validation.
 
-    def after_all(self, losses: Iterable[tuple[int, float]]) -> EarlyStopping:
-        """Return the state after more validations: pairs of step and loss, in order."""
+        A validation without the metric, for example an undefined area under a curve, is no improvement.
+        """
+        value = figures.get(self.spec.metric)
+        if value is not None and self._improves(value):
+            return EarlyStopping(self.spec, value, step)
+        return EarlyStopping(self.spec, self.best, self.best_step, self.worse + 1)
+
+    def _improves(self, value: float) -> bool:
+        rises = self.spec.metric in RISING
+        best = self.best if self.best is not None else (-math.inf if rises else math.inf)
+        return value > best + self.spec.min_delta if rises else value < best - self.spec.min_delta
+
+    def after_all(self, validations: Iterable[tuple[int, Mapping[Metric, float]]]) -> EarlyStopping:
+        """Return the state after more validations: pairs of step and metrics, in order."""
         state = self
-        for step, loss in losses:
-            state = state.after(step, loss)
+        for step, figures in validations:
+            state = state.after(step, figures)
         return state
 
     @property
@@ -46,7 +56,21 @@ class EarlyStopping:
     @property
     def reason(self) -> str:
         """Human-readable reason for which the job ends."""
-        return (
-            f"validation loss has not fallen below {self.best_loss:.4f} (step {self.best_step}) "
-            f"in {self.worse} validations"
-        )
+        metric = named(self.spec.metric)
+        if self.best is None:
+            return f"no validation has a value of {metric}"
+        direction = "risen above" if self.spec.metric in RISING else "fallen below"
+        return f"{metric} has not {direction} {self.best:.4f} (step {self.best_step}) in {self.worse} validations"
+
+
+def reaches(target: TargetSpec, figures: Mapping[Metric, float]) -> bool:
+    """Return whether a validation is at least as good as the value at which the job ends."""
+    value = figures.get(target.metric)
+    if value is None:
+        return False
+    return value >= target.value if target.metric in RISING else value <= target.value
+
+
+def named(metric: Metric) -> str:
+    """Return the name of a metric as it is in sentences."""
+    return metric.replace("_", " ")

@@ -72,7 +72,7 @@ def test_what_is_committed_is_found_again(step_log: Open) -> None:
     first = step_log(1)
     epoch = committed(first, 3)
     first.lay(GroupFacts(membership(epoch), laid("a", "b", "c"), (2, 1), attempt=1))
-    first.validated(2, 0.25)
+    first.validated(2, {"validation_loss": 0.25})
     first.close()
     again = step_log(2)
     assert again.read() == (epoch, 3, 1.5, 0)
@@ -80,7 +80,7 @@ def test_what_is_committed_is_found_again(step_log: Open) -> None:
     assert [one.event.step for one in again.steps(after=1)] == [2, 3]
     assert again.steps(after=2) == [facts(3, 8.0)]
     assert again.scales() == {1: 0.5, 2: 1.0, 3: 1.5}
-    assert again.validations() == ((2, 0.25),)
+    assert again.validations() == ((2, {"validation_loss": 0.25}),)
     group = again.group
     assert group is not None
     assert (group.membership, group.runs, group.attempt) == (membership(epoch), (2, 1), 1)
@@ -99,7 +99,7 @@ def test_only_the_later_of_two_coordinators_writes(step_log: Open) -> None:
     with pytest.raises(StaleEpoch, match="another coordinator"):
         older.lay(GroupFacts(membership(epoch), laid("a"), (1,), attempt=1))
     with pytest.raises(StaleEpoch, match="another coordinator"):
-        older.validated(2, 0.25)
+        older.validated(2, {"validation_loss": 0.25})
     with pytest.raises(StaleEpoch, match="another coordinator"):
         older.offend("a", 3, "its shape is [1]", is_grave=True)
     assert younger.validations() == ()
@@ -137,11 +137,15 @@ def test_rewound_to_a_checkpoint(step_log: Open) -> None:
     one = step_log(1)
     epoch = committed(one, 4)
     one.lay(GroupFacts(membership(epoch), laid("a"), (1,), attempt=1))
-    one.validated(2, 0.5)
-    one.validated(4, 0.25)
+    one.validated(2, {"validation_loss": 0.5})
+    one.validated(4, {"validation_loss": 0.25})
     one.rewind(2)
     assert one.read() == (epoch + 1, 2, 1.0, 0)
-    assert (one.group, one.validations(), list(one.scales())) == (None, ((2, 0.5),), [1, 2])
+    assert (one.group, one.validations(), list(one.scales())) == (
+        None,
+        ((2, {"validation_loss": 0.5}),),
+        [1, 2],
+    )
     assert one.commit(epoch, 3, 1.0, facts(3)) is None
     committed(one, 3)
     assert [found.event.step for found in one.steps(after=0)] == [1, 2, 3]
@@ -183,14 +187,16 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_where_training_stands_after_a_takeover(step_log: Open) -> None:
     one = step_log(2)
-    beginning = TrainingState(1, LossScale(4.0), ((1, 0.75),))
+    beginning = TrainingState(1, LossScale(4.0), ((1, {"validation_loss": 0.75}),))
     committed(one, 1)
     assert state_of(one, beginning) is beginning
     committed(one, 3)
-    one.validated(2, 0.5)
-    one.validated(3, 0.25)  # of the last step, so it is made again
+    one.validated(2, {"validation_loss": 0.5})
+    one.validated(3, {"validation_loss": 0.25})  # of the last step, so it is made again
     state = state_of(one, beginning)
-    assert state == TrainingState(3, facts(3, 8.0).loss_scale, ((1, 0.75), (2, 0.5)))
+    assert state == TrainingState(
+        3, facts(3, 8.0).loss_scale, ((1, {"validation_loss": 0.75}), (2, {"validation_loss": 0.5}))
+    )
 
 
 def status(worker: str, step: int, reaches: int, holds: tuple[int, int] | None) -> MemberStatus:

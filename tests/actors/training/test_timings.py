@@ -6,7 +6,8 @@ from torch import nn
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
-from share_compute.models.stage import Stage, loss_sum
+from share_compute.models.losses import loss_sum
+from share_compute.models.stage import Stage
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard

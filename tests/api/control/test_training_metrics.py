@@ -17,6 +17,7 @@ from share_compute.lifecycle.attempt_events import (
     Note,
     RoundMerged,
     TrafficMeasured,
+    Validated,
 )
 from share_compute_api.control.jobs.training_metrics import TrainingMetrics, metered
 
@@ -92,6 +93,17 @@ def test_rounds_are_counted_for_each_branch() -> None:
     assert values(text, "update_bytes_total") == [150]
     assert values(text, "merge_seconds_total") == [1.5]
     assert values(text, "compression_ratio") == [2 * 3 * 3_000 / (3 * 100 + 3 * 50)]
+
+
+def test_the_last_validation_and_test_are_shown_by_metric() -> None:
+    metrics = TrainingMetrics()
+    metrics.observe("a", [Validated(split="validation", step=1, loss=3.0, accuracy=0.25)])
+    metrics.observe("a", [Validated(split="validation", step=2, loss=2.0, accuracy=0.5)])
+    metrics.observe("a", [Validated(split="test", step=2, loss=2.5, rmse=7.0)])
+    text = metrics.exposition().decode()
+    assert values(text, "metric", split="validation", metric="loss") == [2.0]
+    assert values(text, "metric", split="validation", metric="accuracy") == [0.5]
+    assert values(text, "metric", split="test") == [2.5, 7.0]
 
 
 def test_the_number_of_series_is_bounded() -> None:

@@ -428,6 +428,34 @@ def an_ordinary_user() -> Iterator[IsolatedProcesses]:
     processes.close()
 
 
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (
+            {"table": {"target": "knid"}},
+            "data.table: data file .*a.csv has no column 'knid'; did you mean 'kind'",
+        ),
+        ({"validation_files": ["/nowhere.csv"]}, "data.validation_files: /nowhere.csv does not exist"),
+        ({"files": ["a.csv", "b.csv"]}, "data.table: data file .*b.csv has other columns than a.csv"),
+    ],
+)
+def test_tables_are_checked_before_they_are_queued(
+    an_ordinary_user: IsolatedProcesses, data: dict[str, Any], problem: str
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        Path(place, "a.csv").write_text("size,kind\n1,a\n")
+        Path(place, "b.csv").write_text("size,weight,kind\n1,2,a\n")
+        files = [str(Path(place, name)) for name in data.get("files", ["a.csv"])]
+        job = {
+            "task": "tabular_classification",
+            "model": {"layers": [{"type": "linear", "options": {"in_features": 1, "out_features": 2}}]},
+            "data": {"table": {"target": "kind"}, **data, "files": files},
+        }
+        with pytest.raises(UserError, match=problem):
+            check_job(parse_job(job), an_ordinary_user)
+
+
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_what_may_not_be_read_is_refused(an_ordinary_user: IsolatedProcesses, part: str) -> None:
     with tempfile.TemporaryDirectory() as place:

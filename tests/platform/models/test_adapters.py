@@ -20,7 +20,8 @@ from share_compute.models.export import export_checkpoint
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.decoder import PartNames, sketch
-from share_compute.models.stage import Stage, loss_sum
+from share_compute.models.losses import loss_sum
+from share_compute.models.stage import Stage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, stream_file
 from share_compute.shard import Shard
 from share_compute.specification import LoraSpec, parse_job

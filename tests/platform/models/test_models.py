@@ -14,7 +14,7 @@ from share_compute.errors import ShareComputeError, UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.huggingface.conversion import PretrainedWeights
-from share_compute.models.stage import loss_sum
+from share_compute.models.losses import loss_sum
 from share_compute.models.storage.weights import WeightFolder, copy_into, row_ranges
 from share_compute.shard import Shard
 from share_compute.specification import LayerSpec

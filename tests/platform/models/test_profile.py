@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage, dissect
+from share_compute.models.losses import loss_sum
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth
 from share_compute.models.profiles.profiling import NotQuadratic, count, fit
 from share_compute.models.profiles.shape_estimate import ShapeEstimate
-from share_compute.models.stage import loss_sum
 from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 

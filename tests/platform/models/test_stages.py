@@ -13,8 +13,9 @@ from transformers import CONFIG_MAPPING
 from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage, dissect
+from share_compute.models.losses import loss_sum
 from share_compute.models.precision import require_precision
-from share_compute.models.stage import Stage, loss_sum
+from share_compute.models.stage import Stage
 from share_compute.shard import Shard
 from share_compute.specification import LayerSpec, Precision
 
@@ -45,7 +46,7 @@ def digits(**options: Any) -> Blueprint:
 
 def samples(blueprint: Blueprint, microbatch: int) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(microbatch)
-    if blueprint.task == "language":
+    if blueprint.config is not None:
         ids = torch.randint(0, 64, (2, 17), generator=source)
         return ids[:, :-1], ids[:, 1:]
     return torch.rand(4, 64, generator=source), torch.randint(0, 10, (4,), generator=source)

@@ -219,7 +219,11 @@ class TestRefused:
             ),
             ("training.gradient_fusion", {"mode": "size", "bucket_bytes": 0}, "greater than or equal to 1"),
             ("data.files", [], "files is empty"),
-            ("data.files", ["a.csv"], "cannot read .csv; known: .txt, .jsonl, .parquet"),
+            (
+                "data.files",
+                ["a.csv"],
+                "cannot read .csv as text; data.table reads tables; known: .txt, .jsonl, .parquet",
+            ),
             ("data.files", ["corpus"], "cannot read a file without suffix"),
             ("data.files", ["a.txt", "b.jsonl"], "files are of several kinds: .jsonl, .txt"),
             ("data.dataset", "digits", "give exactly one of files and dataset"),
@@ -227,7 +231,7 @@ class TestRefused:
             (
                 "data",
                 {"dataset": "digits"},
-                "declared layers train on a dataset, language models on text files",
+                "declared layers train on a dataset, tables or images, language models on text files",
             ),
             ("model.path", "folder", "give exactly one of path, config and layers; given: path, config"),
             ("model", {}, "given: none"),

@@ -18,12 +18,14 @@ from share_compute.shard import Shard
 from share_compute.specification import (
     SCHEDULES,
     EarlyStoppingSpec,
+    Metric,
     OptimizerName,
     OptimizerSpec,
     ScheduleSpec,
+    TargetSpec,
     TrainingSpec,
 )
-from share_compute.training.early_stopping import EarlyStopping
+from share_compute.training.early_stopping import EarlyStopping, reaches
 from share_compute.training.gradients import clip_factor
 from share_compute.training.loss_scale import SKIPPED, first_loss_scale, update_factor
 from share_compute.training.optimizers import (
@@ -186,22 +188,55 @@ class TestLossScale:
             update_factor(math.nan, 1.0, "bfloat16", 3)
 
 
+def lost(loss: float) -> dict[Metric, float]:
+    return {"validation_loss": loss}
+
+
 class TestEarlyStopping:
     def test_it_stops_when_patience_is_over(self) -> None:
         state = EarlyStopping(EarlyStoppingSpec(patience=2, min_delta=0.1))
-        state = state.after(10, 3.0).after(20, 2.0)
+        state = state.after(10, lost(3.0)).after(20, lost(2.0))
         assert not state.stops
-        state = state.after(30, 1.95)
+        state = state.after(30, lost(1.95))
         assert not state.stops
-        state = state.after(40, math.nan)
+        state = state.after(40, lost(math.nan))
         assert state.stops
         assert state.reason == "validation loss has not fallen below 2.0000 (step 20) in 2 validations"
 
+    def test_accuracy_must_rise(self) -> None:
+        state = EarlyStopping(EarlyStoppingSpec(metric="accuracy", patience=2))
+        state = state.after(1, {"accuracy": 0.5}).after(2, {"accuracy": 0.7}).after(3, {"accuracy": 0.6})
+        assert not state.stops
+        state = state.after(4, {"validation_loss": 0.1})  # no value of the metric
+        assert state.stops
+        assert state.reason == "accuracy has not risen above 0.7000 (step 2) in 2 validations"
+
+    def test_a_metric_without_any_value(self) -> None:
+        state = EarlyStopping(EarlyStoppingSpec(metric="auroc", patience=1)).after(1, lost(1.0))
+        assert state.stops
+        assert state.reason == "no validation has a value of auroc"
+
     @given(st.lists(st.floats(0, 10), max_size=20), st.integers(0, 20))
     def test_a_resumed_job_stands_where_it_stood(self, losses: list[float], cut: int) -> None:
-        numbered = list(enumerate(losses))
+        numbered = [(step, lost(loss)) for step, loss in enumerate(losses)]
         state = EarlyStopping(EarlyStoppingSpec(patience=3))
         assert state.after_all(numbered[:cut]).after_all(numbered[cut:]) == state.after_all(numbered)
+
+    @pytest.mark.parametrize(
+        ("metric", "value", "is_reached"),
+        [
+            ("accuracy", 0.9, True),
+            ("accuracy", 0.89, False),
+            ("rmse", 0.9, True),
+            ("rmse", 0.91, False),
+            ("f1", 1, False),
+        ],
+    )
+    def test_a_target_is_reached_from_its_own_side(
+        self, metric: Metric, value: float, is_reached: bool
+    ) -> None:
+        figures: dict[Metric, float] = {} if metric == "f1" else {metric: value}
+        assert reaches(TargetSpec(metric=metric, value=0.9), figures) == is_reached
 
 
 class TestSampling:

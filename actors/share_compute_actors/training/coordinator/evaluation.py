@@ -17,6 +17,7 @@ from share_compute.protocol.membership import Worker
 from share_compute.specification import SamplesSpec, TrainJob
 from share_compute.training.finiteness import first_of
 from share_compute.training.loss_scale import NotFinite, not_finite
+from share_compute.training.metrics import MOST_SCORES, Figures, figures_of
 from share_compute.training.sampling import continue_greedily
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import MembersLost
@@ -27,6 +28,8 @@ from share_compute_actors.training.membership.training_group import TrainingGrou
 from share_compute_actors.training.shard_store import ShardStoreFacts
 from share_compute_actors.wire import NOTHING, TEXT
 
+_MOST_TARGETS = 1 << 20
+"""Maximum number of samples in one evaluation call, per member of the last stage; a microbatch may have more."""
 _EVALUATED_AT_ONCE = 8
 """Maximum number of microbatches in one evaluation call, per member of the largest stage.
 
@@ -79,52 +82,54 @@ class Evaluation:
             calls = {worker: self._group.handle(worker).show_merged.remote(step) for worker in workers}
             self._group.gather(NOTHING, calls)
 
-    def mean_loss(self, split: Literal["validation", "test"], step: int) -> float:
-        """Compute, report and return the mean loss on a split.
+    def figures(self, split: Literal["validation", "test"], step: int) -> Figures:
+        """Compute, report and return the metrics of a split; its mean loss is called ``validation_loss``.
 
         Raises:
             NotFinite: the loss is not finite.
         """
-        count = -(-self._facts.sizes[split] // self._spec.training.microbatch_size)
+        size = self._spec.training.microbatch_size
+        count = -(-self._facts.sizes[split] // size)
+        each = max(1, min(_EVALUATED_AT_ONCE, _MOST_TARGETS // size))
         parts: list[EvaluationResult] = []
         start = 0
         while start < count:
-            at_once = _EVALUATED_AT_ONCE * max(map(len, self._conductor.membership.stages))
+            at_once = each * max(map(len, self._conductor.membership.stages))
             chunk = list(range(start, min(start + at_once, count)))
             parts += self._conductor.at_pause(partial(self._evaluate_some, split, step, chunk))
             start += len(chunk)
-        mean = sum(part.loss_sum for part in parts) / sum(part.targets for part in parts)
-        if not math.isfinite(mean):
+        found = figures_of([part.predictions() for part in parts], self._facts.blueprint.objective)
+        others: dict[str, Any] = {name: value for name, value in found.items() if name != "validation_loss"}
+        if not all(map(math.isfinite, found.values())):
             raise not_finite(f"{split} loss", step)
-        language = self._facts.blueprint.task == "language"
-        correct = sum(part.correct for part in parts) / sum(part.targets for part in parts)
-        self._report(
-            Validated(
-                split=split,
-                step=step,
-                loss=mean,
-                accuracy=None if language else correct,
-                perplexity=math.exp(min(mean, 700.0)) if language else None,
-            )
-        )
-        return mean
+        self._report(Validated(split=split, step=step, loss=found["validation_loss"], **others))
+        return found
 
     def _evaluate_some(
         self, split: Literal["validation", "test"], step: int, chunk: list[int]
     ) -> list[EvaluationResult]:
         membership = self._conductor.membership
         self._load_merged(step)
+        most_outputs = MOST_SCORES // self._facts.sizes[split]
         answers = self._group.gather(
             EVALUATION,
             {
                 worker: self._group.handle(worker).evaluate.remote(
-                    split, step, chunk, place, membership.stages
+                    split, step, chunk, place, membership.stages, most_outputs
                 )
                 for place, stage in enumerate(membership.stages)
                 for worker in stage
             },
         )
-        return [answer for answer in answers.values() if answer is not None]
+        last = membership.stages[-1]
+        results: dict[int, EvaluationResult] = {}
+        for place, worker in enumerate(last):
+            if set(answers[worker]) != {each for each in chunk if each % len(last) == place}:
+                self._group.accuse(worker, "evaluations of other microbatches")
+            if not all(each.fits(self._facts.blueprint.objective) for each in answers[worker].values()):
+                self._group.accuse(worker, "predictions that the task does not have")
+            results |= answers[worker]
+        return [results[microbatch] for microbatch in chunk]
 
     def sample(self, wanted: SamplesSpec, step: int) -> None:
         """Generate continuations of the prompts with the model, and report the texts."""

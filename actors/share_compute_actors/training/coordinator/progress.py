@@ -15,8 +15,9 @@ from dataclasses import replace
 from share_compute.lifecycle.attempt_events import AttemptEvent, Note, StepCommitted
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.specification import TrainJob
-from share_compute.training.early_stopping import EarlyStopping
+from share_compute.training.early_stopping import EarlyStopping, named, reaches
 from share_compute.training.loss_scale import SKIPPED
+from share_compute.training.metrics import Figures
 from share_compute.training.optimizers import learning_rates
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.coordinator.verdict import Verdict
@@ -76,6 +77,11 @@ class TrainingProgress:
         self._stopping = (
             EarlyStopping(stopping).after_all(state.validations) if stopping is not None else None
         )
+        self._target = spec.training.target
+        self._reached: Figures | None = None
+        """Metrics of the validation that reached the target."""
+        for _, figures in state.validations:
+            self._compare(figures)
         self._end_reason = ""
         self._rate = learning_rates(spec.training)
         self._seconds: deque[float] = deque(maxlen=_SMOOTHED_STEPS)
@@ -87,9 +93,14 @@ class TrainingProgress:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no step is left, or early stopping or `end` ended the training."""
+        """Whether no step is left, or early stopping, the target or `end` ended the training."""
         stops = self._stopping is not None and self._stopping.stops
-        return stops or bool(self._end_reason) or self.state.step == self._training.steps
+        return (
+            stops
+            or self._reached is not None
+            or bool(self._end_reason)
+            or self.state.step == self._training.steps
+        )
 
     @property
     def was_ended(self) -> bool:
@@ -100,6 +111,11 @@ class TrainingProgress:
     def reason(self) -> str:
         """Reason why training ended, for the user."""
         done = f"{self.state.step} steps done"
+        if self._reached is not None and self._target is not None:
+            value = self._reached[self._target.metric]
+            return (
+                f"{done}: {named(self._target.metric)} {value:.4f} reached the target {self._target.value:g}"
+            )
         if self._stopping and self._stopping.stops:
             return f"{done}: {self._stopping.reason}"
         return f"{done}: {self._end_reason}" if self._end_reason else done
@@ -156,10 +172,20 @@ class TrainingProgress:
             )
         self.state = replace(self.state, step=step, loss_scale=facts.loss_scale)
 
-    def validated(self, step: int, loss: float) -> None:
-        """Add the loss of a validation to the training state; this may end the training early."""
-        self.state = replace(self.state, validations=(*self.state.validations, (step, loss)))
-        self._stopping = self._stopping and self._stopping.after(step, loss)
+    def validated(self, step: int, figures: Figures) -> bool:
+        """Add a validation to the training state, which may end the training; return whether it reached the target."""
+        self.state = replace(self.state, validations=(*self.state.validations, (step, figures)))
+        self._stopping = self._stopping and self._stopping.after(step, figures)
+        self._compare(figures)
+        return self._reached is not None
+
+    def _compare(self, figures: Figures) -> None:
+        if self._target is not None and reaches(self._target, figures):
+            self._reached = figures
+
+    def tested(self, figures: Figures) -> None:
+        """Add the final test to the training state."""
+        self.state = replace(self.state, test=figures)
 
     def busy_fractions(self) -> dict[Worker, float]:
         """Return the fraction of this attempt's step time that each member spent computing, by member."""

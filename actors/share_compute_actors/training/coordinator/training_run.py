@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,11 +16,13 @@ from share_compute.lifecycle.attempt_events import (
     Planned,
     Reformed,
     Started,
+    TargetReached,
     TrafficMeasured,
 )
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.training.loss_scale import NotFinite
+from share_compute.training.metrics import Figures
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.coordinator.branch_rounds import BranchRounds
 from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
@@ -96,6 +99,7 @@ class TrainingRun(Listener):
         )
         self._synchronizer = connections.synchronizer
         self._rounds: BranchRounds | None = None
+        self._began_s = time.monotonic()
         if assignment.branch is not None:
             self._rounds = BranchRounds(
                 assignment,
@@ -140,6 +144,7 @@ class TrainingRun(Listener):
         for step in self._step_log.steps(after=self._assignment.known_step):
             self._report(step.event)
         self._changes.protection.reform(self._conductor.membership)
+        self._began_s = time.monotonic()
         first_step = self._start.state.step + 1
         self._report(Started(first_step=first_step, total_steps=self._training.steps))
 
@@ -190,7 +195,7 @@ class TrainingRun(Listener):
             if not progress.has_ended:
                 self._change()  # if each step is followed by a pause, `_steps` made no changes
         if self._start.facts.sizes["test"] and self._is_first_branch:
-            self._evaluation.mean_loss("test", progress.state.step)
+            progress.tested(self._evaluation.figures("test", progress.state.step))
 
     def _steps(self, until: int) -> None:
         """Run the steps up to `until`. At each earlier pause, save a checkpoint and make changes if they are due."""
@@ -228,12 +233,27 @@ class TrainingRun(Listener):
         if self._start.facts.sizes["validation"] and (
             progress.has_ended or (training.validate_every and step % training.validate_every == 0)
         ):
-            loss = self._evaluation.mean_loss("validation", step)
-            self._step_log.validated(step, loss)
-            progress.validated(step, loss)
+            figures = self._evaluation.figures("validation", step)
+            self._step_log.validated(step, figures)
+            if progress.validated(step, figures):
+                self._report_target(step, figures)
         if training.samples is not None and step % training.samples.every == 0:
             self._evaluation.sample(training.samples, step)
         self._save_after(step)
+
+    def _report_target(self, step: int, figures: Figures) -> None:
+        target = self._training.target
+        assert target is not None
+        self._traffic.observe(self._conductor.at_pause(self._group.ask_statuses), step)
+        self._report(
+            TargetReached(
+                step=step,
+                metric=target.metric,
+                value=figures[target.metric],
+                seconds=time.monotonic() - self._began_s,
+                sent_bytes=self._traffic.sent_bytes,
+            )
+        )
 
     def _merge_after(self, step: int, rounds: BranchRounds) -> None:
         """Contribute to a merge if a round ends after a step, and apply a merge if it is due.

@@ -242,17 +242,16 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         microbatches: Sequence[int],
         stage: int,
         stages: Sequence[Sequence[Worker]],
-    ) -> EvaluationResult | None:
+        most_outputs: int,
+    ) -> dict[int, EvaluationResult]:
         """Evaluate this member's share of some microbatches; see `Passing.evaluate`.
-
-        Return the sums over this share if this is the last stage, otherwise None.
 
         Raises:
             ShareComputeError: as `Passing.evaluate` does.
         """
         me = self._setup.worker
         return self._engine.order(
-            lambda: self._passing().evaluate(me, split, step, microbatches, stage, stages)
+            lambda: self._passing().evaluate(me, split, step, microbatches, stage, stages, most_outputs)
         )
 
     @ray.method(concurrency_group="orders")

@@ -50,10 +50,9 @@ class Passing:
         microbatches: Sequence[int],
         stage: int,
         stages: Sequence[Sequence[Worker]],
-    ) -> EvaluationResult | None:
-        """Evaluate this member's share of some microbatches.
-
-        Return the sums over this share if this is the last stage, otherwise None.
+        most_outputs: int,
+    ) -> dict[int, EvaluationResult]:
+        """Evaluate this member's share of some microbatches; at the last stage, return the results by microbatch.
 
         Args:
             me: this member.
@@ -62,6 +61,7 @@ class Passing:
             microbatches: ids of the microbatches. The members of a stage take them in turn.
             stage: index of this member's stage.
             stages: members of each stage.
+            most_outputs: number of outputs of a classifier up to which they are returned for each sample.
 
         Raises:
             ContributorLost: a tensor from another member did not arrive in time.
@@ -85,7 +85,8 @@ class Passing:
         own = [microbatch for microbatch in microbatches if owner(stage, microbatch) == me]
         inputs = self._samples(split, own, "inputs") if stage == 0 else {}
         targets = self._samples(split, own, "targets") if stage == len(stages) - 1 else {}
-        result = self.runner.evaluate(own, inputs.__getitem__ if stage == 0 else arriving, leaving, targets)
+        entering = inputs.__getitem__ if stage == 0 else arriving
+        result = self.runner.evaluate(own, entering, leaving, targets, most_outputs)
         self.channel.forget_evaluations()
         return result
 

@@ -20,8 +20,9 @@ from share_compute.compression.boundaries import encoded
 from share_compute.compression.factory import bucket_codecs
 from share_compute.errors import ContributorLost
 from share_compute.models.boundary import Boundaries, Expected
+from share_compute.models.losses import loss_sum
 from share_compute.models.numbers import is_finite
-from share_compute.models.stage import Stage, loss_sum
+from share_compute.models.stage import Stage
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.collectives import spread
 from share_compute.protocol.tree import Node, SummationTree
@@ -38,6 +39,7 @@ from share_compute.training.optimizers import (
 )
 from share_compute_actors.machine.device import finish
 from share_compute_actors.messages import EvaluationResult
+from share_compute_actors.training.member.evaluating import evaluated
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.algorithms import GlooLinks
 from share_compute_actors.transport.collective.backend import EpochGroup
@@ -243,7 +245,7 @@ class Runner:
         inputs = None if adds or leaf is None else [leaf]
         if self.stage.shard.is_last:
             with self._timed("backward"):
-                loss = loss_sum(graph.outputs, incoming)
+                loss = loss_sum(graph.outputs, incoming, self.stage.objective)
                 self.targets_per_microbatch = incoming.numel()
                 self._losses[microbatch] = loss.detach()
                 # All microbatches have the same number of targets, so the mean over the step needs no exchange.
@@ -540,8 +542,9 @@ class Runner:
         entering: Callable[[int], Tensor],
         leaving: Callable[[int, Tensor], None],
         targets: Mapping[int, Tensor],
-    ) -> EvaluationResult | None:
-        """Run microbatches forward only; return sums over them at the last stage, and None at other stages.
+        most_outputs: int,
+    ) -> dict[int, EvaluationResult]:
+        """Run microbatches forward only; return the results of each at the last stage, and nothing at other stages.
 
         Args:
             own: ids of the microbatches, in order.
@@ -549,8 +552,9 @@ class Runner:
                 the previous stage.
             leaving: receives each microbatch and its output, except at the last stage.
             targets: targets by microbatch; used only at the last stage.
+            most_outputs: number of outputs of a classifier up to which they are returned for each sample.
         """
-        total, count, correct = 0.0, 0, 0
+        found: dict[int, EvaluationResult] = {}
         for microbatch in own:
             arrived = entering(microbatch).to(self._device)
             with self._evaluating():
@@ -558,11 +562,8 @@ class Runner:
             if not self.stage.shard.is_last:
                 leaving(microbatch, outputs)
                 continue
-            wanted = targets[microbatch]
-            total += float(loss_sum(outputs, wanted))
-            count += wanted.numel()
-            correct += int((outputs.argmax(-1).to(wanted.device) == wanted).sum())
-        return EvaluationResult(total, count, correct) if self.stage.shard.is_last else None
+            found[microbatch] = evaluated(outputs, targets[microbatch], self.stage.objective, most_outputs)
+        return found
 
     @torch.no_grad()
     def predict(self, entering: Tensor) -> Tensor:
@@ -590,7 +591,7 @@ class Runner:
         known = torch.tensor(torch.nan) if incoming is None else incoming
         gradient: Tensor | Callable[[Tensor], Tensor] = known.to(self._device)
         if self.stage.shard.is_last and incoming is not None:
-            gradient = partial(loss_sum, targets=incoming)
+            gradient = partial(loss_sum, targets=incoming, objective=self.stage.objective)
         return find_nonfinite(self.stage, place, microbatch, entering.to(self._device), gradient)
 
 

@@ -27,7 +27,7 @@ from share_compute_actors.wire import (
 
 STATUS: Schema[MemberStatus] = Schema(MemberStatus)
 HOLDING: Schema[ShardRange | None] = Schema(ShardRange | None)
-EVALUATION: Schema[EvaluationResult | None] = Schema(EvaluationResult | None)
+EVALUATION: Schema[dict[int, EvaluationResult]] = Schema(dict[int, EvaluationResult], 64 << 20)
 VERSION: Schema[int | None] = Schema(Natural | None)
 FINDING: Schema[NonFiniteValue | None] = Schema(NonFiniteValue | None)
 

@@ -164,7 +164,9 @@ def state_of(step_log: StepLog, beginning: TrainingState) -> TrainingState:
     # The earlier coordinator may have died during the validation after this step, so the validation is repeated.
     validations = {**dict(beginning.validations), **dict(step_log.validations())}
     validations.pop(step, None)
-    return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))
+    return TrainingState(
+        step, last.loss_scale, tuple((each, validations[each]) for each in sorted(validations))
+    )
 
 
 def _adopts(member: Any, epoch: int, committed: int) -> bool:

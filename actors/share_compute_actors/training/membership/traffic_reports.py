@@ -29,6 +29,8 @@ class TrafficReports:
         """Bytes sent and received in the last heartbeat of each member."""
         self._new: dict[Worker, tuple[int, int]] = {}
         """Bytes since the last report."""
+        self.sent_bytes = 0
+        """Bytes that all members sent since the first observation."""
         self._reported_s = time.monotonic()
 
     def observe(self, heartbeats: Mapping[Worker, MemberStatus], step: int) -> None:
@@ -61,4 +63,5 @@ class TrafficReports:
             before = (0, 0)
         if counts != before:
             sent, received = self._new.get(worker, (0, 0))
+            self.sent_bytes += counts[0] - before[0]
             self._new[worker] = sent + counts[0] - before[0], received + counts[1] - before[1]

@@ -18,6 +18,7 @@ from share_compute.lifecycle.attempt_events import (
     Validated,
 )
 from share_compute.planning.plan import Plan
+from share_compute.training.metrics import Figures
 from share_compute_actors.training.rounds.branch_attempt import BranchAttempt
 
 _OF_ANY_BRANCH = (Note, LayersTimed, Offended, LinkCut)
@@ -39,8 +40,8 @@ class BranchEvents:
         self._report = report
         self.known_step = known_step
         """Last step of the first branch that the control plane knows."""
-        self.validations: list[tuple[int, float]] = []
-        """Step and loss of each validation."""
+        self.validations: list[tuple[int, Figures]] = []
+        """Step and metrics of each validation."""
         self._has_planned = False
 
     def pass_on(self, branch: BranchAttempt, event: AttemptEvent) -> None:
@@ -67,7 +68,7 @@ class BranchEvents:
     def _of_all(self, event: AttemptEvent) -> AttemptEvent:
         """Return an event of the first branch with the figures of all branches."""
         if isinstance(event, Validated) and event.split == "validation":
-            self.validations.append((event.step, event.loss))
+            self.validations.append((event.step, event.figures()))
         if isinstance(event, StepCommitted):
             self.known_step = event.step
             factor = len(self._branches)

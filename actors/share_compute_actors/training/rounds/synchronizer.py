@@ -151,7 +151,7 @@ class Synchronizer:
         self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), records)
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
-        self._events.validations = [(step, loss) for step, loss in state["validations"]]
+        self._events.validations = [(step, figures) for step, figures in state["validations"]]
         spec = spec.with_first_boundaries(FixedBoundaryCompressionSpec.model_validate(state["boundaries"]))
         self._relocation = Relocation(spec, profile, self._report)
         chosen = {number: place for place in places for number in place.branches}
@@ -593,6 +593,6 @@ def _spec_of(spec: TrainJob, number: int) -> TrainJob:
     if number == 0:
         return spec
     training = spec.training.model_copy(
-        update={"validate_every": None, "early_stopping": None, "samples": None}
+        update={"validate_every": None, "early_stopping": None, "target": None, "samples": None}
     )
     return spec.model_copy(update={"training": training})

@@ -190,7 +190,7 @@ def metrics(
 ) -> None:
     """Print the metrics of a job, step by step."""
     from share_compute_api.client.client import Client
-    from share_compute_api.terminal.describe import step_speed
+    from share_compute_api.terminal.describe import METRIC_NAMES, step_speed
 
     with Client() as client:
         if csv:
@@ -200,6 +200,7 @@ def metrics(
     if as_json:
         print_json(records)
         return
+    measured = [name for name in METRIC_NAMES if any(record.data.get(name) is not None for record in records)]
     rows = (
         (
             record.step,
@@ -207,12 +208,18 @@ def metrics(
             number(record.data["loss"], 5),
             number(record.data.get("learning_rate"), 3),
             step_speed(record.data) if record.split == "train" else None,
-            number(record.data.get("accuracy")),
-            number(record.data.get("perplexity")),
+            *(number(record.data.get(name)) for name in measured),
         )
         for record in records
     )
-    columns = ("step", "split", "loss", "learning rate", "speed", "accuracy", "perplexity")
+    columns = (
+        "step",
+        "split",
+        "loss",
+        "learning rate",
+        "speed",
+        *(name.replace("_", " ") for name in measured),
+    )
     print_table(columns, rows, empty="Nothing measured yet.")
 
 

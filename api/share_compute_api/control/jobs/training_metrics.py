@@ -21,6 +21,7 @@ from share_compute.lifecycle.attempt_events import (
     RoundMerged,
     StepCommitted,
     TrafficMeasured,
+    Validated,
 )
 from share_compute_api.control.jobs.coordinators import Attempt, Launch
 from share_compute_api.openai.metering import PREFIX
@@ -30,6 +31,7 @@ _MOST_MACHINES = 256
 _OTHER = "other"
 """Value of the label ``contributor`` for machines beyond `_MOST_MACHINES`."""
 _JOB, _MACHINE, _BRANCH = ("job",), ("job", "contributor"), ("job", "branch")
+_METRIC = ("job", "split", "metric")
 
 _COUNTERS = {
     "sent_bytes": ("Bytes of tensors that a machine's members sent, to machines and the server.", _MACHINE),
@@ -43,6 +45,7 @@ _COUNTERS = {
 }
 _GAUGES = {
     "step": ("Last committed step.", _JOB),
+    "metric": ("Value of a metric in the last validation or test.", _METRIC),
     "round": ("Last merged round.", _JOB),
     "missing_branches": ("Branches without a contribution to the last round.", _JOB),
     "compression_ratio": (
@@ -71,6 +74,10 @@ class _Job:
     def observe(self, event: AttemptEvent) -> None:
         if isinstance(event, StepCommitted):
             self.gauges["step"][()] = event.step
+        elif isinstance(event, Validated):
+            for metric, value in event.figures().items():
+                name = "loss" if metric == "validation_loss" else metric
+                self.gauges["metric"][event.split, name] = value
         elif isinstance(event, TrafficMeasured):
             known = self.counters["sent_bytes"]
             for machine, link in event.machines.items():
@@ -109,7 +116,7 @@ class TrainingMetrics:
     def observe(self, job_id: str, events: Iterable[AttemptEvent]) -> None:
         """Add the events of an attempt at a job."""
         for event in events:
-            if not isinstance(event, (StepCommitted, TrafficMeasured, RoundMerged)):
+            if not isinstance(event, (StepCommitted, Validated, TrafficMeasured, RoundMerged)):
                 continue
             self._jobs.setdefault(job_id, _Job()).observe(event)
             self._jobs.move_to_end(job_id)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVa
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from share_compute.specification import TableSpec
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
 HEADER = struct.Struct("<I")
@@ -217,8 +218,27 @@ class CheckInputs(Question[Done]):
         return str(self.files[0].parent)
 
 
+class CheckTables(Question[Done]):
+    """Check the columns of a training job's tables; see `columns_of`."""
+
+    subject = "reading the tables"
+    kind: Literal["tables"] = "tables"
+    files: tuple[Path, ...]
+    table: TableSpec
+
+    @property
+    def answer(self) -> type[Done]:
+        """Pydantic model of the question's answer."""
+        return Done
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: the folder of the first file."""
+        return str(self.files[0].parent)
+
+
 AnyQuestion: TypeAlias = Annotated[
-    Load | Describe | Encode | Chat | FindLargestId | CheckSchema | CheckModel | CheckInputs,
+    Load | Describe | Encode | Chat | FindLargestId | CheckSchema | CheckModel | CheckInputs | CheckTables,
     Field(discriminator="kind"),
 ]
 questions: TypeAdapter[AnyQuestion] = TypeAdapter(AnyQuestion)

@@ -52,7 +52,7 @@ class QuestionAnswerer:
                 from share_compute_api.workers.isolated.tokenizer import largest_id
 
                 return messages.LargestId(largest=largest_id(question.file))
-            case messages.CheckInputs() | messages.CheckModel() | messages.CheckSchema():
+            case _:
                 _check(question)
                 return messages.Done()
 
@@ -66,7 +66,14 @@ class QuestionAnswerer:
         return found
 
 
-def _check(question: messages.CheckInputs | messages.CheckModel | messages.CheckSchema) -> None:
+def _check(
+    question: messages.CheckInputs | messages.CheckModel | messages.CheckSchema | messages.CheckTables,
+) -> None:
+    if isinstance(question, messages.CheckTables):
+        from share_compute.data.table_reading import columns_of
+
+        columns_of(question.files, question.table)
+        return
     if isinstance(question, messages.CheckSchema):
         from share_compute.inference.runtime.constraints import check_schema
 

@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.cut_check import no_cut_reason
 from share_compute.models.huggingface.decoder import PartNames, PassThrough, tied_names, trained_sketch
+from share_compute.models.losses import LANGUAGE, summed_loss
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth, forward_only_before_training
 from share_compute.models.profiles.profiling import (
     LOSS_COPIES,
@@ -36,7 +37,6 @@ from share_compute.models.profiles.profiling import (
     parabola,
 )
 from share_compute.models.profiles.shape_estimate import ShapeEstimate
-from share_compute.models.stage import summed_cross_entropy
 
 _LENGTHS = (256, 512, 1024, 768)
 """Lengths of the counted samples, in tokens; `fit` checks its result with the last one."""
@@ -187,7 +187,7 @@ class _Parts:
             hidden = torch.zeros(1, length, self._hidden_size)
             logits.append(self._model(inputs_embeds=hidden, use_cache=False, return_dict=True).logits)
             with self._mode:
-                return summed_cross_entropy(logits[0], torch.zeros(1, length, dtype=torch.int64))
+                return summed_loss(logits[0], torch.zeros(1, length, dtype=torch.int64), LANGUAGE)
 
         with self._closing.register_forward_pre_hook(enter):
             counted = count(run, entered, self._model)

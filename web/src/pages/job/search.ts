@@ -10,7 +10,10 @@ export function jobsSearch(search: Record<string, unknown>): JobFilter {
   return { ...(state !== undefined && { state }), ...(kind !== undefined && { kind }), ...(name !== "" && { name }) };
 }
 
-export const FIGURES = ["loss", "learning_rate", "tokens_per_s", "seconds", "gradient_norm", "accuracy", "perplexity"] as const;
+/** Metrics of validations beside the loss. */
+export const METRICS = ["accuracy", "top_5_accuracy", "f1", "auroc", "rmse", "mae", "r2", "perplexity"] as const;
+export type MetricName = (typeof METRICS)[number];
+export const FIGURES = ["loss", "learning_rate", "tokens_per_s", "seconds", "gradient_norm", ...METRICS] as const;
 export type FigureName = (typeof FIGURES)[number];
 
 export const EVENT_GROUPS = ["plan", "progress", "samples", "results", "notes"] as const;

@@ -16,6 +16,12 @@ export const NAME_OF_FIGURE: Record<FigureName, string> = {
   seconds: "Step time",
   gradient_norm: "Gradient norm",
   accuracy: "Accuracy",
+  top_5_accuracy: "Top-5 accuracy",
+  f1: "F1",
+  auroc: "AUROC",
+  rmse: "RMSE",
+  mae: "Mean absolute error",
+  r2: "R²",
   perplexity: "Perplexity",
 };
 

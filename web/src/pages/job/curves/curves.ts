@@ -18,6 +18,10 @@ export interface Drawn {
   curves: Curve[];
 }
 
+function percent(value: number): string {
+  return `${(100 * value).toFixed(1)} %`;
+}
+
 /** Format of each figure. */
 export const WRITTEN: Record<FigureName, (value: number) => string> = {
   loss,
@@ -25,7 +29,13 @@ export const WRITTEN: Record<FigureName, (value: number) => string> = {
   tokens_per_s: (value) => si(value, "/s"),
   seconds: stepTime,
   gradient_norm: loss,
-  accuracy: (value) => `${(100 * value).toFixed(1)} %`,
+  accuracy: percent,
+  top_5_accuracy: percent,
+  f1: (value) => value.toFixed(3),
+  auroc: (value) => value.toFixed(3),
+  rmse: (value) => value.toPrecision(3),
+  mae: (value) => value.toPrecision(3),
+  r2: (value) => value.toFixed(3),
   perplexity: (value) => value.toPrecision(3),
 };
 

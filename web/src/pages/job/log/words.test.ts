@@ -9,6 +9,14 @@ test("a sample shows the prompt and what follows", () => {
   );
 });
 
+test("a validation lists its metrics, and a reached target its costs", () => {
+  expect(wordsFor(eventOf("validated", { split: "test", step: 9, loss: 0.25, accuracy: 0.9375, f1: 0.9, auroc: null }))).toBe(
+    "Final test at step 9: loss 0.2500, accuracy 93.8 %, F1 0.900.",
+  );
+  const reached = { step: 20, metric: "rmse", value: 54.321, seconds: 65, sent_bytes: 2048 };
+  expect(wordsFor(eventOf("target-reached", reached))).toBe("Target reached at step 20: RMSE 54.3, after 1 min 5 s and 2.0 KiB sent.");
+});
+
 test("an epoch says who came and went, and what it cost", () => {
   const reformed = (recomputed: number) => wordsFor(eventOf("reformed", { sentence: "ada was lost", seconds: 0.8, recomputed }));
   expect(reformed(0)).toBe("ada was lost; no step for 800.0 ms.");

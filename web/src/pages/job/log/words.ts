@@ -1,10 +1,11 @@
 /** Events as sentences. */
 import type { Measured, Plan, ClusterEvent } from "../../../api/types";
 import { sentence } from "../../../components/Feedback";
-import { bytes, loss, stepTime } from "../../../format";
+import { bytes, duration, loss, stepTime } from "../../../format";
 import { joined, namesOf, ranges } from "../../../placement/layout";
+import { WRITTEN } from "../curves/curves";
 import type { RoundMerged } from "../rounds/rounds";
-import type { EventGroup } from "../search";
+import { METRICS, type EventGroup, type MetricName } from "../search";
 
 export type Tone = "info" | "warning" | "error";
 
@@ -20,6 +21,7 @@ export function groupOf({ kind, data }: ClusterEvent): EventGroup {
   switch (kind) {
     case "measured":
     case "validated":
+    case "target-reached":
     case "layers-timed":
     case "rows":
     case "round":
@@ -54,7 +56,13 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
       return `${done} of ${total} rows are done${failed > 0 ? `, ${failed} with an error` : ""}.`;
     }
     case "validated":
-      return validated(data as { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null });
+      return validated(data as Validated);
+    case "target-reached": {
+      const { step, metric, value, seconds, sent_bytes } = data as Target;
+      const name = metric === "validation_loss" ? "validation loss" : NAME_IN_LOG[metric];
+      const written = metric === "validation_loss" ? loss(value) : WRITTEN[metric](value);
+      return `Target reached at step ${step}: ${name} ${written}, after ${duration(seconds)} and ${bytes(sent_bytes)} sent.`;
+    }
     case "sampled": {
       const { step, prompt, text } = data as { step: number; prompt: string; text: string };
       return `Sample at step ${step}: “${prompt}” continues “${text}”.`;
@@ -152,12 +160,25 @@ function measured({ measured_step_s, predicted_step_s }: Measured): string {
   return predicted_step_s == null ? `${took}.` : `${took}, predicted ${stepTime(predicted_step_s)}.`;
 }
 
-function validated(data: { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null }): string {
-  const extra =
-    data.accuracy != null
-      ? `, ${(100 * data.accuracy).toFixed(1)} % right`
-      : data.perplexity != null
-        ? `, perplexity ${data.perplexity.toPrecision(3)}`
-        : "";
+const NAME_IN_LOG: Record<MetricName, string> = {
+  accuracy: "accuracy",
+  top_5_accuracy: "top-5 accuracy",
+  f1: "F1",
+  auroc: "AUROC",
+  rmse: "RMSE",
+  mae: "mean absolute error",
+  r2: "R²",
+  perplexity: "perplexity",
+};
+
+type Target = { step: number; metric: MetricName | "validation_loss"; value: number; seconds: number; sent_bytes: number };
+
+type Validated = { split: string; step: number; loss: number } & Partial<Record<MetricName, number | null>>;
+
+function validated(data: Validated): string {
+  const extra = METRICS.map((name) => {
+    const value = data[name];
+    return value == null ? "" : `, ${NAME_IN_LOG[name]} ${WRITTEN[name](value)}`;
+  }).join("");
   return `${data.split === "test" ? "Final test" : "Validation"} at step ${data.step}: loss ${loss(data.loss)}${extra}.`;
 }

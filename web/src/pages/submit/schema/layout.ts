@@ -14,7 +14,7 @@ export interface Section extends Fold {
   folds: readonly Fold[];
 }
 
-const MODEL = { title: "Model", fields: ["name", "model"], folds: [] };
+const MODEL = { title: "Model", fields: ["name", "task", "model"], folds: [] };
 const ANSWERER = { title: "Model", fields: ["name", "deployment", "model"], folds: [] };
 
 const LAYOUTS: Record<string, readonly Section[]> = {
@@ -24,6 +24,7 @@ const LAYOUTS: Record<string, readonly Section[]> = {
       title: "Data",
       fields: ["data.files", "data.dataset"],
       folds: [
+        { title: "Tables and images", fields: ["data.table", "data.images", "data.validation_files", "data.test_files"] },
         { title: "Columns, validation and test", fields: ["data"] },
         { title: "Tokenizer", fields: ["tokenizer"] },
       ],
@@ -38,12 +39,13 @@ const LAYOUTS: Record<string, readonly Section[]> = {
         "training.optimizer.learning_rate",
       ],
       folds: [
-        { title: "Optimizer and schedule", fields: ["training.optimizer", "training.schedule", "training.max_gradient_norm"] },
+        { title: "Optimizer and schedule", fields: ["training.loss", "training.optimizer", "training.schedule", "training.max_gradient_norm"] },
         {
           title: "Validation, checkpoints and samples",
           fields: [
             "training.validate_every",
             "training.early_stopping",
+            "training.target",
             "training.checkpoint_every",
             "training.checkpoints_kept",
             "training.samples",

@@ -1,0 +1,43 @@
+"""Evaluates the outputs of the last stage for one microbatch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from share_compute.models.losses import loss_sum
+from share_compute.models.objective import Objective
+from share_compute_actors.messages import NUMBER, EvaluationResult
+
+_TOP = 5
+
+
+def evaluated(outputs: Tensor, targets: Tensor, objective: Objective, most_outputs: int) -> EvaluationResult:
+    """Return the loss and the predictions of a microbatch.
+
+    Args:
+        outputs: outputs of the model, ``[batch, ...]``.
+        targets: targets of the samples; see `loss_sum`.
+        objective: task and loss.
+        most_outputs: number of outputs of a classifier up to which they are returned for each sample.
+    """
+    loss, count = float(loss_sum(outputs, targets, objective)), targets.numel()
+    if objective.task == "language_model":
+        return EvaluationResult(loss, count)
+    scores, wanted = outputs.float().cpu(), _packed(targets)
+    if not objective.has_classes:
+        return EvaluationResult(loss, count, predicted=_packed(scores), wanted=wanted)
+    classes = scores.shape[1]
+    predicted = (scores[:, 0] > 0).long() if classes == 1 else scores.argmax(1)
+    best = scores.topk(min(_TOP, classes)).indices
+    return EvaluationResult(
+        loss,
+        count,
+        in_top_5=int((best == targets.cpu()[:, None]).any(1).sum()),
+        predicted=_packed(predicted),
+        wanted=wanted,
+        scores=_packed(scores) if classes <= most_outputs else b"",
+    )
+
+
+def _packed(values: Tensor) -> bytes:
+    return values.detach().cpu().reshape(-1).numpy().astype(NUMBER).tobytes()

@@ -1,0 +1,225 @@
+"""Makes samples from folders of images: one folder for each class, inside of it PNG and JPEG files.
+
+Images are resized and stored as bytes in one file. They become numbers when they are taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.data.reading import files_digest
+from share_compute.data.row_file import RowFile, open_rows, write_record, write_rows
+from share_compute.data.samples import SPLITS, Array, Split
+from share_compute.data.splitting import Rows, split_rows, unknown_class, with_classes
+from share_compute.errors import UserError
+from share_compute.files.plain_files import open_unlinked
+from share_compute.models.objective import Objective, objective_of
+from share_compute.specification import IMAGE_SUFFIXES, ImagesSpec, TrainJob
+
+NAME = "images"
+"""Name of the row file."""
+MOST_PIXELS = 1 << 26
+"""Maximum number of pixels of an image, checked before it is decoded."""
+MOST_CLASSES = 10_000
+_FORMAT = 1
+"""Version of the row file's content, part of every fingerprint. Increase it whenever the content changes."""
+_BLOCK_IMAGES = 64
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Modes of Pillow with 8 bits for each channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSamples:
+    """Images as samples: float32 ``[n, channels, height, width]``, and classes int64 ``[n]``."""
+
+    pixels: NDArray[Any] = field(repr=False)
+    """Resized images, uint8 ``[images, channels, height, width]``."""
+    classes: Rows = field(repr=False)
+    """Class of each image."""
+    rows: Mapping[Split, Rows] = field(repr=False)
+    """Indices of the images of each split."""
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    """Values of each channel, ``[channels, 1, 1]``, by which pixels in 0..1 are normalised: (pixel - mean) / scale."""
+
+    def size(self, split: Split) -> int:
+        """Return the number of samples in a split."""
+        return len(self.rows[split])
+
+    def take(self, split: Split, indices: Sequence[int] | Rows) -> tuple[Array, Array]:
+        """Return inputs float32 ``[n, channels, height, width]`` and targets int64 ``[n]``; see `Samples.take`."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if chosen.size and chosen.min() < 0:
+            raise IndexError(f"asked for sample {chosen.min()} of the {split} split")
+        rows = self.rows[split][chosen]
+        pixels = self.pixels[rows].astype(np.float32) / np.float32(255)
+        return (pixels - self.mean) / self.scale, self.classes[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImages:
+    """The samples of images, and the facts about them that training needs."""
+
+    samples: ImageSamples
+    objective: Objective
+    description: dict[str, Any]
+    """Size, scale and classes, as JSON, for those who use the model."""
+    notes: tuple[str, ...]
+
+
+def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedImages:
+    """Read the images of a job into one file in ``folder``, and split them.
+
+    A later call with the same images reuses the file.
+
+    Args:
+        spec: a job with ``data.images``.
+        folder: folder for the file; created if it does not exist.
+        progress: callback that takes the current activity and the share of it that is done, 0 to 1.
+
+    Raises:
+        UserError: the images cannot be used.
+        Unavailable: a file in ``folder`` cannot be written.
+    """
+    images = spec.data.images
+    assert images is not None
+    file = _rows_of(spec.data.all_files, images, folder, progress)
+    names, counts = file.facts["classes"], np.asarray(file.facts["counts"])  # [folders, classes]
+    rows = split_rows(spec, counts.sum(1).tolist())
+    classes = np.concatenate([np.repeat(np.arange(len(names)), of_folder) for of_folder in counts])
+    trained = np.unique(classes[rows["train"]])
+    for split in SPLITS[1:]:
+        wrong = np.setdiff1d(classes[rows[split]], trained)
+        if wrong.size:
+            raise unknown_class(names[int(wrong[0])], split)
+    shape = (-1, 1, 1)
+    samples = ImageSamples(
+        file.rows,
+        classes,
+        rows,
+        np.asarray(images.mean, dtype=np.float32).reshape(shape),
+        np.asarray(images.deviation, dtype=np.float32).reshape(shape),
+    )
+    objective = with_classes(spec, objective_of(spec), np.bincount(classes[rows["train"]]))
+    notes = [f"the images have {len(names)} classes: {', '.join(names[:20])}"]
+    if file.facts["ignored"]:
+        notes.append(
+            f"{file.facts['ignored']} files are ignored: they are in no class, or no PNG or JPEG files"
+        )
+    description = {"images": images.model_dump(mode="json"), "classes": names}
+    return PreparedImages(samples, objective, description, tuple(notes))
+
+
+def _rows_of(
+    folders: Sequence[Path], spec: ImagesSpec, folder: Path, progress: Callable[[str, float], None]
+) -> RowFile:
+    """Return the row file of all images; its facts have the number of images of each folder and class."""
+    found = [_files_of(each) for each in folders]
+    names = sorted(set().union(*(classes for classes, _ in found)))
+    if len(names) > MOST_CLASSES:
+        raise UserError(
+            f"the images have {len(names)} classes; at most {MOST_CLASSES} are possible",
+            hint="put the images of one class into one folder",
+        )
+    files = [file for classes, _ in found for name in names for file in classes.get(name, ())]
+    paths = [f"{file.parent.name}/{file.name}" for file in files]
+    size = [_FORMAT, spec.height, spec.width, spec.channels, [len(classes) for classes, _ in found]]
+    digest = hashlib.sha256(json.dumps([size, paths, files_digest(files)]).encode()).hexdigest()
+    known = open_rows(folder, NAME, digest)
+    if known is not None:
+        return known
+
+    def blocks() -> Iterator[NDArray[np.uint8]]:
+        for start in range(0, len(files), _BLOCK_IMAGES):
+            progress("reading images", start / len(files))
+            yield np.stack([read_image(file, spec) for file in files[start : start + _BLOCK_IMAGES]])
+
+    shape = write_rows(folder, NAME, blocks())
+    facts = {
+        "classes": names,
+        "counts": [[len(classes.get(name, ())) for name in names] for classes, _ in found],
+        "ignored": sum(ignored for _, ignored in found),
+    }
+    write_record(folder, NAME, digest, "uint8", shape, facts)
+    opened = open_rows(folder, NAME, digest)
+    assert opened is not None, "the row file was written just now"
+    return opened
+
+
+def _files_of(folder: Path) -> tuple[dict[str, list[Path]], int]:
+    """Return the images of each class in a folder, and the number of other files.
+
+    Raises:
+        UserError: the folder cannot be read, has no classes, or a class has no images.
+    """
+    try:
+        entries = sorted(folder.iterdir())
+        classes: dict[str, list[Path]] = {}
+        ignored = sum(not entry.is_dir() for entry in entries)
+        for entry in filter(Path.is_dir, entries):
+            files = sorted(entry.iterdir())
+            classes[entry.name] = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+            ignored += len(files) - len(classes[entry.name])
+    except OSError as failure:
+        raise UserError(
+            f"the folder of images {folder} cannot be read: {failure.strerror or failure}",
+            hint="give the path of a folder that the server can read",
+        ) from failure
+    empty = [name for name, files in classes.items() if not files]
+    if not classes or empty:
+        what = (
+            f"the folder {folder / empty[0]} has no images"
+            if empty
+            else f"{folder} has no folders of classes"
+        )
+        raise UserError(
+            what, hint="put the .png and .jpg files of each class into a folder named like the class"
+        )
+    return classes, ignored
+
+
+def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
+    """Return an image, resized, as ``[channels, height, width]``.
+
+    Raises:
+        UserError: the file is no image, or the image is too large or damaged.
+    """
+    from PIL import Image, ImageOps  # noqa: PLC0415 - images only
+
+    try:
+        with warnings.catch_warnings(), open_unlinked(file) as opened:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image: Any = Image.open(opened, formats=("PNG", "JPEG"))
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise _too_large(file, f"{width} x {height} pixels")
+            if image.mode not in _MODES:
+                raise UserError(
+                    f"image {file} has more than 8 bits for each channel", hint="save it with 8 bits"
+                )
+            mode = "L" if spec.channels == 1 else "RGB"
+            image.draft(mode, (spec.width, spec.height))  # JPEG files are decoded at a fraction of their size
+            upright = ImageOps.exif_transpose(image).convert(mode)
+            small = upright.resize((spec.width, spec.height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(small, dtype=np.uint8)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as failure:
+        raise _too_large(file, "far more pixels") from failure
+    except (OSError, ValueError, SyntaxError, EOFError) as failure:
+        reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+        raise UserError(
+            f"{file} cannot be read as an image: {reason}", hint="replace it, or take it out of its folder"
+        ) from failure
+    return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _too_large(file: Path, size: str) -> UserError:
+    return UserError(f"image {file} has {size}; at most {MOST_PIXELS} are read", hint="make it smaller")

@@ -1,0 +1,75 @@
+"""Writes and opens row files: equal-sized rows of numbers on disk, with a record of their metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.data.tokens import writing
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A complete row file.
+
+    Args:
+        rows: the rows as a read-only memory map, ``[rows, ...]``.
+        facts: the metadata, as JSON.
+    """
+
+    rows: NDArray[Any]
+    facts: dict[str, Any]
+
+
+def open_rows(folder: Path, name: str, fingerprint: str) -> RowFile | None:
+    """Return the complete row file of this name and fingerprint; None if there is none."""
+    try:
+        record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        if record["fingerprint"] != fingerprint:
+            return None
+        rows = np.memmap(folder / f"{name}.bin", record["dtype"], "r", shape=tuple(record["shape"]))
+        is_whole = rows.nbytes == (folder / f"{name}.bin").stat().st_size
+        return RowFile(rows, record["facts"]) if is_whole else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_rows(folder: Path, name: str, blocks: Iterable[NDArray[Any]]) -> tuple[int, ...]:
+    """Write blocks ``[rows, ...]`` of one dtype one after the other; return the shape of all rows.
+
+    The file becomes usable with `write_record`.
+
+    Raises:
+        Unavailable: the file cannot be written; the incomplete file is removed.
+    """
+    part = folder / f"{name}.bin.part"
+    count, rest = 0, tuple[int, ...]()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").unlink(missing_ok=True)
+        try:
+            with part.open("wb") as file:
+                for block in blocks:
+                    file.write(np.ascontiguousarray(block).data)
+                    count, rest = count + len(block), block.shape[1:]
+            part.replace(folder / f"{name}.bin")
+        finally:
+            part.unlink(missing_ok=True)
+    return (count, *rest)
+
+
+def write_record(
+    folder: Path, name: str, fingerprint: str, dtype: str, shape: tuple[int, ...], facts: dict[str, Any]
+) -> None:
+    """Write the metadata of a row file, which marks it as complete."""
+    record = {"fingerprint": fingerprint, "dtype": dtype, "shape": shape, "facts": facts}
+    with writing(folder):
+        part = folder / f"{name}.json.part"
+        part.write_text(json.dumps(record), encoding="utf-8")
+        part.replace(folder / f"{name}.json")

@@ -1,0 +1,97 @@
+"""Splits rows of tables, and images, into training, validation and test; checks their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.data.order import keyed_permutation
+from share_compute.data.samples import SPLITS, Split, SplitSizes
+from share_compute.errors import UserError
+from share_compute.models.objective import Objective
+from share_compute.specification import TrainJob
+
+_SPLIT_KEY = 0x7461626C
+"""Part of the key of the permutation that splits the rows, to distinguish it from those of `StepOrder`."""
+
+Rows: TypeAlias = NDArray[np.int64]
+"""Indices of rows."""
+
+
+def split_rows(spec: TrainJob, counts: Sequence[int]) -> dict[Split, Rows]:
+    """Return the rows of each split. Splits with files of their own are whole files; the others are drawn.
+
+    Args:
+        spec: the job.
+        counts: number of rows of each of the job's files, in the order of `DataSpec.all_files`.
+
+    Raises:
+        UserError: the training split is empty.
+    """
+    data = spec.data
+    assert data.files is not None
+    ends = np.cumsum([0, *counts])
+    first = len(data.files)
+    second = first + len(data.validation_files or ())
+    drawn, validation, test = (int(ends[place]) for place in (first, second, len(counts)))
+    sizes = SplitSizes.of(
+        drawn,
+        0.0 if data.validation_files is not None else data.validation_fraction,
+        0.0 if data.test_files is not None else data.test_fraction,
+    )
+    order = keyed_permutation(drawn, _SPLIT_KEY, spec.training.seed)
+    rows: dict[Split, Rows] = {}
+    for split in SPLITS:
+        region = sizes.range_of(split)
+        rows[split] = order[region.start : region.stop]
+    if data.validation_files is not None:
+        rows["validation"] = np.arange(drawn, validation)
+    if data.test_files is not None:
+        rows["test"] = np.arange(validation, test)
+    if not len(rows["train"]):
+        raise UserError(
+            f"data.files have {drawn} usable samples, too few for a training split",
+            hint="give more samples, or smaller fractions for validation and test",
+        )
+    return rows
+
+
+def with_classes(spec: TrainJob, objective: Objective, counts: NDArray[np.int64]) -> Objective:
+    """Return an objective with the number of classes, and with the weights of the classes that the job wants.
+
+    Args:
+        spec: the job.
+        objective: task and loss.
+        counts: number of training samples of each class.
+
+    Raises:
+        UserError: there is only one class, or the job has another number of weights.
+    """
+    wanted, classes = spec.training.loss.class_weights, len(counts)
+    if classes < 2:
+        raise UserError(
+            "all training samples have the same class", hint="give samples of two classes at least"
+        )
+    weights: tuple[float, ...] | None = None
+    if wanted == "balanced":
+        # The mean weight of a training sample is 1, as in scikit-learn's compute_class_weight.
+        weights = tuple(float(counts.sum() / (classes * count)) for count in counts)
+    elif wanted is not None:
+        if len(wanted) != classes:
+            raise UserError(
+                f"training.loss.class_weights has {len(wanted)} weights, but the data has {classes} classes",
+                hint="give one weight for each class, in the order of the job's log",
+            )
+        weights = wanted
+    return objective.model_copy(update={"classes": classes, "class_weights": weights})
+
+
+def unknown_class(name: str, split: Split) -> UserError:
+    """Return the error for a class that training lacks."""
+    return UserError(
+        f"class {name!r} is in the {split} split, but not in the training split",
+        hint="give training samples of this class; a fraction is drawn anew with another training.seed",
+    )

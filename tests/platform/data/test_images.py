@@ -1,0 +1,163 @@
+"""Folders of images: reading, resizing, splitting, and images that cannot be used. Real PNG and JPEG files."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from share_compute.data import PreparedData, prepare
+from share_compute.data.images import read_image
+from share_compute.data.samples import SPLITS
+from share_compute.errors import UserError
+from share_compute.specification import ImagesSpec, parse_job
+
+GREY = ImagesSpec(height=8, width=8, channels=1, mean=(0.0,), deviation=(1.0,))
+UNSPLIT: dict[str, Any] = {"validation_fraction": 0, "test_fraction": 0}
+
+
+def save(file: Path, pixels: Any, **options: Any) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(file, **options)
+    return file
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """The first 100 digits of scikit-learn."""
+    digits = load_digits()
+    for number in range(100):
+        file = tmp_path / "pictures" / str(digits.target[number]) / f"{number:03}.png"
+        save(file, digits.images[number] * 15)
+    return tmp_path / "pictures"
+
+
+def prepared(folder: Path, images: Any = GREY, **data: Any) -> PreparedData:
+    spec = parse_job(
+        {
+            "model": {"layers": [{"type": "flatten"}]},
+            "data": {"files": [str(folder)], "images": images.model_dump(), **data},
+        }
+    )
+    return prepare(spec, folder.parent / "prepared")
+
+
+def test_images_are_classes_by_folder(pictures: Path) -> None:
+    found = prepared(pictures, validation_fraction=0.2, test_fraction=0.1)
+    assert [found.samples.size(split) for split in SPLITS] == [70, 20, 10]
+    assert found.sample_shape == (1, 8, 8)
+    assert found.objective is not None
+    assert found.objective.classes == 10
+    digits = load_digits()
+    known = {
+        (digits.images[number] * 15).astype(np.uint8).tobytes(): digits.target[number]
+        for number in range(100)
+    }
+    seen = 0
+    for split in SPLITS:
+        inputs, targets = found.samples.take(split, range(found.samples.size(split)))
+        assert inputs.dtype == np.float32
+        for image, target in zip(inputs, targets, strict=True):
+            assert known[np.rint(image * 255).astype(np.uint8).tobytes()] == target
+            seen += 1
+    assert seen == 100
+    again = prepared(pictures, validation_fraction=0.2, test_fraction=0.1)
+    assert np.array_equal(again.samples.take("test", range(10))[0], found.samples.take("test", range(10))[0])
+
+
+def test_images_are_resized_converted_and_normalised(tmp_path: Path) -> None:
+    save(tmp_path / "p" / "red" / "a.png", np.full((40, 20, 3), (255, 0, 0)))
+    save(tmp_path / "p" / "grey" / "b.JPG", np.full((300, 200), 128), format="JPEG")
+    save(tmp_path / "p" / "grey" / "c.png", np.full((5, 5, 4), (0, 0, 255, 0)))
+    images = ImagesSpec(height=6, width=4, mean=(0.5, 0.0, 0.25), deviation=(0.5, 1.0, 0.5))
+    found = prepared(tmp_path / "p", images, **UNSPLIT)
+    inputs, targets = found.samples.take("train", range(3))
+    assert inputs.shape == (3, 3, 6, 4)
+    assert found.description is not None
+    assert found.description["classes"] == ["grey", "red"]
+    red = inputs[targets == 1][0]
+    assert red[:, 0, 0].tolist() == [1.0, 0.0, -0.5]
+    means = sorted(image[1].mean() for image in inputs)
+    assert means == pytest.approx([0, 0, 128 / 255], abs=0.01)
+
+
+def test_images_are_turned_as_their_camera_says(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    file = save(tmp_path / "a.png", [[255] * 8] * 4 + [[0] * 8] * 4, exif=exif)
+    assert read_image(file, GREY)[0, 0].tolist() == [0] * 8
+
+
+def test_validation_may_have_a_folder_of_its_own(pictures: Path, tmp_path: Path) -> None:
+    save(tmp_path / "more" / "3" / "x.png", np.full((8, 8), 9))
+    found = prepared(pictures, validation_files=[str(tmp_path / "more")], test_fraction=0)
+    inputs, targets = found.samples.take("validation", [0])
+    assert (inputs * 255).round().max() == 9
+    assert targets.tolist() == [3]
+    save(tmp_path / "more" / "eleven" / "x.png", np.zeros((8, 8)))
+    with pytest.raises(
+        UserError, match="class 'eleven' is in the validation split, but not in the training split"
+    ):
+        prepared(pictures, validation_files=[str(tmp_path / "more")], test_fraction=0)
+
+
+def bomb(file: Path, width: int, height: int) -> Path:
+    """Write a small PNG file that declares this size."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    return file
+
+
+@pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (10_000, 10_000), (9_000, 9_000)])
+def test_a_very_large_image_is_not_decoded(tmp_path: Path, width: int, height: int) -> None:
+    with pytest.raises(UserError, match=r"image .*a\.png has .*pixels; at most 67108864 are read"):
+        read_image(bomb(tmp_path / "a.png", width, height), GREY)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", b"GIF89a\1\0\1\0\0\0\0;"])
+def test_a_file_that_is_no_image_is_named(pictures: Path, content: bytes) -> None:
+    (pictures / "3" / "wrong.png").write_bytes(content)
+    with pytest.raises(UserError, match=r"3/wrong\.png cannot be read as an image"):
+        prepared(pictures)
+
+
+def test_damaged_images_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.png cannot be read as an image"):
+        read_image(bomb(tmp_path / "a.png", 0, 8), GREY)
+    with pytest.raises(UserError, match=r"a\.png cannot be read as an image"):
+        read_image(bomb(tmp_path / "a.png", 800, 800), GREY)  # its data ends early
+    Image.fromarray(np.zeros((4, 4), dtype=np.uint16)).save(tmp_path / "b.png")
+    with pytest.raises(UserError, match=r"b\.png has more than 8 bits for each channel"):
+        read_image(tmp_path / "b.png", GREY)
+
+
+def test_folders_without_images_are_named(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere cannot be read"):
+        prepared(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty has no folders of classes"):
+        prepared(tmp_path / "empty")
+    (pictures / "eleven").mkdir()
+    with pytest.raises(UserError, match=r"the folder .*eleven has no images"):
+        prepared(pictures)
+
+
+def test_other_files_are_ignored_and_counted(pictures: Path) -> None:
+    (pictures / "README").write_text("digits")
+    (pictures / "3" / "Thumbs.db").write_text("x")
+    found = prepared(pictures)
+    assert "2 files are ignored: they are in no class, or no PNG or JPEG files" in found.notes

@@ -1,0 +1,288 @@
+"""Tables: reading, splitting, encoding, and tables that cannot be used. Real .csv and .parquet files."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+from sklearn.datasets import load_wine
+from sklearn.preprocessing import StandardScaler
+
+from share_compute.data import PreparedData, prepare
+from share_compute.data.samples import SPLITS
+from share_compute.errors import UserError
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.layers import require_fit
+from share_compute.specification import LayerSpec, parse_job
+
+ROWS = [
+    {"size": 1.5, "colour": "red", "price": 10.0, "kind": "b"},
+    {"size": 2.5, "colour": "blue", "price": 20.0, "kind": "a"},
+    {"size": 3.5, "colour": "red", "price": 15.0, "kind": "b"},
+    {"size": 0.5, "colour": "green", "price": 40.0, "kind": "a"},
+]
+CHECKED = {"target": "kind", "features": ["size", "colour"], "categorical": ["colour"]}
+
+
+def write(file: Path, rows: Any) -> Path:
+    if isinstance(rows, list):
+        table = pa.Table.from_pylist(rows)
+    else:
+        table = pa.table(rows) if isinstance(rows, dict) else pa.Table.from_pandas(rows, preserve_index=False)
+    if file.suffix == ".csv":
+        csv.write_csv(table, file)
+    else:
+        parquet.write_table(table, file)
+    return file
+
+
+def prepared(
+    files: Path | list[Path],
+    table: dict[str, Any],
+    *,
+    task: Any = "tabular_classification",
+    loss: Any = None,
+    **data: Any,
+) -> PreparedData:
+    paths = [files] if isinstance(files, Path) else files
+    spec = parse_job(
+        {
+            "task": task,
+            "model": {"layers": [{"type": "linear", "options": {"in_features": 1, "out_features": 1}}]},
+            "data": {"files": [str(path) for path in paths], "table": table, **data},
+            "training": {"loss": loss or {}},
+        }
+    )
+    return prepare(spec, paths[0].parent / "prepared")
+
+
+def all_of(found: PreparedData, split: Any = "train") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    return found.samples.take(split, range(found.samples.size(split)))
+
+
+UNSPLIT: dict[str, Any] = {"validation_fraction": 0, "test_fraction": 0, "shuffle": False}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_numbers_are_standardized_and_categories_become_zeros_and_ones(tmp_path: Path, suffix: str) -> None:
+    file = write(tmp_path / f"a{suffix}", ROWS)
+    found = prepared(file, CHECKED, **UNSPLIT)
+    inputs, targets = all_of(found)
+    order = np.argsort(inputs[:, 0])  # sizes 0.5, 1.5, 2.5, 3.5
+    sizes = np.asarray([0.5, 1.5, 2.5, 3.5])
+    assert np.allclose(inputs[order, 0], (sizes - sizes.mean()) / sizes.std())
+    assert inputs[order, 1:].tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 0, 1]]  # blue, green, red
+    assert targets[order].tolist() == [0, 1, 0, 1]
+    assert (inputs.dtype, targets.dtype) == (np.float32, np.int64)
+    assert found.sample_shape == (4,)
+    assert found.objective is not None
+    assert found.objective.classes == 2
+    assert found.description is not None
+    assert found.description["target"]["categories"] == ("a", "b")
+
+
+def test_the_encoding_is_learned_from_the_training_split_only(tmp_path: Path) -> None:
+    data = load_wine(as_frame=True).frame
+    file = write(tmp_path / "wine.csv", data)
+    found = prepared(file, {"target": "target"}, validation_fraction=0.2, test_fraction=0.2)
+    sizes = [found.samples.size(split) for split in SPLITS]
+    assert sizes == [108, 35, 35]
+    inputs, _ = all_of(found)
+    assert np.allclose(inputs.mean(0), 0, atol=1e-6)
+    assert np.allclose(inputs.std(0), 1, atol=1e-5)
+    again = [prepared(file, {"target": "target"}, validation_fraction=0.2, test_fraction=0.2) for _ in "12"]
+    assert all(np.array_equal(all_of(each, "test")[0], all_of(found, "test")[0]) for each in again)
+    # All rows are there once, whichever split they are in.
+    raw = data.drop(columns="target").to_numpy()
+    seen = np.concatenate([all_of(found, split)[0] for split in SPLITS])
+    columns = found.description["columns"] if found.description is not None else []
+    means, scales = ([column[name] for column in columns] for name in ("mean", "scale"))
+    assert np.allclose(np.sort(seen * scales + means, axis=0), np.sort(raw, axis=0), rtol=1e-5)
+
+
+def test_splits_may_have_files_of_their_own(tmp_path: Path) -> None:
+    data = load_wine(as_frame=True).frame.sample(frac=1, random_state=1)
+    parts = [write(tmp_path / f"{at}.parquet", data[at : at + 60]) for at in (0, 60, 120)]
+    found = prepared(
+        parts[:1], {"target": "target"}, validation_files=[str(parts[1])], test_files=[str(parts[2])]
+    )
+    scaler = StandardScaler().fit(data[:60].drop(columns="target"))
+    for split, rows in zip(SPLITS, (data[:60], data[60:120], data[120:]), strict=True):
+        inputs, targets = all_of(found, split)
+        expected = scaler.transform(rows.drop(columns="target"))
+        if split == "train":
+            assert np.allclose(np.sort(inputs, axis=0), np.sort(expected, axis=0), atol=1e-5)
+        else:
+            assert np.allclose(inputs, expected, atol=1e-5)
+            assert targets.tolist() == rows["target"].tolist()
+
+
+def test_targets_of_regressions_are_standardized_too(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", ROWS)
+    table = {"target": "price", "features": ["size"]}
+    found = prepared(file, table, task="tabular_regression", **UNSPLIT)
+    _, targets = all_of(found)
+    assert targets.dtype == np.float32
+    assert found.objective is not None
+    back = np.sort(targets * found.objective.target_scale + found.objective.target_mean)
+    assert np.allclose(back, [10, 15, 20, 40])
+    assert np.allclose((targets.mean(), targets.std()), (0, 1), atol=1e-6)
+    plain = prepared(file, {**table, "scale": "none"}, task="tabular_regression", **UNSPLIT)
+    assert sorted(all_of(plain)[1].tolist()) == [10, 15, 20, 40]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_missing_values_are_refused_filled_or_dropped(tmp_path: Path, suffix: str) -> None:
+    rows = [*ROWS, {"size": None, "colour": None, "price": 1.0, "kind": "a"}]
+    file = write(tmp_path / f"a{suffix}", rows)
+    with pytest.raises(UserError, match=r"column 'size' of data file .*a\.\w+ has no value in row 5"):
+        prepared(file, CHECKED, **UNSPLIT)
+    filled = all_of(prepared(file, {**CHECKED, "missing": "fill"}, **UNSPLIT))[0]
+    assert [0.0] * 4 in filled.tolist()
+    unscaled = {**CHECKED, "missing": "fill", "scale": "none"}
+    assert [2.0, 0, 0, 0] in all_of(prepared(file, unscaled, **UNSPLIT))[0].tolist()
+    dropped = prepared(file, {**CHECKED, "missing": "drop"}, **UNSPLIT)
+    assert dropped.samples.size("train") == 4
+    assert "1 rows without a value in a feature are left out" in dropped.notes
+
+
+def test_a_category_that_training_lacks_is_zero_everywhere(tmp_path: Path) -> None:
+    training = write(tmp_path / "a.csv", ROWS)
+    other = write(tmp_path / "b.csv", [{"size": 1.5, "colour": "pink", "price": 1, "kind": "a"}])
+    found = prepared(training, CHECKED, validation_files=[str(other)], test_fraction=0)
+    assert all_of(found, "validation")[0][0, 1:].tolist() == [0, 0, 0]
+
+
+def test_balanced_weights_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    from sklearn.utils.class_weight import compute_class_weight
+
+    file = write(tmp_path / "wine.csv", load_wine(as_frame=True).frame)
+    found = prepared(file, {"target": "target"}, loss={"class_weights": "balanced"})
+    _, targets = all_of(found)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=targets)
+    assert found.objective is not None
+    assert found.objective.class_weights == pytest.approx(expected)
+    with pytest.raises(UserError, match="class_weights has 2 weights, but the data has 3 classes"):
+        prepared(file, {"target": "target"}, loss={"class_weights": [1.0, 2.0]})
+
+
+def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
+    """The .csv file is longer than a block, and its first text is a category that looks like a number."""
+    count = 300_000
+    values = np.arange(count)
+    rows = {"x": values / 7, "c": np.where(values < count - 1, "1", "last"), "y": values % 2}
+    file = write(tmp_path / "long.csv", rows)
+    assert file.stat().st_size > 5 << 20
+    found = prepared(file, {"target": "y", "categorical": ["c"]}, **UNSPLIT)
+    inputs, targets = found.samples.take("train", range(count))
+    assert inputs[:, 1:].sum(0).tolist() == [count - 1, 1]
+    assert targets.sum() == count // 2
+
+
+def table_error(tmp_path: Path, rows: Any, table: dict[str, Any], **options: Any) -> Any:
+    with pytest.raises(UserError) as caught:
+        prepared(write(tmp_path / "a.csv", rows), table, **options)
+    return caught.value
+
+
+class TestTablesThatCannotBeUsed:
+    def test_other_columns_in_the_second_file(self, tmp_path: Path) -> None:
+        first = write(tmp_path / "first.csv", ROWS)
+        second = write(tmp_path / "second.csv", [{**row, "weight": 1} for row in ROWS])
+        with pytest.raises(
+            UserError, match=r"second\.csv has other columns than first\.csv: only second\.csv has weight"
+        ):
+            prepared([first, second], {"target": "kind", "categorical": ["colour"]})
+        assert prepared([first, second], CHECKED).samples.size("train") == 8
+
+    def test_a_missing_target_or_feature(self, tmp_path: Path) -> None:
+        error = table_error(tmp_path, ROWS, {"target": "knid"})
+        assert "has no column 'knid'; did you mean 'kind'?" in error.message
+        assert error.hint.startswith("set data.table.target to")
+        error = table_error(tmp_path, ROWS, {"target": "kind", "features": ["sise"]})
+        assert "did you mean 'size'?" in error.message
+        error = table_error(tmp_path, ROWS, {"target": "kind", "categorical": ["color"]})
+        assert "has no column 'color'" in error.message
+
+    def test_a_target_without_value(self, tmp_path: Path) -> None:
+        error = table_error(tmp_path, [*ROWS, {**ROWS[0], "kind": None}], {**CHECKED, "missing": "fill"})
+        assert "the target 'kind'" in error.message
+        assert "has no value in row 5" in error.message
+
+    def test_text_in_a_column_of_numbers(self, tmp_path: Path) -> None:
+        error = table_error(tmp_path, ROWS, {"target": "kind"})
+        assert "column 'colour'" in error.message
+        assert "has 'red' in row 1, no number" in error.message
+        assert "data.table.categorical" in error.hint
+        error = table_error(
+            tmp_path, ROWS, {"target": "kind", "features": ["size"]}, task="tabular_regression"
+        )
+        assert "set task to tabular_classification" in error.hint
+
+    @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+    def test_numbers_that_are_not_finite(self, tmp_path: Path, suffix: str) -> None:
+        file = write(tmp_path / f"a{suffix}", [*ROWS, {**ROWS[0], "size": float("inf")}])
+        with pytest.raises(UserError, match=r"column 'size' of data file .* is infinite in row 5"):
+            prepared(file, CHECKED)
+        file = write(tmp_path / f"b{suffix}", [*ROWS, {**ROWS[0], "size": float("nan")}])
+        with pytest.raises(UserError, match=r"column 'size' of data file .* has no value in row 5"):
+            prepared(file, CHECKED)
+
+    def test_a_class_that_only_validation_has(self, tmp_path: Path) -> None:
+        other = write(tmp_path / "b.csv", [{**ROWS[0], "kind": "c"}])
+        error = table_error(tmp_path, ROWS, CHECKED, validation_files=[str(other)])
+        assert error.message == "class 'c' is in the validation split, but not in the training split"
+
+    def test_one_class(self, tmp_path: Path) -> None:
+        error = table_error(tmp_path, [ROWS[0], ROWS[2]], CHECKED, **UNSPLIT)
+        assert error.message == "all training samples have the same class"
+
+    def test_no_rows_and_no_table(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("size,colour,kind\n")
+        with pytest.raises(UserError, match=r"a\.csv has no rows"):
+            prepared(tmp_path / "a.csv", CHECKED)
+        (tmp_path / "a.csv").write_text("size,colour,kind\n1,red\n")
+        with pytest.raises(UserError, match=r"a\.csv cannot be read as \.csv: .*Expected 3 columns, got 2"):
+            prepared(tmp_path / "a.csv", CHECKED)
+        (tmp_path / "a.parquet").write_text("no parquet")
+        with pytest.raises(UserError, match=r"a\.parquet cannot be read as \.parquet"):
+            prepared(tmp_path / "a.parquet", CHECKED)
+        (tmp_path / "a.csv").write_text("size,size,kind\n1,1,a\n")
+        with pytest.raises(UserError, match=r"has two columns 'size'"):
+            prepared(tmp_path / "a.csv", CHECKED)
+
+    @pytest.mark.parametrize(
+        ("layers", "problem"),
+        [
+            ([(14, 3)], r"layer 0 does not fit its input of shape \[1, 13\]"),
+            ([(13, 8), (9, 3)], r"layer 1 does not fit its input of shape \[1, 8\]"),
+            ([(13, 4)], r"the model's last layer returns \[4\] for each sample"),
+        ],
+    )
+    def test_layers_that_do_not_fit(
+        self, tmp_path: Path, layers: list[tuple[int, int]], problem: str
+    ) -> None:
+        file = write(tmp_path / "wine.csv", load_wine(as_frame=True).frame)
+        found = prepared(file, {"target": "target"})
+        declared = [
+            LayerSpec(type="linear", options={"in_features": inputs, "out_features": outputs})
+            for inputs, outputs in layers
+        ]
+        assert found.objective is not None
+        assert found.sample_shape is not None
+        blueprint = Blueprint(
+            layers=tuple(declared), objective=found.objective, sample_shape=found.sample_shape
+        )
+        with pytest.raises(UserError, match=problem):
+            require_fit(blueprint)
+
+    def test_columns_of_other_types(self, tmp_path: Path) -> None:
+        rows = [{**row, "day": datetime(2026, 1, 1, tzinfo=UTC)} for row in ROWS]
+        file = write(tmp_path / "a.parquet", rows)
+        with pytest.raises(UserError, match=r"column 'day' of data file .* has the type timestamp"):
+            prepared(file, {"target": "kind", "features": ["day"]})
