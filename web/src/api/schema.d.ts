@@ -2636,7 +2636,7 @@ export interface components {
         };
         /**
          * DataSpec
-         * @description Training data: text ``files``, or a ``dataset`` that ships with a package.
+         * @description Training data: ``files`` with text, tables or images, or a ``dataset`` that ships with a package.
          */
         DataSpec: {
             /**
@@ -2646,15 +2646,30 @@ export interface components {
             dataset?: "digits" | null;
             /**
              * Files
-             * @description Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload: .txt, .jsonl, .parquet; as tables .csv, .parquet; as images folders.
              */
             files?: string[] | null;
+            /**
+             * Images
+             * @description Read the files as folders of images, with one folder for each class; null: as text.
+             */
+            images?: components["schemas"]["ImagesSpec"] | null;
             /**
              * Shuffle
              * @description Whether each pass visits the samples in a new order, drawn from the seed.
              * @default true
              */
             shuffle: boolean;
+            /**
+             * Columns of tables
+             * @description Read the files as tables, with these columns; null: as text.
+             */
+            table?: components["schemas"]["TableSpec"] | null;
+            /**
+             * Test Files
+             * @description Tables or folders of images for the final test, instead of ``test_fraction``.
+             */
+            test_files?: string[] | null;
             /**
              * Test Fraction
              * @description Share of the samples kept for the final test.
@@ -2668,6 +2683,11 @@ export interface components {
              */
             text_column: string;
             /**
+             * Validation Files
+             * @description Tables or folders of images for validation, instead of ``validation_fraction``.
+             */
+            validation_files?: string[] | null;
+            /**
              * Validation Fraction
              * @description Share of the samples kept for validation.
              * @default 0.05
@@ -2676,7 +2696,7 @@ export interface components {
         };
         /**
          * DataSpec
-         * @description Training data: text ``files``, or a ``dataset`` that ships with a package.
+         * @description Training data: ``files`` with text, tables or images, or a ``dataset`` that ships with a package.
          */
         DataSpecRequest: {
             /**
@@ -2687,16 +2707,34 @@ export interface components {
             dataset: "digits" | null;
             /**
              * Files
-             * @description Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload: .txt, .jsonl, .parquet; as tables .csv, .parquet; as images folders.
              * @default null
              */
             files: string[] | null;
+            /**
+             * Images
+             * @description Read the files as folders of images, with one folder for each class; null: as text.
+             * @default null
+             */
+            images: components["schemas"]["ImagesSpecRequest"] | null;
             /**
              * Shuffle
              * @description Whether each pass visits the samples in a new order, drawn from the seed.
              * @default true
              */
             shuffle: boolean;
+            /**
+             * Columns of tables
+             * @description Read the files as tables, with these columns; null: as text.
+             * @default null
+             */
+            table: components["schemas"]["TableSpecRequest"] | null;
+            /**
+             * Test Files
+             * @description Tables or folders of images for the final test, instead of ``test_fraction``.
+             * @default null
+             */
+            test_files: string[] | null;
             /**
              * Test Fraction
              * @description Share of the samples kept for the final test.
@@ -2709,6 +2747,12 @@ export interface components {
              * @default text
              */
             text_column: string;
+            /**
+             * Validation Files
+             * @description Tables or folders of images for validation, instead of ``validation_fraction``.
+             * @default null
+             */
+            validation_files: string[] | null;
             /**
              * Validation Fraction
              * @description Share of the samples kept for validation.
@@ -3086,14 +3130,14 @@ export interface components {
         EarlyStoppingSpec: {
             /**
              * Metric
-             * @description Metric that must decrease, so that training continues.
+             * @description Metric of the task that must improve, so that training continues.
              * @default validation_loss
-             * @constant
+             * @enum {string}
              */
-            metric: "validation_loss";
+            metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
             /**
              * Min Delta
-             * @description Improvement that counts: the metric must be lower than the best one by more than this.
+             * @description Improvement that counts: the metric must be better than the best one by more than this.
              * @default 0
              */
             min_delta: number;
@@ -3111,14 +3155,14 @@ export interface components {
         EarlyStoppingSpecRequest: {
             /**
              * Metric
-             * @description Metric that must decrease, so that training continues.
+             * @description Metric of the task that must improve, so that training continues.
              * @default validation_loss
-             * @constant
+             * @enum {string}
              */
-            metric: "validation_loss";
+            metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
             /**
              * Min Delta
-             * @description Improvement that counts: the metric must be lower than the best one by more than this.
+             * @description Improvement that counts: the metric must be better than the best one by more than this.
              * @default 0
              */
             min_delta: number;
@@ -4094,6 +4138,84 @@ export interface components {
             reason: string;
         };
         /**
+         * ImagesSpec
+         * @description Size and scale to which images are converted.
+         */
+        ImagesSpec: {
+            /**
+             * Channels
+             * @description Number of channels: 1 for grey, 3 for red, green and blue.
+             * @default 3
+             * @enum {integer}
+             */
+            channels: 1 | 3;
+            /**
+             * Deviation
+             * @description Difference of values in 0 to 1 that becomes 1: one for each channel, or one for all.
+             * @default [
+             *       0.5
+             *     ]
+             */
+            deviation: number[];
+            /**
+             * Height
+             * @description Height in pixels to which images are resized.
+             */
+            height: number;
+            /**
+             * Mean
+             * @description Value in 0 to 1 that becomes 0: one for each channel, or one for all.
+             * @default [
+             *       0.5
+             *     ]
+             */
+            mean: number[];
+            /**
+             * Width
+             * @description Width in pixels to which images are resized.
+             */
+            width: number;
+        };
+        /**
+         * ImagesSpec
+         * @description Size and scale to which images are converted.
+         */
+        ImagesSpecRequest: {
+            /**
+             * Channels
+             * @description Number of channels: 1 for grey, 3 for red, green and blue.
+             * @default 3
+             * @enum {integer}
+             */
+            channels: 1 | 3;
+            /**
+             * Deviation
+             * @description Difference of values in 0 to 1 that becomes 1: one for each channel, or one for all.
+             * @default [
+             *       0.5
+             *     ]
+             */
+            deviation: number[];
+            /**
+             * Height
+             * @description Height in pixels to which images are resized.
+             */
+            height: number;
+            /**
+             * Mean
+             * @description Value in 0 to 1 that becomes 0: one for each channel, or one for all.
+             * @default [
+             *       0.5
+             *     ]
+             */
+            mean: number[];
+            /**
+             * Width
+             * @description Width in pixels to which images are resized.
+             */
+            width: number;
+        };
+        /**
          * IncompleteDetails
          * @description Reason why a response is incomplete.
          */
@@ -4521,7 +4643,7 @@ export interface components {
         };
         /**
          * TrainJob
-         * @description Train a model: a causal language model on text, or a classifier built from declared layers.
+         * @description Train a model: a causal language model on text, or declared layers on images or tables.
          */
         JobRequest: {
             /** @description Training data. */
@@ -4552,6 +4674,12 @@ export interface components {
              */
             parallelism: components["schemas"]["ParallelismSpecRequest"];
             /**
+             * Task
+             * @description Task of the model; default: language_model for text, image_classification for images. Tables need it.
+             * @default null
+             */
+            task: ("language_model" | "image_classification" | "tabular_classification" | "tabular_regression") | null;
+            /**
              * @description Tokenizer that turns text into token ids.
              * @default {
              *       "path": null,
@@ -4580,6 +4708,11 @@ export interface components {
              *         "mode": "auto"
              *       },
              *       "lora": null,
+             *       "loss": {
+             *         "class_weights": null,
+             *         "label_smoothing": 0,
+             *         "name": null
+             *       },
              *       "max_gradient_norm": 1,
              *       "microbatches": null,
              *       "optimizer": {
@@ -4607,6 +4740,7 @@ export interface components {
              *       "synchronization": {
              *         "kind": "allreduce"
              *       },
+             *       "target": null,
              *       "validate_every": null
              *     }
              */
@@ -5107,6 +5241,52 @@ export interface components {
              * @default null
              */
             targets: string[] | null;
+        };
+        /**
+         * LossSpec
+         * @description Loss that training minimizes: the mean over the samples of a step, or over the tokens of text.
+         */
+        LossSpec: {
+            /**
+             * Class Weights
+             * @description Factor of each sample's loss by its class, in the order of the classes; balanced: inverse to their frequency.
+             */
+            class_weights?: "balanced" | number[] | null;
+            /**
+             * Label Smoothing
+             * @description Probability that cross_entropy expects to be spread evenly over all classes.
+             * @default 0
+             */
+            label_smoothing: number;
+            /**
+             * Name
+             * @description Loss of a sample; default: cross_entropy, or mse for tabular_regression.
+             */
+            name?: ("cross_entropy" | "bce" | "hinge" | "mse" | "mae") | null;
+        };
+        /**
+         * LossSpec
+         * @description Loss that training minimizes: the mean over the samples of a step, or over the tokens of text.
+         */
+        LossSpecRequest: {
+            /**
+             * Class Weights
+             * @description Factor of each sample's loss by its class, in the order of the classes; balanced: inverse to their frequency.
+             * @default null
+             */
+            class_weights: "balanced" | number[] | null;
+            /**
+             * Label Smoothing
+             * @description Probability that cross_entropy expects to be spread evenly over all classes.
+             * @default 0
+             */
+            label_smoothing: number;
+            /**
+             * Name
+             * @description Loss of a sample; default: cross_entropy, or mse for tabular_regression.
+             * @default null
+             */
+            name: ("cross_entropy" | "bce" | "hinge" | "mse" | "mae") | null;
         };
         /**
          * MachineLimits
@@ -8071,6 +8251,113 @@ export interface components {
             sites: number[];
         };
         /**
+         * TableSpec
+         * @description Meaning of the columns of tables: numbers and categories, from which a target is predicted.
+         */
+        TableSpec: {
+            /**
+             * Categorical
+             * @description Features that are categories; each category becomes an input that is 0 or 1. All other features are numbers.
+             * @default []
+             */
+            categorical: string[];
+            /**
+             * Features
+             * @description Columns from which the target is predicted, in this order; default: all other columns of the first file.
+             */
+            features?: string[] | null;
+            /**
+             * Missing
+             * @description Features without a value: refuse the data, fill in the mean of the training split, or drop the row.
+             * @default refuse
+             * @enum {string}
+             */
+            missing: "refuse" | "fill" | "drop";
+            /**
+             * Scale
+             * @description Scale of numbers, the target of a regression included: mean 0 and deviation 1 in the training split, or none.
+             * @default standard
+             * @enum {string}
+             */
+            scale: "standard" | "none";
+            /**
+             * Target
+             * @description Column to predict: a class for tabular_classification, a number for tabular_regression.
+             */
+            target: string;
+        };
+        /**
+         * TableSpec
+         * @description Meaning of the columns of tables: numbers and categories, from which a target is predicted.
+         */
+        TableSpecRequest: {
+            /**
+             * Categorical
+             * @description Features that are categories; each category becomes an input that is 0 or 1. All other features are numbers.
+             * @default []
+             */
+            categorical: string[];
+            /**
+             * Features
+             * @description Columns from which the target is predicted, in this order; default: all other columns of the first file.
+             * @default null
+             */
+            features: string[] | null;
+            /**
+             * Missing
+             * @description Features without a value: refuse the data, fill in the mean of the training split, or drop the row.
+             * @default refuse
+             * @enum {string}
+             */
+            missing: "refuse" | "fill" | "drop";
+            /**
+             * Scale
+             * @description Scale of numbers, the target of a regression included: mean 0 and deviation 1 in the training split, or none.
+             * @default standard
+             * @enum {string}
+             */
+            scale: "standard" | "none";
+            /**
+             * Target
+             * @description Column to predict: a class for tabular_classification, a number for tabular_regression.
+             */
+            target: string;
+        };
+        /**
+         * TargetSpec
+         * @description Value of a metric at which the job ends.
+         */
+        TargetSpec: {
+            /**
+             * Metric
+             * @description Metric of the validations.
+             * @enum {string}
+             */
+            metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
+            /**
+             * Value
+             * @description The job ends after the first validation that is at least as good as this.
+             */
+            value: number;
+        };
+        /**
+         * TargetSpec
+         * @description Value of a metric at which the job ends.
+         */
+        TargetSpecRequest: {
+            /**
+             * Metric
+             * @description Metric of the validations.
+             * @enum {string}
+             */
+            metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
+            /**
+             * Value
+             * @description The job ends after the first validation that is at least as good as this.
+             */
+            value: number;
+        };
+        /**
          * TextChoice
          * @description One answer to a prompt.
          */
@@ -8546,7 +8833,7 @@ export interface components {
         };
         /**
          * TrainJob
-         * @description Train a model: a causal language model on text, or a classifier built from declared layers.
+         * @description Train a model: a causal language model on text, or declared layers on images or tables.
          */
         TrainJob: {
             /** @description Training data. */
@@ -8573,6 +8860,11 @@ export interface components {
              */
             parallelism: components["schemas"]["ParallelismSpec"];
             /**
+             * Task
+             * @description Task of the model; default: language_model for text, image_classification for images. Tables need it.
+             */
+            task?: ("language_model" | "image_classification" | "tabular_classification" | "tabular_regression") | null;
+            /**
              * @description Tokenizer that turns text into token ids.
              * @default {}
              */
@@ -8592,6 +8884,9 @@ export interface components {
              *       "freeze": [],
              *       "gradient_fusion": {
              *         "mode": "auto"
+             *       },
+             *       "loss": {
+             *         "label_smoothing": 0
              *       },
              *       "max_gradient_norm": 1,
              *       "optimizer": {
@@ -8697,6 +8992,13 @@ export interface components {
              */
             lora?: components["schemas"]["LoraSpec"] | null;
             /**
+             * @description Loss that training minimizes.
+             * @default {
+             *       "label_smoothing": 0
+             *     }
+             */
+            loss: components["schemas"]["LossSpec"];
+            /**
              * Max Gradient Norm
              * @description Gradients are clipped to this global norm; null turns clipping off.
              * @default 1
@@ -8769,6 +9071,11 @@ export interface components {
              *     }
              */
             synchronization: components["schemas"]["AllReduceSpec"] | components["schemas"]["LocalSpec"] | components["schemas"]["ElasticSpec"] | components["schemas"]["GossipSpec"] | components["schemas"]["ParameterServerSpec"];
+            /**
+             * Goal
+             * @description End the job as soon as a validation reaches this value of a metric.
+             */
+            target?: components["schemas"]["TargetSpec"] | null;
             /**
              * Steps between validations
              * @description Steps between validations; null validates only at the end.
@@ -8855,6 +9162,15 @@ export interface components {
              */
             lora: components["schemas"]["LoraSpecRequest"] | null;
             /**
+             * @description Loss that training minimizes.
+             * @default {
+             *       "class_weights": null,
+             *       "label_smoothing": 0,
+             *       "name": null
+             *     }
+             */
+            loss: components["schemas"]["LossSpecRequest"];
+            /**
              * Max Gradient Norm
              * @description Gradients are clipped to this global norm; null turns clipping off.
              * @default 1
@@ -8929,6 +9245,12 @@ export interface components {
              *     }
              */
             synchronization: components["schemas"]["AllReduceSpecRequest"] | components["schemas"]["LocalSpecRequest"] | components["schemas"]["ElasticSpecRequest"] | components["schemas"]["GossipSpecRequest"] | components["schemas"]["ParameterServerSpecRequest"];
+            /**
+             * Goal
+             * @description End the job as soon as a validation reaches this value of a metric.
+             * @default null
+             */
+            target: components["schemas"]["TargetSpecRequest"] | null;
             /**
              * Steps between validations
              * @description Steps between validations; null validates only at the end.
