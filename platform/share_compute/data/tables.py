@@ -208,17 +208,19 @@ def _rows_of(
 class _Learned:
     """Facts about the training rows."""
 
-    names: tuple[str, ...]
+    names: Mapping[str, int]
+    """Place of each column in a row."""
     categories: Mapping[str, Sequence[str]]
     """Categories of all rows by column, in the order of their codes."""
     means: NDArray[np.float64]
     deviations: NDArray[np.float64]
+    """Standard deviation of each column; 1 for a column of equal numbers."""
     present: Mapping[str, NDArray[np.bool_]]
     """Whether the training split has each code, by column."""
 
     @classmethod
     def of(cls, numbers: NDArray[Any], training: Rows, facts: Mapping[str, Any]) -> _Learned:
-        names = (*facts["features"], facts["target"])
+        names = {name: place for place, name in enumerate((*facts["features"], facts["target"]))}
         categories: Mapping[str, list[str]] = facts["categories"]
         # In the order of the file, which is read faster; sums do not depend on the seed then, either.
         ordered = np.sort(training)
@@ -229,11 +231,14 @@ class _Learned:
                 yield np.asarray(numbers[ordered[start : start + _CHUNK_ROWS]])
 
         total, count = np.zeros(len(names)), np.zeros(len(names))
+        least, most = np.full(len(names), np.inf), np.full(len(names), -np.inf)
         for chunk in chunks():
             total += np.nansum(chunk, axis=0)
             count += (~np.isnan(chunk)).sum(axis=0)
+            least = np.fmin(least, np.fmin.reduce(chunk, axis=0))
+            most = np.fmax(most, np.fmax.reduce(chunk, axis=0))
             for name, seen in present.items():
-                codes = chunk[:, names.index(name)]
+                codes = chunk[:, names[name]]
                 seen[codes[~np.isnan(codes)].astype(np.int64)] = True
         empty = [name for name, known in zip(names, count, strict=True) if not known]
         if empty:
@@ -241,22 +246,26 @@ class _Learned:
                 f"column {empty[0]!r} has no value in the training split",
                 hint="leave it out of data.table.features",
             )
-        means = total / count
+        means = np.where(least == most, least, total / count)
         squares = np.zeros(len(names))
         for chunk in chunks():
             squares += np.nansum((chunk - means) ** 2, axis=0)
-        return cls(names, categories, means, np.sqrt(squares / count), present)
+        deviations = np.sqrt(squares / count)
+        # The mean of equal numbers is rounded, and so is their deviation: it is not 0, but must not become a scale.
+        rounding = 10 * np.finfo(np.float64).eps * np.abs(means) * np.sqrt(count)
+        deviations[(least == most) | (deviations <= rounding)] = 1.0
+        return cls(names, categories, means, deviations, present)
 
     def column(self, name: str, table: TableSpec) -> Column:
         """Return the encoding of a column."""
         if name in self.categories:
             known = zip(self.categories[name], self.present[name], strict=True)
             return Column(name, _ordered(category for category, is_present in known if is_present))
-        place = self.names.index(name)
+        place = self.names[name]
         mean, deviation = float(self.means[place]), float(self.deviations[place])
         if table.scale == "none":
             return Column(name, fill=mean)
-        return Column(name, None, mean, deviation or 1.0, mean)
+        return Column(name, None, mean, deviation, mean)
 
     def places(self, name: str) -> Rows:
         """Return the place of each code of a column among its categories; -1 for codes that training lacks."""

@@ -151,6 +151,19 @@ def test_missing_values_are_refused_filled_or_dropped(tmp_path: Path, suffix: st
     assert "1 rows without a value in a feature are left out" in dropped.notes
 
 
+@pytest.mark.parametrize("value", [0.1, -1e9 / 3, 0.0, 1e37])
+def test_a_constant_column_has_the_scale_1(tmp_path: Path, value: float) -> None:
+    count = 3001
+    rows = {"x": [value] * count, "z": np.arange(count), "y": np.arange(count) % 2}
+    found = prepared(write(tmp_path / "a.parquet", rows), {"target": "y"}, **UNSPLIT)
+    assert not all_of(found)[0][:, 0].any()
+    assert found.description is not None
+    assert found.description["columns"][0]["scale"] == 1.0
+    other = write(tmp_path / "b.parquet", {"x": [value + 2.0], "z": [0], "y": [0]})
+    parts = prepared(tmp_path / "a.parquet", {"target": "y"}, validation_files=[str(other)], test_fraction=0)
+    assert all_of(parts, "validation")[0][0, 0] == pytest.approx(value + 2.0 - value)
+
+
 def test_a_category_that_training_lacks_is_zero_everywhere(tmp_path: Path) -> None:
     training = write(tmp_path / "a.csv", ROWS)
     other = write(tmp_path / "b.csv", [{"size": 1.5, "colour": "pink", "price": 1, "kind": "a"}])
