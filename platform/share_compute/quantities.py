@@ -1,4 +1,4 @@
-"""Formats quantities for people: bytes, rates, durations, percentages and lists of names."""
+"""Formats quantities for people: bytes, rates, durations, percentages, names and lists of names."""
 
 from __future__ import annotations
 
@@ -54,6 +54,11 @@ def listed(names: Sequence[str], most: int = 4) -> str:
     if len(names) > most:
         return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def clipped(text: str, most: int = 80) -> str:
+    """Return a text of at most ``most`` characters; a longer one ends with ``...``."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:

@@ -17,22 +17,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.data.reading import files_digest
-from share_compute.data.row_file import RowFile, open_rows, write_record, write_rows
+from share_compute.data.row_file import RowFile, open_rows, require_space, write_record, write_rows
 from share_compute.data.samples import SPLITS, Array, Split
-from share_compute.data.splitting import Rows, split_rows, unknown_class, with_classes
+from share_compute.data.splitting import Rows, shown_classes, split_rows, unknown_class, with_classes
 from share_compute.errors import UserError
 from share_compute.files.plain_files import open_unlinked
 from share_compute.models.objective import Objective, objective_of
+from share_compute.quantities import clipped
 from share_compute.specification import IMAGE_SUFFIXES, ImagesSpec, TrainJob
 
 NAME = "images"
 """Name of the row file."""
+MOST_SIDE = 65_535
+"""Maximum height and width of an image. Pillow takes memory for each row, besides that for the pixels."""
 MOST_PIXELS = 1 << 26
 """Maximum number of pixels of an image, checked before it is decoded."""
+MOST_DECODED_PIXELS = 24 << 20
+"""Maximum number of pixels that are decoded, with 8 bytes for each: as they are in the file, and converted.
+
+Pillow decodes JPEG files at 1/2, 1/4 or 1/8 of their size if the image is to be smaller than that. For progressive
+files it nevertheless holds all coefficients, so their pixels count twice.
+"""
 MOST_CLASSES = 10_000
-_FORMAT = 1
+_FORMAT = 2
 """Version of the row file's content, part of every fingerprint. Increase it whenever the content changes."""
 _BLOCK_IMAGES = 64
+_GAP = 3.0
+"""Factor by which Pillow resamples at least, after it reduced an image; results are nearly those without reducing."""
+_ORIENTATION = 0x0112
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Modes of Pillow with 8 bits for each channel."""
 
@@ -109,11 +121,11 @@ def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float]
         np.asarray(images.mean, dtype=np.float32).reshape(shape),
         np.asarray(images.deviation, dtype=np.float32).reshape(shape),
     )
-    objective = with_classes(spec, objective_of(spec), np.bincount(classes[rows["train"]]))
-    notes = [f"the images have {len(names)} classes: {', '.join(names[:20])}"]
+    objective = with_classes(spec, objective_of(spec), np.bincount(classes[rows["train"]]), names, "data.files")
+    notes = [f"the images have {len(names)} classes: {shown_classes(names)}"]
     if file.facts["ignored"]:
         notes.append(
-            f"{file.facts['ignored']} files are ignored: they are in no class, or no PNG or JPEG files"
+            f"{file.facts['ignored']} files are ignored: they are in no class, links, or no PNG or JPEG files"
         )
     description = {"images": images.model_dump(mode="json"), "classes": names}
     return PreparedImages(samples, objective, description, tuple(notes))
@@ -138,6 +150,8 @@ def _rows_of(
     if known is not None:
         return known
 
+    require_space(folder, len(files) * spec.channels * spec.height * spec.width)
+
     def blocks() -> Iterator[NDArray[np.uint8]]:
         for start in range(0, len(files), _BLOCK_IMAGES):
             progress("reading images", start / len(files))
@@ -156,18 +170,26 @@ def _rows_of(
 
 
 def _files_of(folder: Path) -> tuple[dict[str, list[Path]], int]:
-    """Return the images of each class in a folder, and the number of other files.
+    """Return the images of each class in a folder, and the number of other files and links.
+
+    Hidden files and folders, whose names begin with a dot, are left out.
 
     Raises:
-        UserError: the folder cannot be read, has no classes, or a class has no images.
+        UserError: the folder cannot be read, has no classes, or a class has no images, or a name that cannot be shown.
     """
     try:
-        entries = sorted(folder.iterdir())
+        entries = _visible(folder)
         classes: dict[str, list[Path]] = {}
-        ignored = sum(not entry.is_dir() for entry in entries)
-        for entry in filter(Path.is_dir, entries):
-            files = sorted(entry.iterdir())
-            classes[entry.name] = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+        folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+        ignored = len(entries) - len(folders)
+        for entry in folders:
+            if not entry.name.isprintable():
+                raise UserError(
+                    f"the folder {clipped(entry.name)!r} in {folder} has a name that cannot be shown",
+                    hint="rename it: the name of a class is UTF-8 without control characters",
+                )
+            files = _visible(entry)
+            classes[entry.name] = [file for file in files if _is_image(file)]
             ignored += len(files) - len(classes[entry.name])
     except OSError as failure:
         raise UserError(
@@ -187,13 +209,21 @@ def _files_of(folder: Path) -> tuple[dict[str, list[Path]], int]:
     return classes, ignored
 
 
+def _visible(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in IMAGE_SUFFIXES and not file.is_symlink()
+
+
 def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
     """Return an image, resized, as ``[channels, height, width]``.
 
     Raises:
         UserError: the file is no image, or the image is too large or damaged.
     """
-    from PIL import Image, ImageOps  # noqa: PLC0415 - images only
+    from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 - images only
 
     try:
         with warnings.catch_warnings(), open_unlinked(file) as opened:
@@ -201,18 +231,26 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
             image: Any = Image.open(opened, formats=("PNG", "JPEG"))
             width, height = image.size
             if width * height > MOST_PIXELS:
-                raise _too_large(file, f"{width} x {height} pixels")
+                raise _too_large(file, f"{width} x {height} pixels", MOST_PIXELS)
+            if max(width, height) > MOST_SIDE:
+                raise _too_large(file, f"{width} x {height} pixels", MOST_SIDE, "on a side")
             if image.mode not in _MODES:
                 raise UserError(
                     f"image {file} has more than 8 bits for each channel", hint="save it with 8 bits"
                 )
             mode = "L" if spec.channels == 1 else "RGB"
             image.draft(mode, (spec.width, spec.height))  # JPEG files are decoded at a fraction of their size
-            upright = ImageOps.exif_transpose(image).convert(mode)
-            small = upright.resize((spec.width, spec.height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(small, dtype=np.uint8)
+            coefficients = width * height if "progressive" in image.info else 0
+            if image.width * image.height + coefficients > MOST_DECODED_PIXELS:
+                raise _too_large(file, f"{width} x {height} pixels", MOST_DECODED_PIXELS, "of such a file")
+            pixels = np.asarray(_small(image, mode, spec), dtype=np.uint8)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as failure:
-        raise _too_large(file, "far more pixels") from failure
+        raise _too_large(file, "far more pixels", MOST_PIXELS) from failure
+    except UnidentifiedImageError as failure:
+        raise UserError(
+            f"{file} cannot be read as an image: it is no PNG or JPEG",
+            hint="replace it, or take it out of its folder",
+        ) from failure
     except (OSError, ValueError, SyntaxError, EOFError) as failure:
         reason = (str(failure).splitlines() or [type(failure).__name__])[0]
         raise UserError(
@@ -221,5 +259,20 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
     return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _too_large(file: Path, size: str) -> UserError:
-    return UserError(f"image {file} has {size}; at most {MOST_PIXELS} are read", hint="make it smaller")
+def _small(image: Any, mode: str, spec: ImagesSpec) -> Any:
+    """Return an image, converted, resized and turned as its EXIF data says."""
+    from PIL import Image, ImageOps  # noqa: PLC0415 - images only
+
+    # Small images are turned, because Pillow turns by copying. Orientations from 5 on exchange height and width.
+    lies = image.getexif().get(_ORIENTATION, 1) >= 5
+    size = (spec.height, spec.width) if lies else (spec.width, spec.height)
+    converted = image if image.mode == mode else image.convert(mode)
+    # With a gap, Pillow first reduces by whole factors, so that no intermediate image is larger than the first.
+    small = converted.resize(size, Image.Resampling.BILINEAR, reducing_gap=_GAP)
+    small.info["exif"] = image.info.get("exif", b"")
+    return ImageOps.exif_transpose(small)
+
+
+def _too_large(file: Path, size: str, most: int, what: str = "") -> UserError:
+    limit = " ".join(filter(None, ("at most", str(most), what, "are read")))
+    return UserError(f"image {file} has {size}; {limit}", hint="make it smaller")

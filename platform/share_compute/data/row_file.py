@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.data.tokens import writing
+from share_compute.errors import Unavailable
+from share_compute.quantities import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,18 @@ def open_rows(folder: Path, name: str, fingerprint: str) -> RowFile | None:
         return RowFile(rows, record["facts"]) if is_whole else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def require_space(folder: Path, size_bytes: int) -> None:
+    """Raise Unavailable unless the disk of a folder, which is created if it does not exist, has this space."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(folder).free
+    if size_bytes > free_bytes:
+        raise Unavailable(
+            f"the prepared data needs {bytes_text(size_bytes)}, but the disk of {folder} has {bytes_text(free_bytes)}",
+            hint="give fewer samples, or free disk space on the server and resume the job",
+        )
 
 
 def write_rows(folder: Path, name: str, blocks: Iterable[NDArray[Any]]) -> tuple[int, ...]:

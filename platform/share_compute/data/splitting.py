@@ -12,6 +12,7 @@ from share_compute.data.order import keyed_permutation
 from share_compute.data.samples import SPLITS, Split, SplitSizes
 from share_compute.errors import UserError
 from share_compute.models.objective import Objective
+from share_compute.quantities import clipped
 from share_compute.specification import TrainJob
 
 _SPLIT_KEY = 0x7461626C
@@ -59,13 +60,17 @@ def split_rows(spec: TrainJob, counts: Sequence[int]) -> dict[Split, Rows]:
     return rows
 
 
-def with_classes(spec: TrainJob, objective: Objective, counts: NDArray[np.int64]) -> Objective:
+def with_classes(
+    spec: TrainJob, objective: Objective, counts: NDArray[np.int64], names: Sequence[str], source: str
+) -> Objective:
     """Return an objective with the number of classes, and with the weights of the classes that the job wants.
 
     Args:
         spec: the job.
         objective: task and loss.
         counts: number of training samples of each class.
+        names: name of each class.
+        source: source of the classes, for errors.
 
     Raises:
         UserError: there is only one class, or the job has another number of weights.
@@ -73,7 +78,8 @@ def with_classes(spec: TrainJob, objective: Objective, counts: NDArray[np.int64]
     wanted, classes = spec.training.loss.class_weights, len(counts)
     if classes < 2:
         raise UserError(
-            "all training samples have the same class", hint="give samples of two classes at least"
+            f"all training samples have the same class, {shown_classes(names)} in {source}",
+            hint="give samples of two classes at least",
         )
     weights: tuple[float, ...] | None = None
     if wanted == "balanced":
@@ -89,9 +95,14 @@ def with_classes(spec: TrainJob, objective: Objective, counts: NDArray[np.int64]
     return objective.model_copy(update={"classes": classes, "class_weights": weights})
 
 
+def shown_classes(names: Sequence[str]) -> str:
+    """Return the first 20 names as one text, each quoted and of at most 80 characters."""
+    return ", ".join(repr(clipped(name)) for name in names[:20])
+
+
 def unknown_class(name: str, split: Split) -> UserError:
     """Return the error for a class that training lacks."""
     return UserError(
-        f"class {name!r} is in the {split} split, but not in the training split",
+        f"class {clipped(name)!r} is in the {split} split, but not in the training split",
         hint="give training samples of this class; a fraction is drawn anew with another training.seed",
     )

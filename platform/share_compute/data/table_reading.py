@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv as plain_csv
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +19,24 @@ from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
 from share_compute.files.plain_files import open_unlinked
 from share_compute.files.strict import nearest
+from share_compute.quantities import clipped
 from share_compute.specification import TableSpec
 
 EMPTY = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 """Cells of a .csv file that have no value."""
 MOST_CATEGORIES = 10_000
 """Maximum number of categories of one column."""
+MOST_CATEGORY_CHARACTERS = 1_000
+MOST_ALL_CATEGORIES = 1 << 16
+"""Maximum number of categories of all features together."""
 MOST_COLUMNS = 10_000
+"""Maximum number of features."""
+MOST_NAMES = 100_000
+"""Maximum number of columns of a file, whether they are features or not."""
+MOST_ROWS = 1 << 27
+"""Maximum number of rows of all tables of a job."""
+MOST_NUMBER = 1e37
+"""Largest magnitude of a number. Larger numbers could become infinite as float32 when they are scaled."""
 _BLOCK_BYTES = 4 << 20
 """Bytes of a .csv file that are read at a time. A row must be shorter."""
 
@@ -38,35 +51,36 @@ def columns_of(files: Sequence[Path], spec: TableSpec) -> tuple[str, ...]:
     features: tuple[str, ...] = ()
     for file in files:
         names = _names(file)
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UserError(f"data file {file} has two columns {twice!r}", hint="rename one of them")
+        known = set[str]()
+        for name in names:
+            if name in known:
+                raise UserError(
+                    f"data file {file} has two columns {clipped(name)!r}", hint="rename one of them"
+                )
+            known.add(name)
         if not first:
             first = names
             features = spec.features or tuple(name for name in names if name != spec.target)
-        if spec.features is None and set(names) != set(first):
-            only = {
-                files[0].name: sorted(set(first) - set(names)),
-                file.name: sorted(set(names) - set(first)),
-            }
-            told = "; ".join(f"only {name} has {', '.join(more[:5])}" for name, more in only.items() if more)
+        if spec.features is None and known != set(first):
+            only = {files[0].name: sorted(set(first) - known), file.name: sorted(known - set(first))}
+            told = "; ".join(f"only {name} has {_shown(more, 5)}" for name, more in only.items() if more)
             raise UserError(
                 f"data file {file} has other columns than {files[0].name}: {told}",
                 hint="give all files the same columns, or name the features in data.table.features",
             )
         for name, place in ((spec.target, "target"), *((one, "features") for one in features)):
-            if name not in names:
-                guess = nearest(name, names)
+            if name not in known:
+                guess = nearest(name, names[:MOST_COLUMNS])
                 raise UserError(
-                    f"data file {file} has no column {name!r}"
-                    + (f"; did you mean {guess!r}?" if guess else ""),
-                    hint=f"set data.table.{place} to columns of the file: {', '.join(names[:20])}",
+                    f"data file {file} has no column {clipped(name)!r}"
+                    + (f"; did you mean {clipped(guess)!r}?" if guess else ""),
+                    hint=f"set data.table.{place} to columns of the file: {_shown(names)}",
                 )
-    unknown = [name for name in spec.categorical if name not in features]
+    unknown = set(spec.categorical).difference(features)
     if unknown:
         raise UserError(
-            f"data file {files[0]} has no column {unknown[0]!r}",
-            hint=f"set data.table.categorical to some of the features: {', '.join(features[:20])}",
+            f"data file {files[0]} has no column {clipped(min(unknown))!r}",
+            hint=f"set data.table.categorical to some of the features: {_shown(features)}",
         )
     if not features or len(features) > MOST_COLUMNS:
         raise UserError(
@@ -80,10 +94,63 @@ def _names(file: Path) -> list[str]:
     try:
         with open_unlinked(file) as source:
             if file.suffix == ".parquet":
-                return list(parquet.read_schema(source).names)
-            return list(csv.open_csv(source, csv.ReadOptions(block_size=_BLOCK_BYTES)).schema.names)
-    except (ValueError, OSError) as failure:
+                metadata = parquet.read_metadata(source)
+                # Schemas of pyarrow take much memory for each column, so columns are counted first.
+                _require_columns(file, metadata.num_columns)
+                names = list(metadata.schema.to_arrow_schema().names)
+            else:
+                names = _header(source.read(_BLOCK_BYTES))
+    except (ValueError, OSError, pa.ArrowException, plain_csv.Error) as failure:
         raise _unreadable(file, failure) from failure
+    _require_columns(file, len(names))
+    return names
+
+
+def _header(start: bytes) -> list[str]:
+    """Return the names in the header of a .csv file that begins with ``start``.
+
+    pyarrow is not used, because it takes 4 GB for a header of 500,000 names.
+    """
+    with io.TextIOWrapper(io.BytesIO(start), "utf-8-sig", newline="") as text:
+        return next(filter(None, plain_csv.reader(text)), [])
+
+
+def _require_columns(file: Path, count: int) -> None:
+    if count > MOST_NAMES:
+        raise UserError(
+            f"data file {file} has {count} columns; at most {MOST_NAMES} are read",
+            hint="write the file without the columns that are not needed",
+        )
+
+
+def count_rows(files: Sequence[Path]) -> int:
+    """Return the number of rows that .parquet files declare; .csv files declare none and count as 0.
+
+    Raises:
+        UserError: a file cannot be read, or there are more than `MOST_ROWS` rows.
+    """
+    rows = 0
+    for file in files:
+        if file.suffix == ".parquet":
+            try:
+                with open_unlinked(file) as source:
+                    rows += parquet.read_metadata(source).num_rows
+            except (ValueError, OSError, pa.ArrowException) as failure:
+                raise _unreadable(file, failure) from failure
+        _require_rows(file, rows)
+    return rows
+
+
+def _require_rows(file: Path, rows: int) -> None:
+    if rows > MOST_ROWS:
+        raise UserError(
+            f"the tables have more than {MOST_ROWS} rows, up to data file {file}",
+            hint="give fewer rows",
+        )
+
+
+def _shown(names: Sequence[str], most: int = 20) -> str:
+    return ", ".join(map(clipped, names[:most]))
 
 
 @dataclass(slots=True)
@@ -103,15 +170,22 @@ class TableReader:
     """Code of each category, by column."""
     dropped: int = 0
     """Rows that were dropped because a feature has no value."""
+    _rows: int = field(default=0, init=False)
+    """Rows that were read, those that were dropped included."""
+    _all_categories: int = field(default=0, init=False)
+    """Number of categories of all features."""
+    _categorical: frozenset[str] = field(init=False)
+    """Columns with categories; the others have numbers."""
+
+    def __post_init__(self) -> None:
+        self._categorical = frozenset(
+            (*self.spec.categorical, *([self.spec.target] if self.target_is_class else []))
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of a block: the features, then the target."""
         return (*self.features, self.spec.target)
-
-    def is_categorical(self, column: str) -> bool:
-        """Return whether a column has categories; if not, it has numbers."""
-        return self.target_is_class if column == self.spec.target else column in self.spec.categorical
 
     def blocks(self, file: Path) -> Iterator[NDArray[np.float64]]:
         """Yield the rows of a file in blocks ``[rows, columns]``: numbers, codes of categories, and NaN for no value.
@@ -123,12 +197,14 @@ class TableReader:
         before = 0
         try:
             for batch in self._batches(file):
+                self._rows += batch.num_rows
+                _require_rows(file, self._rows)
                 block = np.empty((batch.num_rows, len(self.columns)))
                 for place, name in enumerate(self.columns):
                     block[:, place] = self._numbers(file, name, batch.column(name), before)
                 before += batch.num_rows
                 yield self._without_missing(file, block, before - len(block))
-        except (ValueError, OSError) as failure:
+        except (ValueError, OSError, pa.ArrowException) as failure:
             raise _unreadable(file, failure) from failure
         if not before:
             raise UserError(f"data file {file} has no rows", hint="leave it out, or fill it")
@@ -145,7 +221,9 @@ class TableReader:
                 null_values=list(EMPTY),
                 strings_can_be_null=True,
             )
-            yield from csv.open_csv(source, csv.ReadOptions(block_size=_BLOCK_BYTES), None, convert)
+            # Errors of pyarrow name the row only without threads.
+            read = csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False)
+            yield from csv.open_csv(source, read, csv.ParseOptions(newlines_in_values=True), convert)
 
     def _numbers(self, file: Path, name: str, cells: Any, before: int) -> NDArray[np.float64]:
         """Return a column as numbers or as codes, ``[rows]``; NaN for cells without a value."""
@@ -157,22 +235,31 @@ class TableReader:
         )
         if not is_text and not is_number and not pa.types.is_null(cells.type):
             raise UserError(
-                f"column {name!r} of data file {file} has the type {cells.type}",
-                hint="tables are read from columns of numbers and text",
+                f"column {clipped(name)!r} of data file {file} has the type {clipped(str(cells.type))}",
+                hint="leave it out of data.table.features, or write it as numbers or text"
+                if name != self.spec.target
+                else "write the target as numbers or text",
             )
         if pa.types.is_floating(cells.type):
             cells = pc.if_else(pc.is_nan(cells), pa.scalar(None, cells.type), cells)
-        if self.is_categorical(name):
-            return self._codes(name, cells.cast(pa.string()))
         if is_text:
-            cells = self._parsed(file, name, pc.utf8_trim_whitespace(cells), before)
+            cells = pc.utf8_trim_whitespace(cells)
+            if file.suffix == ".csv":
+                is_empty = pc.is_in(cells, value_set=pa.array(EMPTY, cells.type))
+                cells = pc.if_else(is_empty, pa.scalar(None, cells.type), cells)
+        if name in self._categorical:
+            return self._codes(file, name, cells.cast(pa.string()), before)
+        if is_text:
+            cells = self._parsed(file, name, cells, before)
         # Bits have no cast to float64 in pyarrow.
         small = cells.cast(pa.uint8()) if pa.types.is_boolean(cells.type) else cells
         numbers: NDArray[np.float64] = small.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero(np.isinf(numbers))
+        wrong = np.flatnonzero(np.abs(numbers) > MOST_NUMBER)
         if wrong.size:
+            value = numbers[wrong[0]]
+            what = "infinite" if np.isinf(value) else f"{value:.3g}, beyond {MOST_NUMBER:g},"
             raise UserError(
-                f"column {name!r} of data file {file} is infinite in row {before + int(wrong[0]) + 1}",
+                f"column {clipped(name)!r} of data file {file} is {what} in row {before + int(wrong[0]) + 1}",
                 hint="replace the value, or leave the cell empty",
             )
         return numbers
@@ -186,14 +273,30 @@ class TableReader:
                     raise _no_number(file, name, row, value, is_target=name == self.spec.target) from None
             raise
 
-    def _codes(self, name: str, cells: Any) -> NDArray[np.float64]:
-        known = self.categories.setdefault(name, {})
+    def _codes(self, file: Path, name: str, cells: Any, before: int) -> NDArray[np.float64]:
         encoded = cells.dictionary_encode()
+        longest = pc.max(pc.utf8_length(encoded.dictionary)).as_py() or 0
+        if longest > MOST_CATEGORY_CHARACTERS:
+            is_long = pc.fill_null(pc.greater(pc.utf8_length(cells), MOST_CATEGORY_CHARACTERS), False)
+            row = before + pc.index(is_long, True).as_py() + 1
+            raise UserError(
+                f"column {clipped(name)!r} of data file {file} has a category of {longest} characters or more in "
+                f"row {row}; at most {MOST_CATEGORY_CHARACTERS} are read",
+                hint="shorten it, or leave the column out of data.table.features",
+            )
+        known = self.categories.setdefault(name, {})
+        was = len(known)
         codes = [known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()]
         if len(known) > MOST_CATEGORIES:
             raise UserError(
-                f"column {name!r} has more than {MOST_CATEGORIES} categories",
+                f"column {clipped(name)!r} has more than {MOST_CATEGORIES} categories",
                 hint="use a column of numbers, or group its rare categories",
+            )
+        self._all_categories += 0 if name == self.spec.target else len(known) - was
+        if self._all_categories > MOST_ALL_CATEGORIES:
+            raise UserError(
+                f"the features have more than {MOST_ALL_CATEGORIES} categories together",
+                hint="leave columns with many categories out of data.table.features",
             )
         found = np.asarray([*codes, np.nan])
         places = pc.fill_null(encoded.indices, len(codes)).to_numpy(zero_copy_only=False)
@@ -205,7 +308,7 @@ class TableReader:
         if missing[:, -1].any():
             row = before + int(np.flatnonzero(missing[:, -1])[0]) + 1
             raise UserError(
-                f"the target {self.spec.target!r} of data file {file} has no value in row {row}",
+                f"the target {clipped(self.spec.target)!r} of data file {file} has no value in row {row}",
                 hint="remove rows without a target",
             )
         if self.spec.missing == "fill" or not missing.any():
@@ -216,7 +319,7 @@ class TableReader:
             return block[keeps]
         row, column = (int(each[0]) for each in np.nonzero(missing))
         raise UserError(
-            f"column {self.columns[column]!r} of data file {file} has no value in row {before + row + 1}",
+            f"column {clipped(self.columns[column])!r} of data file {file} has no value in row {before + row + 1}",
             hint="set data.table.missing to fill or drop, or leave the column out of data.table.features",
         )
 
@@ -236,13 +339,14 @@ def _no_number(file: Path, name: str, row: int, value: str, *, is_target: bool) 
         else "name the column in data.table.categorical, or correct the value"
     )
     return UserError(
-        f"column {name!r} of data file {file} has {value[:40]!r} in row {row}, no number", hint=hint
+        f"column {clipped(name)!r} of data file {file} has {clipped(value, 40)!r} in row {row}, no number",
+        hint=hint,
     )
 
 
 def _unreadable(file: Path, failure: Exception) -> UserError:
     reason = (str(failure).splitlines() or [type(failure).__name__])[0]
     return UserError(
-        f"data file {file} cannot be read as {file.suffix}: {reason}",
+        f"data file {file} cannot be read as {file.suffix}: {clipped(reason, 400)}",
         hint="check that its content is what its suffix says, in UTF-8; rows of a .csv may have 4 MiB at most",
     )

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.data.reading import check_files, files_digest
-from share_compute.data.row_file import open_rows, write_record, write_rows
+from share_compute.data.row_file import open_rows, require_space, write_record, write_rows
 from share_compute.data.samples import SPLITS, Array, Split
-from share_compute.data.splitting import Rows, split_rows, unknown_class, with_classes
+from share_compute.data.splitting import Rows, shown_classes, split_rows, unknown_class, with_classes
 from share_compute.errors import UserError
 from share_compute.models.objective import Objective, objective_of
+from share_compute.quantities import clipped
 from share_compute.specification import TableSpec, TrainJob
 
 NAME = "table"
@@ -157,8 +158,8 @@ def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float],
                 code = int(numbers[rows[split][wrong[0]], -1])
                 raise unknown_class(known[code], split)
         counts = np.bincount(_targets(samples, "train"), minlength=target.width)
-        objective = with_classes(spec, objective, counts)
-        notes.append(f"the target has {target.width} classes: {', '.join(target.categories[:20])}")
+        objective = with_classes(spec, objective, counts, target.categories, f"column {clipped(table.target)!r}")
+        notes.append(f"the target has {target.width} classes: {shown_classes(target.categories)}")
     description = {"columns": [asdict(column) for column in columns], "target": asdict(target)}
     return PreparedTable(samples, objective, description, tuple(notes))
 
@@ -172,7 +173,7 @@ def _rows_of(
     has_classes: bool,
 ) -> Any:
     """Return the row file of some tables; its facts have the number of usable rows of each table."""
-    from share_compute.data.table_reading import TableReader, columns_of  # noqa: PLC0415 - imports pyarrow
+    from share_compute.data.table_reading import TableReader, columns_of, count_rows  # noqa: PLC0415 - imports pyarrow
 
     features = columns_of(files, table)
     reads = [_FORMAT, files[0].suffix, features, table.target, table.categorical, table.missing, has_classes]
@@ -180,6 +181,8 @@ def _rows_of(
     found = open_rows(folder, NAME, digest)
     if found is not None:
         return found
+    row_bytes = 8 * (len(features) + 1)
+    require_space(folder, count_rows(files) * row_bytes)
     reader = TableReader(table, features, has_classes)
     counts = [0] * len(files)
 
@@ -188,6 +191,7 @@ def _rows_of(
             progress("reading tables", place / len(files))
             for block in reader.blocks(file):
                 counts[place] += len(block)
+                require_space(folder, block.nbytes)
                 yield block
 
     shape = write_rows(folder, NAME, blocks())
@@ -243,7 +247,7 @@ class _Learned:
         empty = [name for name, known in zip(names, count, strict=True) if not known]
         if empty:
             raise UserError(
-                f"column {empty[0]!r} has no value in the training split",
+                f"column {clipped(empty[0])!r} has no value in the training split",
                 hint="leave it out of data.table.features",
             )
         means = np.where(least == most, least, total / count)
@@ -291,7 +295,7 @@ def _targets(samples: TableSamples, split: Split) -> Rows:
 
 
 def _widths(columns: Sequence[Column]) -> str:
-    parts = [f"{column.name} {column.width}" for column in columns if column.categories is not None]
+    parts = [f"{clipped(column.name)} {column.width}" for column in columns if column.categories is not None]
     count = len(columns) - len(parts)
     numbers = [f"{count} number{'s' if count > 1 else ''}"] if count else []
     return ", ".join([*numbers, *parts[:20]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -54,14 +56,14 @@ class TableSpec(SpecModel):
     def _columns_are_distinct(self) -> Self:
         features = self.features
         for name, columns in (("features", features or ()), ("categorical", self.categorical)):
-            twice = sorted({column for column in columns if columns.count(column) > 1})
+            twice = sorted(column for column, count in Counter(columns).items() if count > 1)
             if twice:
                 raise ValueError(f"{name} names {twice[0]!r} twice")
             if self.target in columns:
                 raise ValueError(f"{name} contains the target {self.target!r}")
-        unknown = [column for column in self.categorical if features is not None and column not in features]
+        unknown = set(self.categorical).difference(self.categorical if features is None else features)
         if unknown:
-            raise ValueError(f"categorical names {unknown[0]!r}, which is not among the features")
+            raise ValueError(f"categorical names {min(unknown)!r}, which is not among the features")
         return self
 
 
@@ -111,6 +113,8 @@ class DataSpec(SpecModel):
         for name in ("files", "validation_files", "test_files"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} is empty")
+        if self.table is not None or self.images is not None:
+            self._require_distinct_files()
         if self.images is not None:
             return
         suffixes = {file.suffix for file in self.all_files}
@@ -122,6 +126,16 @@ class DataSpec(SpecModel):
             raise ValueError(f"cannot read {what}{more}; known: {', '.join(readable)}")
         if len(suffixes) > 1:
             raise ValueError(f"files are of several kinds: {', '.join(sorted(suffixes))}")
+
+    def _require_distinct_files(self) -> None:
+        """Raise ValueError if a table or folder of images is named twice, in one split or in two."""
+        known = set[str]()
+        for name in ("files", "validation_files", "test_files"):
+            for file in getattr(self, name) or ():
+                path = os.path.normpath(file)
+                if path in known:
+                    raise ValueError(f"{name} names {path}, which data has already: name each file once")
+                known.add(path)
 
     @property
     def all_files(self) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn.datasets import load_digits
 
 from share_compute.data import PreparedData, prepare
@@ -94,6 +95,18 @@ def test_images_are_turned_as_their_camera_says(tmp_path: Path) -> None:
     assert read_image(file, GREY)[0, 0].tolist() == [0] * 8
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_after_they_are_resized(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    parts = np.random.default_rng(0).integers(0, 255, (6, 10))
+    file = save(tmp_path / "a.png", np.kron(parts, np.ones((40, 30))), exif=exif)
+    with Image.open(file) as opened:
+        upright = ImageOps.exif_transpose(opened).resize((30, 24), Image.Resampling.BILINEAR)
+    found = read_image(file, ImagesSpec(height=24, width=30, channels=1))[0]
+    assert np.allclose(found.astype(int), np.asarray(upright).astype(int), atol=4)
+
+
 def test_validation_may_have_a_folder_of_its_own(pictures: Path, tmp_path: Path) -> None:
     save(tmp_path / "more" / "3" / "x.png", np.full((8, 8), 9))
     found = prepared(pictures, validation_files=[str(tmp_path / "more")], test_fraction=0)
@@ -122,16 +135,33 @@ def bomb(file: Path, width: int, height: int) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (10_000, 10_000), (9_000, 9_000)])
-def test_a_very_large_image_is_not_decoded(tmp_path: Path, width: int, height: int) -> None:
-    with pytest.raises(UserError, match=r"image .*a\.png has .*pixels; at most 67108864 are read"):
+@pytest.mark.parametrize(
+    ("width", "height", "most"),
+    [
+        (20_000, 20_000, "67108864"),
+        (10_000, 10_000, "67108864"),
+        (9_000, 9_000, "67108864"),
+        (5_100, 5_000, "25165824 of such a file"),
+        (1, 65_536, "65535 on a side"),
+        (1 << 26, 1, "65535 on a side"),
+    ],
+)
+def test_a_very_large_image_is_not_decoded(tmp_path: Path, width: int, height: int, most: str) -> None:
+    with pytest.raises(UserError, match=rf"image .*a\.png has .*pixels; at most {most} are read"):
         read_image(bomb(tmp_path / "a.png", width, height), GREY)
+
+
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
+    pixels = np.full((6000, 5000), 77)
+    assert np.unique(read_image(save(tmp_path / "a.jpg", pixels), GREY)).tolist() == [77]
+    with pytest.raises(UserError, match="at most 25165824 of such a file are read"):
+        read_image(save(tmp_path / "b.jpg", pixels, progressive=True), GREY)
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"GIF89a\1\0\1\0\0\0\0;"])
 def test_a_file_that_is_no_image_is_named(pictures: Path, content: bytes) -> None:
     (pictures / "3" / "wrong.png").write_bytes(content)
-    with pytest.raises(UserError, match=r"3/wrong\.png cannot be read as an image"):
+    with pytest.raises(UserError, match=r"3/wrong\.png cannot be read as an image: it is no PNG or JPEG$"):
         prepared(pictures)
 
 
@@ -159,5 +189,18 @@ def test_folders_without_images_are_named(pictures: Path, tmp_path: Path) -> Non
 def test_other_files_are_ignored_and_counted(pictures: Path) -> None:
     (pictures / "README").write_text("digits")
     (pictures / "3" / "Thumbs.db").write_text("x")
+    (pictures / "3" / "link.png").symlink_to(pictures / "3" / "003.png")
+    (pictures / "link").symlink_to(pictures / "3")
+    (pictures / ".cache").mkdir()
+    (pictures / "3" / "._003.png").write_text("x")
     found = prepared(pictures)
-    assert "2 files are ignored: they are in no class, or no PNG or JPEG files" in found.notes
+    assert "4 files are ignored: they are in no class, links, or no PNG or JPEG files" in found.notes
+    assert found.samples.size("train") == prepared(pictures).samples.size("train") == 90
+
+
+@pytest.mark.parametrize("name", [b"a\x1b[31m", b"a\xff"])
+def test_names_of_classes_can_be_shown(pictures: Path, name: bytes) -> None:
+    save(Path(os.fsdecode(bytes(pictures) + b"/" + name)) / "a.png", np.zeros((8, 8)))
+    with pytest.raises(UserError, match="has a name that cannot be shown") as caught:
+        prepared(pictures)
+    assert caught.value.message.isprintable()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,9 @@ from pyarrow import csv, parquet
 from sklearn.datasets import load_wine
 from sklearn.preprocessing import StandardScaler
 
-from share_compute.data import PreparedData, prepare
+from share_compute.data import PreparedData, prepare, table_reading
 from share_compute.data.samples import SPLITS
-from share_compute.errors import UserError
+from share_compute.errors import Unavailable, UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.layers import require_fit
 from share_compute.specification import LayerSpec, parse_job
@@ -197,6 +199,28 @@ def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
     assert targets.sum() == count // 2
 
 
+def test_cells_may_have_line_breaks_and_spaces(tmp_path: Path) -> None:
+    text = 'size,note,kind\n1,"two\nlines",a\n 2 ,"one, line", b\n3, one, b \n4,one , a\n'
+    (tmp_path / "a.csv").write_text(text)
+    table = {"target": "kind", "categorical": ["note"]}
+    found = prepared(tmp_path / "a.csv", table, **UNSPLIT)
+    assert found.description is not None
+    assert found.description["columns"][1]["categories"] == ("one", "one, line", "two\nlines")
+    assert found.description["target"]["categories"] == ("a", "b")
+    (tmp_path / "a.csv").write_text(f"{text}5, NA ,a\n")
+    with pytest.raises(UserError, match="column 'note' .* has no value in row 5"):
+        prepared(tmp_path / "a.csv", table, **UNSPLIT)
+
+
+def test_long_names_are_clipped(tmp_path: Path) -> None:
+    rows = [{**row, "kind": row["kind"] * 900, "n" * 500: "x"} for row in ROWS]
+    file = write(tmp_path / "a.csv", rows)
+    found = prepared(file, {"target": "kind", "features": ["n" * 500], "categorical": ["n" * 500]}, **UNSPLIT)
+    assert all(len(note) < 300 for note in found.notes)
+    error = table_error(tmp_path, rows, {"target": "kind", "features": ["n" * 500]})
+    assert f"column '{'n' * 77}...' of" in error.message
+
+
 def table_error(tmp_path: Path, rows: Any, table: dict[str, Any], **options: Any) -> Any:
     with pytest.raises(UserError) as caught:
         prepared(write(tmp_path / "a.csv", rows), table, **options)
@@ -253,14 +277,14 @@ class TestTablesThatCannotBeUsed:
 
     def test_one_class(self, tmp_path: Path) -> None:
         error = table_error(tmp_path, [ROWS[0], ROWS[2]], CHECKED, **UNSPLIT)
-        assert error.message == "all training samples have the same class"
+        assert error.message == "all training samples have the same class, 'b' in column 'kind'"
 
     def test_no_rows_and_no_table(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("size,colour,kind\n")
         with pytest.raises(UserError, match=r"a\.csv has no rows"):
             prepared(tmp_path / "a.csv", CHECKED)
         (tmp_path / "a.csv").write_text("size,colour,kind\n1,red\n")
-        with pytest.raises(UserError, match=r"a\.csv cannot be read as \.csv: .*Expected 3 columns, got 2"):
+        with pytest.raises(UserError, match=r"a\.csv cannot be read as \.csv: .*Row #2: Expected 3 columns, got 2"):
             prepared(tmp_path / "a.csv", CHECKED)
         (tmp_path / "a.parquet").write_text("no parquet")
         with pytest.raises(UserError, match=r"a\.parquet cannot be read as \.parquet"):
@@ -297,5 +321,56 @@ class TestTablesThatCannotBeUsed:
     def test_columns_of_other_types(self, tmp_path: Path) -> None:
         rows = [{**row, "day": datetime(2026, 1, 1, tzinfo=UTC)} for row in ROWS]
         file = write(tmp_path / "a.parquet", rows)
-        with pytest.raises(UserError, match=r"column 'day' of data file .* has the type timestamp"):
+        with pytest.raises(UserError, match=r"column 'day' of data file .* has the type timestamp") as caught:
             prepared(file, {"target": "kind", "features": ["day"]})
+        assert "leave it out of data.table.features" in (caught.value.hint or "")
+
+    @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+    def test_too_large_numbers(self, tmp_path: Path, suffix: str) -> None:
+        file = write(tmp_path / f"a{suffix}", [*ROWS, {**ROWS[0], "size": -2e37}])
+        with pytest.raises(UserError, match=r"'size' of data file .* is -2e\+37, beyond 1e\+37, in row 5"):
+            prepared(file, CHECKED)
+
+    def test_very_many_columns(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text(",".join(map(str, range(100_001))) + "\n")
+        with pytest.raises(UserError, match=r"a\.csv has 100001 columns; at most 100000 are read"):
+            prepared(tmp_path / "a.csv", CHECKED)
+        names = [*map(str, range(99_998)), "kind", "kind"]
+        (tmp_path / "a.csv").write_text(",".join(names) + "\n")
+        with pytest.raises(UserError, match="has two columns 'kind'"):
+            prepared(tmp_path / "a.csv", CHECKED)
+
+    @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+    def test_too_many_rows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+        monkeypatch.setattr(table_reading, "MOST_ROWS", 7)
+        files = [write(tmp_path / f"{name}{suffix}", ROWS) for name in "ab"]
+        with pytest.raises(UserError, match=r"more than 7 rows, up to data file .*b\.\w+"):
+            prepared(files, CHECKED)
+
+    def test_more_rows_than_the_disk_holds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=95))
+        with pytest.raises(Unavailable, match="the prepared data needs 96 bytes, but the disk of .* has 95 bytes"):
+            prepared(write(tmp_path / "a.parquet", ROWS), CHECKED)
+        assert not (tmp_path / "prepared" / "table.bin").exists()
+
+    def test_too_many_and_too_long_categories(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = table_error(tmp_path, [*ROWS, {**ROWS[0], "colour": "x" * 1001}], CHECKED)
+        assert "column 'colour'" in error.message
+        assert "a category of 1001 characters or more in row 5; at most 1000 are read" in error.message
+        monkeypatch.setattr(table_reading, "MOST_ALL_CATEGORIES", 6)
+        assert prepared(write(tmp_path / "a.csv", ROWS), CHECKED).samples.size("train") == 4
+        more = {"target": "kind", "categorical": ["colour", "size"]}
+        error = table_error(tmp_path, [{**row, "price": 1} for row in ROWS], more)
+        assert error.message == "the features have more than 6 categories together"
+
+    def test_files_that_name_a_path_twice(self, tmp_path: Path) -> None:
+        file = write(tmp_path / "a.csv", ROWS)
+        with pytest.raises(UserError, match=r"validation_files names .*a\.csv, which data has already"):
+            prepared(file, CHECKED, validation_files=[f"{tmp_path}/more/../a.csv"])
+        with pytest.raises(UserError, match=r"files names .*a\.csv, which data has already"):
+            prepared([file, file], CHECKED)
+
+    def test_columns_that_pyarrow_cannot_convert(self, tmp_path: Path) -> None:
+        views = pa.table({"x": pa.array(["1", "2"]).cast(pa.large_string()), "y": ["a", "b"]})
+        parquet.write_table(views, tmp_path / "a.parquet")
+        assert prepared(tmp_path / "a.parquet", {"target": "y"}, **UNSPLIT).samples.size("train") == 2
