@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -184,15 +185,36 @@ class EvaluationResult:
         if not fits or (self.scores and (not rows or len(self.scores) % rows)):
             raise ValueError("the numbers are not those of the targets")
 
-    def fits(self, objective: Objective) -> bool:
-        """Return whether there are predictions if and only if the task has them, and whether classes are possible."""
+    @property
+    def score_width(self) -> int:
+        """Number of outputs for each sample; 0 if they are not sent."""
+        return len(self.scores) // (NUMBER.itemsize * self.targets) if self.scores else 0
+
+    def fits(self, objective: Objective, targets: int) -> bool:
+        """Return whether the numbers are possible for a task, and those of all samples.
+
+        Scores may be infinite or NaN, because the loss can be finite nevertheless. The other numbers may be so only
+        together with the loss, which then ends the job.
+
+        Args:
+            objective: task and loss.
+            targets: number of targets of the microbatch.
+        """
+        if self.targets != targets or self.in_top_5 > targets:
+            return False
         if objective.task == "language_model":
-            return not self.predicted
-        classes = np.frombuffer(self.predicted + self.wanted, NUMBER)
-        are_classes = not objective.has_classes or bool(
-            (classes >= 0).all() and (classes < MOST_CLASSES).all()
-        )
-        return bool(self.predicted) == bool(self.targets) and are_classes
+            return not self.predicted and not self.scores
+        if bool(self.predicted) != bool(targets):
+            return False
+        numbers = np.frombuffer(self.predicted + self.wanted, NUMBER)
+        if not objective.has_classes:
+            return not self.scores and bool(np.isfinite(numbers).all() or not math.isfinite(self.loss_sum))
+        classes = objective.classes or self.score_width or MOST_CLASSES
+        widths = {0, self.score_width if objective.classes is None else objective.classes}
+        if classes == 2 and objective.loss in ("bce", "hinge"):
+            widths.add(1)
+        are_classes = (numbers >= 0).all() and (numbers < classes).all() and (numbers % 1 == 0).all()
+        return bool(are_classes) and self.score_width in widths
 
     def predictions(self) -> Predictions:
         """Return the predictions as arrays."""

@@ -98,15 +98,36 @@ def _area(wanted: Numbers, scores: Numbers, objective: Objective) -> float | Non
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - heavy
 
     exact = scores.astype(np.float64)
+    if not np.isfinite(exact).all():
+        return None
     if exact.shape[1] == 1:
         exact = np.concatenate([-exact, exact], axis=1)
-    elif objective.loss == "cross_entropy":
-        exact = np.exp(exact - exact.max(axis=1, keepdims=True))
-        exact /= exact.sum(axis=1, keepdims=True)
     elif exact.shape[1] == 2:
         exact = exact - exact[:, ::-1]
+    elif objective.loss == "cross_entropy":
+        exact = _log_odds(exact)
     classes = exact.shape[1]
-    if not np.array_equal(np.unique(wanted), np.arange(classes)) or not np.isfinite(exact).all():
+    if not np.array_equal(np.unique(wanted), np.arange(classes)):
         return None
     ones = [1] if classes == 2 else range(classes)
     return float(np.mean([roc_auc_score(wanted == one, exact[:, one]) for one in ones]))
+
+
+def _log_odds(scores: Numbers) -> Numbers:
+    """Return each score minus the log-sum-exp of the others: the logit of softmax, without its saturation at 0 and 1.
+
+    Args:
+        scores: finite scores, ``[samples, classes]``.
+    """
+    rows, best = np.arange(len(scores)), scores.argmax(axis=1)
+    highest = scores[rows, best][:, None]
+    powers = np.exp(scores - highest)
+    # The highest score has the power 1. For the other scores it stays in the sum of the others, which is 1 at least.
+    others = powers.sum(axis=1, keepdims=True) - powers
+    others[rows, best] = 1.0  # replaced below
+    odds = scores - highest - np.log(others)
+    rest = scores.copy()
+    rest[rows, best] = -np.inf
+    second = rest.max(axis=1)
+    odds[rows, best] = highest[:, 0] - second - np.log(np.exp(rest - second[:, None]).sum(axis=1))
+    return odds

@@ -370,7 +370,10 @@ class TestTablesThatCannotBeUsed:
         with pytest.raises(UserError, match=r"files names .*a\.csv, which data has already"):
             prepared([file, file], CHECKED)
 
-    def test_columns_that_pyarrow_cannot_convert(self, tmp_path: Path) -> None:
-        views = pa.table({"x": pa.array(["1", "2"]).cast(pa.large_string()), "y": ["a", "b"]})
-        parquet.write_table(views, tmp_path / "a.parquet")
-        assert prepared(tmp_path / "a.parquet", {"target": "y"}, **UNSPLIT).samples.size("train") == 2
+    def test_what_pyarrow_has_not_implemented(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def batches(*_arguments: Any) -> Any:
+            raise pa.ArrowNotImplementedError("no such encoding")
+
+        monkeypatch.setattr(table_reading, "record_batches", batches)
+        with pytest.raises(UserError, match=r"a\.parquet cannot be read as \.parquet: no such encoding"):
+            prepared(write(tmp_path / "a.parquet", ROWS), CHECKED)

@@ -161,11 +161,21 @@ class TestMetrics:
         scores, wanted = drawn(4, 3)
         objective = classes(count=3)
         result = evaluated(scores, wanted, objective, 9)
-        assert result.fits(objective)
-        assert not result.fits(Objective())
-        assert not replace(result, predicted=b"", wanted=b"", scores=b"").fits(objective)
-        negative = np.full(4, -1, NUMBER).tobytes()
-        assert not replace(result, wanted=negative).fits(objective)
+        assert result.fits(objective, 4)
+        assert not result.fits(objective, 5)
+        assert not result.fits(Objective(), 4)
+        assert not replace(result, predicted=b"", wanted=b"", scores=b"").fits(objective, 4)
+        assert replace(result, in_top_5=4).fits(objective, 4)
+        assert not replace(result, in_top_5=5).fits(objective, 4)
+        for wrong in (-1, 0.5, 3, np.nan, np.inf):
+            numbers = np.full(4, wrong, NUMBER).tobytes()
+            assert not replace(result, wanted=numbers).fits(objective, 4)
+            assert not replace(result, predicted=numbers).fits(objective, 4)
+        assert replace(result, scores=b"").fits(objective, 4)
+        assert not replace(result, scores=bytes(4 * 4 * 4)).fits(objective, 4)
+        assert replace(result, scores=np.full(12, -np.inf, NUMBER).tobytes()).fits(objective, 4)
+        assert result.fits(classes(), 4)  # the number of classes is unknown, but not that of the scores
+        assert not replace(result, wanted=np.full(4, 3, NUMBER).tobytes()).fits(classes(), 4)
         with pytest.raises(ValueError, match="not those of the targets"):
             replace(result, targets=5)
         received = EVALUATION.unpack(EVALUATION.pack({7: result}), "ada")
@@ -173,6 +183,43 @@ class TestMetrics:
         forged = EVALUATION.pack({7: result}).replace(b'"targets":4', b'"targets":5')
         with pytest.raises(Undeclared, match="not those of the targets"):
             EVALUATION.unpack(forged, "ada")
+
+    def test_one_output_fits_two_classes_of_some_losses(self) -> None:
+        scores, wanted = drawn(4, 1)
+        assert evaluated(scores, wanted, classes("bce", 2), 9).fits(classes("bce", 2), 4)
+        assert not evaluated(scores, wanted, classes("bce", 2), 9).fits(classes(count=2), 4)
+
+    def test_numbers_are_finite_unless_the_loss_is_not(self) -> None:
+        objective = Objective(task="tabular_regression", loss="mae")
+        outputs, wanted = torch.tensor([[1.0], [torch.nan]]), torch.ones(2)
+        diverged = evaluated(outputs, wanted, objective, 9)
+        assert diverged.fits(objective, 2)
+        assert not np.isfinite(figures_of([diverged.predictions()], objective)["validation_loss"])
+        assert not replace(diverged, loss_sum=1.0).fits(objective, 2)
+        assert not replace(diverged, loss_sum=1.0, predicted=diverged.wanted, scores=bytes(8)).fits(objective, 2)
+
+    @pytest.mark.parametrize("outputs", [2, 3])
+    def test_areas_of_high_scores_do_not_saturate(self, outputs: int) -> None:
+        """Softmax rounds the probabilities of such scores to 0 and 1, where their order is lost."""
+        high = 1000.0 + torch.arange(8.0)
+        scores = torch.stack([high * 0, *[high * (place + 1) for place in range(outputs - 1)]], dim=1)
+        wanted = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+        if outputs == 3:
+            scores = torch.stack([high, -high, high * 2], dim=1)
+            wanted = torch.tensor([0, 1, 0, 1, 0, 2, 2, 2])
+        objective = classes(count=outputs)
+        found = figures_of(parts_of(scores, wanted, objective, 3), objective)
+        if outputs == 2:
+            assert found["auroc"] == 1.0
+        else:
+            margins = [
+                scores[:, one] - torch.cat([scores[:, :one], scores[:, one + 1 :]], 1).logsumexp(1)
+                for one in range(3)
+            ]
+            areas = [metrics.roc_auc_score(wanted == one, margins[one]) for one in range(3)]
+            assert found["auroc"] == pytest.approx(np.mean(areas))
+            odds = scores.double().softmax(1)
+            assert found["auroc"] != pytest.approx(metrics.roc_auc_score(wanted, odds, multi_class="ovr"))
 
     def test_of_language_models(self) -> None:
         parts = [

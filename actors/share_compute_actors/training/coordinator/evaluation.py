@@ -96,7 +96,8 @@ class Evaluation:
         while start < count:
             at_once = each * max(map(len, self._conductor.membership.stages))
             chunk = list(range(start, min(start + at_once, count)))
-            parts += self._conductor.at_pause(partial(self._evaluate_some, split, step, chunk))
+            width = parts[0].score_width if parts else None
+            parts += self._conductor.at_pause(partial(self._evaluate_some, split, step, chunk, width))
             start += len(chunk)
         found = figures_of([part.predictions() for part in parts], self._facts.blueprint.objective)
         others: dict[str, Any] = {name: value for name, value in found.items() if name != "validation_loss"}
@@ -106,8 +107,9 @@ class Evaluation:
         return found
 
     def _evaluate_some(
-        self, split: Literal["validation", "test"], step: int, chunk: list[int]
+        self, split: Literal["validation", "test"], step: int, chunk: list[int], width: int | None
     ) -> list[EvaluationResult]:
+        """Return the results of some microbatches, which have ``width`` scores per sample; None: the same for all."""
         membership = self._conductor.membership
         self._load_merged(step)
         most_outputs = MOST_SCORES // self._facts.sizes[split]
@@ -126,10 +128,23 @@ class Evaluation:
         for place, worker in enumerate(last):
             if set(answers[worker]) != {each for each in chunk if each % len(last) == place}:
                 self._group.accuse(worker, "evaluations of other microbatches")
-            if not all(each.fits(self._facts.blueprint.objective) for each in answers[worker].values()):
-                self._group.accuse(worker, "predictions that the task does not have")
+            for microbatch, result in answers[worker].items():
+                if not result.fits(self._facts.blueprint.objective, self._targets(split, microbatch)):
+                    self._group.accuse(worker, "predictions that the task does not have")
+                width = result.score_width if width is None else width
+                if result.score_width != width:
+                    self._group.accuse(worker, "another number of scores than the other members")
             results |= answers[worker]
         return [results[microbatch] for microbatch in chunk]
+
+    def _targets(self, split: Literal["validation", "test"], microbatch: int) -> int:
+        """Return the number of targets of a microbatch; the last one of a split may have fewer samples."""
+        training = self._spec.training
+        samples = min(
+            training.microbatch_size, self._facts.sizes[split] - microbatch * training.microbatch_size
+        )
+        is_text = self._facts.blueprint.objective.task == "language_model"
+        return samples * (training.sequence_length if is_text else 1)
 
     def sample(self, wanted: SamplesSpec, step: int) -> None:
         """Generate continuations of the prompts with the model, and report the texts."""
