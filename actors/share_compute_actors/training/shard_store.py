@@ -33,6 +33,7 @@ from share_compute.specification.boundaries import (
     PlannedBoundaryCompressionSpec,
 )
 from share_compute.training.loss_scale import LossScale, first_loss_scale
+from share_compute.training.metric_checks import require_metrics
 from share_compute.training.metrics import Figures
 from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.stalled import close_stalled_connections
@@ -89,6 +90,8 @@ class ShardStoreFacts:
     """Number of merges that the weights include; None unless the attempt trains a branch."""
     boundaries: FixedBoundaryCompressionSpec | None = None
     """Compression at the boundaries between stages from the checkpoint; None lets the first plan fix it."""
+    data: str | None = None
+    """`PreparedData.digest`."""
 
     @property
     def first_step(self) -> int:
@@ -180,6 +183,7 @@ class ShardStore:
             objective=prepared.objective,
             sample_shape=prepared.sample_shape,
         )
+        require_metrics(self._spec, blueprint.objective, prepared.samples)
         if blueprint.config is None:
             from share_compute.models.layers import require_fit  # noqa: PLC0415 - imports torch
 
@@ -201,6 +205,7 @@ class ShardStore:
             prompts=self._prompts(prepared.tokenizer_folder),
             text_ends=self._text_ends(),
             version=self._version,
+            data=prepared.digest,
         )
 
     def _step_order(self, size: int) -> StepOrder:
@@ -247,11 +252,7 @@ class ShardStore:
     def _continue_from(self, checkpoint: Path, prepared: PreparedData) -> None:
         state = json.loads((checkpoint / STATE).read_text())
         samples = prepared.samples.size("train")
-        if state["train_samples"] != samples:
-            raise UserError(
-                f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
-                hint="put the data files back as they were, or submit a new job",
-            )
+        require_unchanged(state, samples, prepared.digest)
         if self._assignment.branch is not None:
             self._version = int(state.get("version", self._assignment.branch.version))
         # A job keeps its first number of microbatches, because the order of additions depends on this number.
@@ -458,6 +459,7 @@ class ShardStore:
             "seed": self._spec.training.seed,
             "batch_size": self._spec.training.batch_size,
             "train_samples": self._prepared.samples.size("train"),
+            "data": self._prepared.digest,
             "microbatches": self._spec.training.microbatches,
             "runs": self._runs,
             "boundaries": None if self._boundaries is None else self._boundaries.model_dump(mode="json"),
@@ -485,6 +487,25 @@ class ShardStore:
         writer.write_json("config.json", published_config(config))
         if base is not None:
             writer.copy(base.glob("generation_config.json"))
+
+
+def require_unchanged(state: Mapping[str, Any], samples: int, digest: str | None) -> None:
+    """Raise UserError if a checkpoint is of other data.
+
+    Args:
+        state: training state in the checkpoint.
+        samples: number of training samples now.
+        digest: `PreparedData.digest` now.
+    """
+    if state["train_samples"] != samples:
+        reason = f"{samples} training samples now, {state['train_samples']} at the checkpoint"
+    elif state.get("data") != digest:
+        reason = "its encoding (classes, categories, means or scales) is not that of the checkpoint"
+    else:
+        return
+    raise UserError(
+        f"the data has changed: {reason}", hint="put the data files back as they were, or submit a new job"
+    )
 
 
 def _piece(member: Any, machine: str, number: int) -> Piece | None:

@@ -79,6 +79,13 @@ class PreparedData:
     description: dict[str, Any] | None = None
     """Encoding of the samples, as JSON, which is saved with the model; None if the data is text or the digits."""
 
+    @property
+    def digest(self) -> str | None:
+        """Hexadecimal SHA-256 digest of ``description``; None without one."""
+        if self.description is None:
+            return None
+        return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
+
 
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
     """Load the data of a job, tokenize it if it is text, write tables and images into one file, and split the samples.

@@ -15,7 +15,8 @@ from share_compute.specification import Metric
 
 MOST_SCORES = 1 << 22
 """Maximum number of outputs of a split, over all of its samples, for which ``auroc`` is computed."""
-_TOP = 5
+TOP = 5
+"""Number of highest outputs among which ``top_5_accuracy`` looks for the class."""
 
 Figures: TypeAlias = dict[Metric, float]
 """Values of metrics, by name."""
@@ -67,7 +68,7 @@ def figures_of(parts: Sequence[Predictions], objective: Objective) -> Figures:
     found: Figures = {"validation_loss": loss, "accuracy": float((predicted == wanted).mean())}
     scores = [part.scores for part in parts if part.scores is not None]
     outputs = max(int(wanted.max()), int(predicted.max())) + 1 if not scores else scores[0].shape[1]
-    if max(outputs, objective.classes or 0) > _TOP:
+    if max(outputs, objective.classes or 0) > TOP:
         found["top_5_accuracy"] = sum(part.in_top_5 for part in parts) / count
     from sklearn.metrics import f1_score  # noqa: PLC0415 - heavy
 

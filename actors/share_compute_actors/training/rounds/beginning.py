@@ -83,6 +83,7 @@ def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, plan: Plan) -> dict[
         "seed": spec.training.seed,
         "batch_size": spec.training.batch_size,
         "train_samples": samples,
+        "data": facts.data,
         "microbatches": sum(runs),
         "runs": runs,
         "boundaries": plan.boundaries.model_dump(mode="json"),
