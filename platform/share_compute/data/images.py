@@ -121,7 +121,9 @@ def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float]
         np.asarray(images.mean, dtype=np.float32).reshape(shape),
         np.asarray(images.deviation, dtype=np.float32).reshape(shape),
     )
-    objective = with_classes(spec, objective_of(spec), np.bincount(classes[rows["train"]]), names, "data.files")
+    objective = with_classes(
+        spec, objective_of(spec), np.bincount(classes[rows["train"]]), names, "data.files"
+    )
     notes = [f"the images have {len(names)} classes: {shown_classes(names)}"]
     if file.facts["ignored"]:
         notes.append(
@@ -223,7 +225,7 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
     Raises:
         UserError: the file is no image, or the image is too large or damaged.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 - images only
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - images only
 
     try:
         with warnings.catch_warnings(), open_unlinked(file) as opened:
@@ -236,7 +238,7 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
                 raise _too_large(file, f"{width} x {height} pixels", MOST_SIDE, "on a side")
             if image.mode not in _MODES:
                 raise UserError(
-                    f"image {file} has more than 8 bits for each channel", hint="save it with 8 bits"
+                    f"image {_shown(file)} has more than 8 bits for each channel", hint="save it with 8 bits"
                 )
             mode = "L" if spec.channels == 1 else "RGB"
             image.draft(mode, (spec.width, spec.height))  # JPEG files are decoded at a fraction of their size
@@ -248,13 +250,14 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
         raise _too_large(file, "far more pixels", MOST_PIXELS) from failure
     except UnidentifiedImageError as failure:
         raise UserError(
-            f"{file} cannot be read as an image: it is no PNG or JPEG",
+            f"{_shown(file)} cannot be read as an image: it is no PNG or JPEG",
             hint="replace it, or take it out of its folder",
         ) from failure
     except (OSError, ValueError, SyntaxError, EOFError) as failure:
         reason = (str(failure).splitlines() or [type(failure).__name__])[0]
         raise UserError(
-            f"{file} cannot be read as an image: {reason}", hint="replace it, or take it out of its folder"
+            f"{_shown(file)} cannot be read as an image: {reason}",
+            hint="replace it, or take it out of its folder",
         ) from failure
     return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
 
@@ -275,4 +278,9 @@ def _small(image: Any, mode: str, spec: ImagesSpec) -> Any:
 
 def _too_large(file: Path, size: str, most: int, what: str = "") -> UserError:
     limit = " ".join(filter(None, ("at most", str(most), what, "are read")))
-    return UserError(f"image {file} has {size}; {limit}", hint="make it smaller")
+    return UserError(f"image {_shown(file)} has {size}; {limit}", hint="make it smaller")
+
+
+def _shown(file: Path) -> str:
+    """Return a path as text that can be printed: with escapes if its name is not UTF-8, or has control characters."""
+    return str(file) if str(file).isprintable() else repr(str(file))

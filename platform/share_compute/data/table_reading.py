@@ -275,13 +275,12 @@ class TableReader:
 
     def _codes(self, file: Path, name: str, cells: Any, before: int) -> NDArray[np.float64]:
         encoded = cells.dictionary_encode()
-        longest = pc.max(pc.utf8_length(encoded.dictionary)).as_py() or 0
-        if longest > MOST_CATEGORY_CHARACTERS:
-            is_long = pc.fill_null(pc.greater(pc.utf8_length(cells), MOST_CATEGORY_CHARACTERS), False)
-            row = before + pc.index(is_long, True).as_py() + 1
+        if (pc.max(pc.utf8_length(encoded.dictionary)).as_py() or 0) > MOST_CATEGORY_CHARACTERS:
+            lengths = pc.fill_null(pc.utf8_length(cells), 0).to_numpy(zero_copy_only=False)
+            row = int(np.argmax(lengths > MOST_CATEGORY_CHARACTERS))
             raise UserError(
-                f"column {clipped(name)!r} of data file {file} has a category of {longest} characters or more in "
-                f"row {row}; at most {MOST_CATEGORY_CHARACTERS} are read",
+                f"column {clipped(name)!r} of data file {file} has a category of {lengths[row]} characters in row "
+                f"{before + row + 1}; at most {MOST_CATEGORY_CHARACTERS} are read",
                 hint="shorten it, or leave the column out of data.table.features",
             )
         known = self.categories.setdefault(name, {})

@@ -158,7 +158,9 @@ def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float],
                 code = int(numbers[rows[split][wrong[0]], -1])
                 raise unknown_class(known[code], split)
         counts = np.bincount(_targets(samples, "train"), minlength=target.width)
-        objective = with_classes(spec, objective, counts, target.categories, f"column {clipped(table.target)!r}")
+        objective = with_classes(
+            spec, objective, counts, target.categories, f"column {clipped(table.target)!r}"
+        )
         notes.append(f"the target has {target.width} classes: {shown_classes(target.categories)}")
     description = {"columns": [asdict(column) for column in columns], "target": asdict(target)}
     return PreparedTable(samples, objective, description, tuple(notes))

@@ -177,7 +177,7 @@ class TargetReached(StrictModel):
     seconds: float = Field(ge=0)
     """Time since the attempt began its first step, validations included."""
     sent_bytes: int = Field(ge=0)
-    """Bytes of tensors that the members have sent since the attempt began."""
+    """Bytes of tensors that the members have sent since the attempt began; with rounds, those of the first branch."""
 
 
 class Sampled(StrictModel):

@@ -126,7 +126,7 @@ def _log_odds(scores: Numbers) -> Numbers:
     # The highest score has the power 1. For the other scores it stays in the sum of the others, which is 1 at least.
     others = powers.sum(axis=1, keepdims=True) - powers
     others[rows, best] = 1.0  # replaced below
-    odds = scores - highest - np.log(others)
+    odds: Numbers = scores - highest - np.log(others)
     rest = scores.copy()
     rest[rows, best] = -np.inf
     second = rest.max(axis=1)

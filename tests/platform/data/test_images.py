@@ -204,3 +204,9 @@ def test_names_of_classes_can_be_shown(pictures: Path, name: bytes) -> None:
     with pytest.raises(UserError, match="has a name that cannot be shown") as caught:
         prepared(pictures)
     assert caught.value.message.isprintable()
+
+
+def test_names_of_files_are_escaped_in_errors(pictures: Path) -> None:
+    Path(os.fsdecode(bytes(pictures) + b"/3/a\xff.png")).write_text("no image")
+    with pytest.raises(UserError, match=r"3/a\\udcff\.png' cannot be read as an image"):
+        prepared(pictures)

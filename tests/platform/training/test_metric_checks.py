@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from share_compute_actors.training.shard_store import require_unchanged
 LAYERS = {"layers": [{"type": "linear", "options": {"in_features": 1, "out_features": 1}}]}
 
 
-def write(file: Path, rows: list[tuple[float, Any]]) -> str:
+def write(file: Path, rows: Sequence[tuple[float, Any]]) -> str:
     file.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in rows))
     return str(file)
 
 
-def check(folder: Path, metric: str, *, validation: list[tuple[float, Any]], regression: bool = False) -> None:
+def check(
+    folder: Path, metric: str, *, validation: Sequence[tuple[float, Any]], regression: bool = False
+) -> None:
     """Check a job on ten rows of two classes."""
     training = [(number, number % 2) for number in range(10)]
     data: dict[str, Any] = {
@@ -48,7 +51,7 @@ def check(folder: Path, metric: str, *, validation: list[tuple[float, Any]], reg
         require_metrics(spec, prepared.objective, prepared.samples)
 
 
-TWO: list[tuple[float, Any]] = [(1, 0), (2, 1)]
+TWO: Sequence[tuple[float, Any]] = [(1, 0), (2, 1)]
 
 
 def test_metrics_that_are_defined(tmp_path: Path) -> None:
@@ -59,16 +62,20 @@ def test_metrics_that_are_defined(tmp_path: Path) -> None:
 
 
 def test_metrics_that_are_never_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="top_5_accuracy is never defined: the data has 2 classes, and it needs"):
+    with pytest.raises(
+        UserError, match="top_5_accuracy is never defined: the data has 2 classes, and it needs"
+    ):
         check(tmp_path, "top_5_accuracy", validation=TWO)
-    with pytest.raises(UserError, match="auroc is never defined: .* samples of only 1 of 2 classes"):
+    with pytest.raises(UserError, match=r"auroc is never defined: .* samples of only 1 of 2 classes"):
         check(tmp_path, "auroc", validation=TWO[:1] * 3)
     with pytest.raises(UserError, match="r2 is never defined: the validation split has one sample"):
         check(tmp_path, "r2", validation=TWO[:1], regression=True)
     with pytest.raises(UserError, match=r"early_stopping needs .*, but the validation split is empty"):
         check(tmp_path, "accuracy", validation=[])
     monkeypatch.setattr(metric_checks, "MOST_SCORES", 3)
-    with pytest.raises(UserError, match="auroc is never defined: 2 samples with 2 outputs are more than 3 outputs"):
+    with pytest.raises(
+        UserError, match="auroc is never defined: 2 samples with 2 outputs are more than 3 outputs"
+    ):
         check(tmp_path, "auroc", validation=TWO)
 
 
@@ -86,7 +93,7 @@ def test_classes_of_the_digits() -> None:
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
-    def digest(rows: list[tuple[float, Any]]) -> str | None:
+    def digest(rows: Sequence[tuple[float, Any]]) -> str | None:
         spec = parse_job(
             {
                 "task": "tabular_classification",
@@ -96,7 +103,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         )
         return prepare(spec, tmp_path / "prepared").digest
 
-    rows: list[tuple[float, Any]] = [(1, "a"), (2, "b"), (4, "a"), (8, "b")]
+    rows: Sequence[tuple[float, Any]] = [(1, "a"), (2, "b"), (4, "a"), (8, "b")]
     state = {"train_samples": 4, "data": digest(rows)}
     assert state["data"] is not None
     require_unchanged(state, 4, digest(rows))

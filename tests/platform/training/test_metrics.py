@@ -196,7 +196,9 @@ class TestMetrics:
         assert diverged.fits(objective, 2)
         assert not np.isfinite(figures_of([diverged.predictions()], objective)["validation_loss"])
         assert not replace(diverged, loss_sum=1.0).fits(objective, 2)
-        assert not replace(diverged, loss_sum=1.0, predicted=diverged.wanted, scores=bytes(8)).fits(objective, 2)
+        assert not replace(diverged, loss_sum=1.0, predicted=diverged.wanted, scores=bytes(8)).fits(
+            objective, 2
+        )
 
     @pytest.mark.parametrize("outputs", [2, 3])
     def test_areas_of_high_scores_do_not_saturate(self, outputs: int) -> None:
