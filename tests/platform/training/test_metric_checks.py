@@ -67,7 +67,7 @@ def test_metrics_that_are_never_defined(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         check(tmp_path, "top_5_accuracy", validation=TWO)
     with pytest.raises(UserError, match=r"auroc is never defined: .* samples of only 1 of 2 classes"):
-        check(tmp_path, "auroc", validation=TWO[:1] * 3)
+        check(tmp_path, "auroc", validation=[*TWO[:1], *TWO[:1]])
     with pytest.raises(UserError, match="r2 is never defined: the validation split has one sample"):
         check(tmp_path, "r2", validation=TWO[:1], regression=True)
     with pytest.raises(UserError, match=r"early_stopping needs .*, but the validation split is empty"):
