@@ -234,6 +234,20 @@ def test_the_target_ends_the_job(attempt: Attempt, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_the_target_ends_a_job_with_rounds(attempt: Attempt, tmp_path: Path) -> None:
+    data = written(tmp_path / "csv", load_wine)
+    training = {
+        "steps": 40,
+        "validate_every": 4,
+        "synchronization": {"kind": "local", "branches": 2, "every": 4},
+        "target": {"metric": "validation_loss", "value": 100.0},
+    }
+    events = succeeded(attempt(job(data, "tabular_classification", network(13, 3), training)))
+    (reached,) = (event for event in events if event.type == "target-reached")
+    assert reached.step == validated(events, "validation").step == 4
+
+
+@pytest.mark.thorough
 def test_diabetes_is_predicted_as_well_as_by_ridge(attempt: Attempt, tmp_path: Path) -> None:
     data = written(tmp_path / "csv", load_diabetes)
     layers = [{"type": "linear", "options": {"in_features": 10, "out_features": 1}}]
