@@ -41,7 +41,7 @@ Weight: TypeAlias = Annotated[float, Field(gt=0)]
 class LossSpec(SpecModel):
     """Loss that training minimizes: the mean over the samples of a step, or over the tokens of text."""
 
-    name: LossName | None = None
+    name: LossName | None = Field(default=None, title="Loss")
     """Loss of a sample; default: cross_entropy, or mse for tabular_regression."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Probability that cross_entropy expects to be spread evenly over all classes."""

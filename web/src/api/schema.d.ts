@@ -5259,7 +5259,7 @@ export interface components {
              */
             label_smoothing: number;
             /**
-             * Name
+             * Loss
              * @description Loss of a sample; default: cross_entropy, or mse for tabular_regression.
              */
             name?: ("cross_entropy" | "bce" | "hinge" | "mse" | "mae") | null;
@@ -5282,7 +5282,7 @@ export interface components {
              */
             label_smoothing: number;
             /**
-             * Name
+             * Loss
              * @description Loss of a sample; default: cross_entropy, or mse for tabular_regression.
              * @default null
              */
