@@ -317,7 +317,7 @@ def test_the_pages_are_accessible_and_fit(
         page.get_by_role("heading", name="Machines", level=1).wait_for()
         open_playground(page, cluster)
         page.locator("summary").click()
-        limit(page, Most_tokens="60")
+        limit(page, Most_tokens="60", Seed="3")
         talking(cluster).talkers["poet"].allow(30)
         say(page, "Sing of the sea.")
         expect(text(page, "poet")).not_to_be_empty()

@@ -250,7 +250,7 @@ def test_pickles_and_strange_data_are_refused_with_the_reason(http: httpx.Client
     for name in ("pytorch_model.bin", "a/weights.PT", "x.pkl"):
         assert "could run code" in put(http, model, name, b"x").json()["detail"]
     data = begin(http)
-    assert ".txt, .jsonl, .parquet" in put(http, data, "image.png", b"x").json()["detail"]
+    assert ".txt, .jsonl, .parquet" in put(http, data, "film.mp4", b"x").json()["detail"]
     assert http.post("/uploads", json={"name": "x", "kind": "film"}).status_code == 422
 
 
