@@ -19,10 +19,18 @@ from numpy.typing import NDArray
 from share_compute.data.reading import files_digest
 from share_compute.data.row_file import RowFile, open_rows, require_space, write_record, write_rows
 from share_compute.data.samples import SPLITS, Array, Split
-from share_compute.data.splitting import Rows, shown_classes, split_rows, unknown_class, with_classes
+from share_compute.data.splitting import (
+    PreparedRows,
+    Rows,
+    rows_at,
+    shown_classes,
+    split_rows,
+    unknown_class,
+    with_classes,
+)
 from share_compute.errors import UserError
 from share_compute.files.plain_files import open_unlinked
-from share_compute.models.objective import Objective, objective_of
+from share_compute.models.objective import objective_of
 from share_compute.quantities import clipped
 from share_compute.specification import IMAGE_SUFFIXES, ImagesSpec, TrainJob
 
@@ -69,26 +77,12 @@ class ImageSamples:
 
     def take(self, split: Split, indices: Sequence[int] | Rows) -> tuple[Array, Array]:
         """Return inputs float32 ``[n, channels, height, width]`` and targets int64 ``[n]``; see `Samples.take`."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        if chosen.size and chosen.min() < 0:
-            raise IndexError(f"asked for sample {chosen.min()} of the {split} split")
-        rows = self.rows[split][chosen]
+        rows = rows_at(self.rows[split], split, indices)
         pixels = self.pixels[rows].astype(np.float32) / np.float32(255)
         return (pixels - self.mean) / self.scale, self.classes[rows]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedImages:
-    """The samples of images, and the facts about them that training needs."""
-
-    samples: ImageSamples
-    objective: Objective
-    description: dict[str, Any]
-    """Size, scale and classes, as JSON, for those who use the model."""
-    notes: tuple[str, ...]
-
-
-def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedImages:
+def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedRows:
     """Read the images of a job into one file in ``folder``, and split them.
 
     A later call with the same images reuses the file.
@@ -130,7 +124,7 @@ def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float]
             f"{file.facts['ignored']} files are ignored: they are in no class, links, or no PNG or JPEG files"
         )
     description = {"images": images.model_dump(mode="json"), "classes": names}
-    return PreparedImages(samples, objective, description, tuple(notes))
+    return PreparedRows(samples, objective, description, tuple(notes))
 
 
 def _rows_of(
@@ -165,10 +159,7 @@ def _rows_of(
         "counts": [[len(classes.get(name, ())) for name in names] for classes, _ in found],
         "ignored": sum(ignored for _, ignored in found),
     }
-    write_record(folder, NAME, digest, "uint8", shape, facts)
-    opened = open_rows(folder, NAME, digest)
-    assert opened is not None, "the row file was written just now"
-    return opened
+    return write_record(folder, NAME, digest, "uint8", shape, facts)
 
 
 def _files_of(folder: Path) -> tuple[dict[str, list[Path]], int]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from share_compute.data.images import PreparedImages, prepare_images
+from share_compute.data.images import prepare_images
 from share_compute.data.reading import TextPiece, check_files, files_digest, read_pieces
 from share_compute.data.samples import DigitSamples, Samples, Split, SplitSizes, TextSamples
-from share_compute.data.tables import PreparedTable, prepare_table
+from share_compute.data.tables import prepare_table
 from share_compute.data.tokenization import (
     TokenizerSource,
     check_fits,
@@ -132,7 +132,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
 
 def _prepared_rows(spec: TrainJob, folder: Path, progress: Progress) -> PreparedData:
     prepare_some = prepare_table if spec.data.table is not None else prepare_images
-    found: PreparedTable | PreparedImages = prepare_some(spec, folder, progress)
+    found = prepare_some(spec, folder, progress)
     inputs, _ = found.samples.take("train", [0])
     return PreparedData(
         found.samples,

@@ -81,10 +81,13 @@ def write_rows(folder: Path, name: str, blocks: Iterable[NDArray[Any]]) -> tuple
 
 def write_record(
     folder: Path, name: str, fingerprint: str, dtype: str, shape: tuple[int, ...], facts: dict[str, Any]
-) -> None:
-    """Write the metadata of a row file, which marks it as complete."""
+) -> RowFile:
+    """Write the metadata of a row file, which marks it as complete; return the row file."""
     record = {"fingerprint": fingerprint, "dtype": dtype, "shape": shape, "facts": facts}
     with writing(folder):
         part = folder / f"{name}.json.part"
         part.write_text(json.dumps(record), encoding="utf-8")
         part.replace(folder / f"{name}.json")
+    opened = open_rows(folder, name, fingerprint)
+    assert opened is not None, "the row file was written just now"
+    return opened

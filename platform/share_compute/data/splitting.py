@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.data.order import keyed_permutation
-from share_compute.data.samples import SPLITS, Split, SplitSizes
+from share_compute.data.samples import SPLITS, Samples, Split, SplitSizes
 from share_compute.errors import UserError
 from share_compute.models.objective import Objective
 from share_compute.quantities import clipped
@@ -20,6 +21,35 @@ _SPLIT_KEY = 0x7461626C
 
 Rows: TypeAlias = NDArray[np.int64]
 """Indices of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """The samples of tables or images, and the facts about them that training needs."""
+
+    samples: Samples
+    objective: Objective
+    description: dict[str, Any]
+    """Encoding of the columns, or size and scale of the images, and the classes; as JSON, for users of the model."""
+    notes: tuple[str, ...]
+
+
+def rows_at(rows: Rows, split: Split, indices: Sequence[int] | Rows) -> Rows:
+    """Return the rows of some samples of a split.
+
+    Args:
+        rows: rows of the split.
+        split: name of the split, for errors.
+        indices: places of the samples in the split.
+
+    Raises:
+        IndexError: an index is not in ``range(len(rows))``.
+    """
+    chosen = np.asarray(indices, dtype=np.int64)
+    if chosen.size and chosen.min() < 0:
+        raise IndexError(f"asked for sample {chosen.min()} of the {split} split")
+    found: Rows = rows[chosen]
+    return found
 
 
 def split_rows(spec: TrainJob, counts: Sequence[int]) -> dict[Split, Rows]:

@@ -16,11 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.data.reading import check_files, files_digest
-from share_compute.data.row_file import open_rows, require_space, write_record, write_rows
+from share_compute.data.row_file import RowFile, open_rows, require_space, write_record, write_rows
 from share_compute.data.samples import SPLITS, Array, Split
-from share_compute.data.splitting import Rows, shown_classes, split_rows, unknown_class, with_classes
+from share_compute.data.splitting import (
+    PreparedRows,
+    Rows,
+    rows_at,
+    shown_classes,
+    split_rows,
+    unknown_class,
+    with_classes,
+)
 from share_compute.errors import UserError
-from share_compute.models.objective import Objective, objective_of
+from share_compute.models.objective import objective_of
 from share_compute.quantities import clipped
 from share_compute.specification import TableSpec, TrainJob
 
@@ -78,10 +86,7 @@ class TableSamples:
 
     def take(self, split: Split, indices: Sequence[int] | Rows) -> tuple[Array, Array]:
         """Return inputs float32 ``[n, inputs]`` and targets int64 or float32 ``[n]``; see `Samples.take`."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        if chosen.size and chosen.min() < 0:
-            raise IndexError(f"asked for sample {chosen.min()} of the {split} split")
-        raw = np.asarray(self.numbers[self.rows[split][chosen]])
+        raw = np.asarray(self.numbers[rows_at(self.rows[split], split, indices)])
         inputs = [self._encoded(column, raw[:, place]) for place, column in enumerate(self.columns)]
         target = raw[:, -1]
         if self.target.categories is None:
@@ -100,18 +105,7 @@ class TableSamples:
         return np.asarray(places[:, None] == np.arange(column.width), dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedTable:
-    """The samples of tables, and the facts about them that training needs."""
-
-    samples: TableSamples
-    objective: Objective
-    description: dict[str, Any]
-    """Encoding of the columns, as JSON, for those who use the model."""
-    notes: tuple[str, ...]
-
-
-def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedTable:
+def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedRows:
     """Read the tables of a job into one file in ``folder``, split them, and learn their encoding.
 
     A later call with the same tables reuses the file.
@@ -163,7 +157,7 @@ def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float],
         )
         notes.append(f"the target has {target.width} classes: {shown_classes(target.categories)}")
     description = {"columns": [asdict(column) for column in columns], "target": asdict(target)}
-    return PreparedTable(samples, objective, description, tuple(notes))
+    return PreparedRows(samples, objective, description, tuple(notes))
 
 
 def _rows_of(
@@ -173,7 +167,7 @@ def _rows_of(
     progress: Callable[[str, float], None],
     *,
     has_classes: bool,
-) -> Any:
+) -> RowFile:
     """Return the row file of some tables; its facts have the number of usable rows of each table."""
     from share_compute.data.table_reading import TableReader, columns_of, count_rows  # noqa: PLC0415 - imports pyarrow
 
@@ -204,10 +198,7 @@ def _rows_of(
         "categories": {name: list(codes) for name, codes in reader.categories.items()},
         "dropped": reader.dropped,
     }
-    write_record(folder, NAME, digest, "float64", shape, facts)
-    opened = open_rows(folder, NAME, digest)
-    assert opened is not None, "the row file was written just now"
-    return opened
+    return write_record(folder, NAME, digest, "float64", shape, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +256,7 @@ class _Learned:
     def column(self, name: str, table: TableSpec) -> Column:
         """Return the encoding of a column."""
         if name in self.categories:
-            known = zip(self.categories[name], self.present[name], strict=True)
-            return Column(name, _ordered(category for category, is_present in known if is_present))
+            return Column(name, self._kept(name))
         place = self.names[name]
         mean, deviation = float(self.means[place]), float(self.deviations[place])
         if table.scale == "none":
@@ -275,10 +265,13 @@ class _Learned:
 
     def places(self, name: str) -> Rows:
         """Return the place of each code of a column among its categories; -1 for codes that training lacks."""
-        known = zip(self.categories[name], self.present[name], strict=True)
-        kept = _ordered(category for category, is_present in known if is_present)
-        order = {category: place for place, category in enumerate(kept)}
+        order = {category: place for place, category in enumerate(self._kept(name))}
         return np.asarray([order.get(category, -1) for category in self.categories[name]], dtype=np.int64)
+
+    def _kept(self, name: str) -> tuple[str, ...]:
+        """Return the categories of a column that the training split has, sorted."""
+        known = zip(self.categories[name], self.present[name], strict=True)
+        return _ordered(category for category, is_present in known if is_present)
 
 
 def _ordered(categories: Iterator[str]) -> tuple[str, ...]:

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from share_compute.models.losses import loss_sum
 from share_compute.models.objective import Objective
+from share_compute.training.metrics import TOP
 from share_compute_actors.messages import NUMBER, EvaluationResult
-
-_TOP = 5
 
 
 def evaluated(outputs: Tensor, targets: Tensor, objective: Objective, most_outputs: int) -> EvaluationResult:
@@ -28,7 +27,7 @@ def evaluated(outputs: Tensor, targets: Tensor, objective: Objective, most_outpu
         return EvaluationResult(loss, count, predicted=_packed(scores), wanted=wanted)
     classes = scores.shape[1]
     predicted = (scores[:, 0] > 0).long() if classes == 1 else scores.argmax(1)
-    best = scores.topk(min(_TOP, classes)).indices
+    best = scores.topk(min(TOP, classes)).indices
     return EvaluationResult(
         loss,
         count,
