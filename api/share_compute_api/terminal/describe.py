@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from rich.markup import escape
 
 from share_compute.lifecycle.attempt_events import Measured, RoundMerged, TrafficMeasured
 from share_compute.planning.plan import Bounded, IdleMachine, Plan, StagePlan, layer_span
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
-from share_compute.specification import Metric, TrainJob
+from share_compute.specification import TrainJob
+from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.terminal.output import duration, number, rate, speed, state_text
 
-METRIC_NAMES = tuple(name for name in get_args(Metric) if name != "validation_loss")
-"""Names of the metrics in the data of a validation, beside the loss."""
 _MOST_LINES = 40
 """Maximum number of lines that list machines or reasons."""
 _MOST_STAGES = 8
@@ -44,7 +43,7 @@ def step_speed(data: dict[str, Any]) -> str | None:
 
 
 def _validated(data: dict[str, Any]) -> str:
-    names = ("loss", *METRIC_NAMES)
+    names = ("loss", *METRICS_BESIDE_LOSS)
     figures = [f"{name} {data[name]:.4g}" for name in names if data.get(name) is not None]
     return f"{data['split']} at step {data['step']}  " + "  ".join(figures)
 

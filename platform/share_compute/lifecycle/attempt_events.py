@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
@@ -12,6 +12,7 @@ from share_compute.planning.cost.timings import MachineTimings
 from share_compute.planning.plan import Plan
 from share_compute.protocol.failures import InjectedFailure
 from share_compute.specification import Metric, TrainJob
+from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.topology import Topology
 
 
@@ -159,7 +160,7 @@ class Validated(StrictModel):
 
     def figures(self) -> dict[Metric, float]:
         """Return the metrics by name; the loss is called ``validation_loss``."""
-        found = {name: getattr(self, name) for name in get_args(Metric) if name != "validation_loss"}
+        found = {name: getattr(self, name) for name in METRICS_BESIDE_LOSS}
         return {"validation_loss": self.loss, **{name: v for name, v in found.items() if v is not None}}
 
     perplexity: float | None = None

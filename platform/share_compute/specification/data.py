@@ -138,6 +138,11 @@ class DataSpec(SpecModel):
                 known.add(path)
 
     @property
+    def is_text(self) -> bool:
+        """Whether the samples are text."""
+        return self.dataset is None and self.table is None and self.images is None
+
+    @property
     def all_files(self) -> tuple[Path, ...]:
         """All files: those of training, of validation and of the test, in this order."""
         return (*(self.files or ()), *(self.validation_files or ()), *(self.test_files or ()))

@@ -80,9 +80,7 @@ class TrainJob(SpecModel):
 
     @model_validator(mode="after")
     def _model_fits_data(self) -> Self:
-        data = self.data
-        is_text = data.dataset is None and data.table is None and data.images is None
-        if (self.model.layers is None) != is_text:
+        if (self.model.layers is None) != self.data.is_text:
             raise ValueError(
                 "declared layers train on a dataset, tables or images, language models on text files"
             )
@@ -93,8 +91,7 @@ class TrainJob(SpecModel):
         if self.data.table is not None:
             fitting: tuple[Task, ...] = ("tabular_classification", "tabular_regression")
         else:
-            is_text = self.data.dataset is None and self.data.images is None
-            fitting = ("language_model",) if is_text else ("image_classification",)
+            fitting = ("language_model",) if self.data.is_text else ("image_classification",)
         if self.task is None and len(fitting) > 1:
             raise ValueError(f"data.table needs a task: {' or '.join(fitting)}")
         if self.task is not None and self.task not in fitting:
@@ -106,8 +103,7 @@ class TrainJob(SpecModel):
         """The task, also if it follows from the data."""
         if self.task is not None:
             return self.task
-        is_text = self.data.dataset is None and self.data.images is None
-        return "language_model" if is_text else "image_classification"
+        return "language_model" if self.data.is_text else "image_classification"
 
     @property
     def resolved_loss(self) -> LossName:
@@ -125,11 +121,11 @@ class TrainJob(SpecModel):
             raise ValueError("training.loss.label_smoothing needs training.loss.name cross_entropy")
         if loss.class_weights is not None and task in ("language_model", "tabular_regression"):
             raise ValueError(f"training.loss.class_weights: {task} has no classes")
-        for name, wanted in (("early_stopping", training.early_stopping), ("target", training.target)):
-            if wanted is not None and wanted.metric not in METRICS[task]:
+        for name, ending in training.endings:
+            if ending.metric not in METRICS[task]:
                 known_ones = ", ".join(METRICS[task])
                 raise ValueError(
-                    f"training.{name}.metric {wanted.metric} is no metric of {task}: {known_ones}"
+                    f"training.{name}.metric {ending.metric} is no metric of {task}: {known_ones}"
                 )
         return self
 
@@ -140,8 +136,8 @@ class TrainJob(SpecModel):
             raise ValueError("training.samples: declared layers make no text; only language models do")
         if training.lora is not None and self.model.path is None:
             raise ValueError("training.lora adapts a pretrained model: give model.path")
-        for name, ending in (("early_stopping", training.early_stopping), ("target", training.target)):
-            if ending is not None and not self.data.validates:
+        for name, _ in training.endings:
+            if not self.data.validates:
                 raise ValueError(
                     f"training.{name} needs samples to validate on: raise data.validation_fraction"
                 )

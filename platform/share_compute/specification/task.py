@@ -33,7 +33,10 @@ LOSSES: dict[Task, tuple[LossName, ...]] = {
     "tabular_regression": ("mse", "mae"),
 }
 """Losses of each task, its default first."""
-TASKS: tuple[Task, ...] = get_args(Task)
+METRICS_BESIDE_LOSS: tuple[Metric, ...] = tuple(
+    name for name in get_args(Metric) if name != "validation_loss"
+)
+"""All metrics but the loss, which some data has under another name."""
 
 Weight: TypeAlias = Annotated[float, Field(gt=0)]
 

@@ -165,10 +165,9 @@ class TrainingSpec(SpecModel):
         if policy is None:
             self._sums_can_be_compressed()
             return self
-        ending = "early_stopping" if self.early_stopping is not None else "target"
-        if policy.keeps_own_weights and (self.early_stopping is not None or self.target is not None):
+        if policy.keeps_own_weights and self.endings:
             raise ValueError(
-                f"{ending} needs a synchronization with common weights, such as {{kind: local}}: with "
+                f"{self.endings[0][0]} needs a synchronization with common weights, such as {{kind: local}}: with "
                 f"{self.synchronization.kind}, only the last round gives the merged weights to all branches"
             )
         if policy.every > self.steps:
@@ -208,6 +207,12 @@ class TrainingSpec(SpecModel):
     def compresses_sums(self) -> bool:
         """Whether the members of a stage compress the gradients that they add up in each step."""
         return isinstance(self.synchronization, AllReduceSpec) and self.compression.name != "none"
+
+    @property
+    def endings(self) -> tuple[tuple[str, EarlyStoppingSpec | TargetSpec], ...]:
+        """The given fields that end the job at a metric: the name and value of each."""
+        given = (("early_stopping", self.early_stopping), ("target", self.target))
+        return tuple((name, value) for name, value in given if value is not None)
 
     @property
     def rounds(self) -> BranchesSpec | None:

@@ -22,10 +22,7 @@ def require_metrics(spec: TrainJob, objective: Objective, samples: Samples) -> N
         objective: task and loss, with the facts about the data.
         samples: the job's samples.
     """
-    training = spec.training
-    for name, wanted in (("early_stopping", training.early_stopping), ("target", training.target)):
-        if wanted is None:
-            continue
+    for name, wanted in spec.training.endings:
         if not samples.size("validation"):
             raise UserError(
                 f"training.{name} needs samples to validate on, but the validation split is empty",

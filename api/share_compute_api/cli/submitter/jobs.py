@@ -189,8 +189,9 @@ def metrics(
     as_json: Json = False,
 ) -> None:
     """Print the metrics of a job, step by step."""
+    from share_compute.specification.task import METRICS_BESIDE_LOSS
     from share_compute_api.client.client import Client
-    from share_compute_api.terminal.describe import METRIC_NAMES, step_speed
+    from share_compute_api.terminal.describe import step_speed
 
     with Client() as client:
         if csv:
@@ -200,7 +201,9 @@ def metrics(
     if as_json:
         print_json(records)
         return
-    measured = [name for name in METRIC_NAMES if any(record.data.get(name) is not None for record in records)]
+    measured = [
+        name for name in METRICS_BESIDE_LOSS if any(record.data.get(name) is not None for record in records)
+    ]
     rows = (
         (
             record.step,
