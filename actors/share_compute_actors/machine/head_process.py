@@ -73,16 +73,15 @@ def with_idle_agents(raylet: Sequence[str]) -> list[str]:
     """Return the command of a raylet, with `idle_agent` in place of the commands of its two agents."""
     given = dict(word[2:].split("=", 1) for word in raylet if word.startswith("--") and "=" in word)
     ports = {
-        "dashboard_agent_command": [f"{name}=-1" for name in _DASHBOARD_PORTS],
-        "runtime_env_agent_command": [f"runtime_env_agent_port={given['runtime_env_agent_port']}"],
+        "--dashboard_agent_command": [f"{name}=-1" for name in _DASHBOARD_PORTS],
+        "--runtime_env_agent_command": [f"runtime_env_agent_port={given['runtime_env_agent_port']}"],
     }
     program = [sys.executable, "-I", "-S", idle_agent.__file__, given["session_dir"], given["node_id"]]
-    commands = {name: subprocess.list2cmdline([*program, *files]) for name, files in ports.items()}
-    names = {f"--{name}": name for name in commands}
+    idle = {option: subprocess.list2cmdline([*program, *files]) for option, files in ports.items()}
+    options = (word.partition("=")[0] for word in raylet)
     return [
-        f"{option}={commands[names[option]]}" if option in names else word
-        for word in raylet
-        for option in [word.split("=", 1)[0]]
+        f"{option}={idle[option]}" if option in idle else word
+        for option, word in zip(options, raylet, strict=True)
     ]
 
 

@@ -88,9 +88,8 @@ def _check_data(spec: BatchJob, processes: IsolatedProcesses) -> None:
             require_path(file, "data.files")
             if not file.is_file():
                 raise refused("data.files", f"{file} is not a file", "name each file")
-    from share_compute.batches.parts import (
-        COLUMNS,
-    )  # imports pyarrow, for which a server's start need not wait
+    # This imports pyarrow, for which a server's start need not wait.
+    from share_compute.batches.parts import COLUMNS
 
     is_chat = isinstance(spec, GenerateJob) and spec.data.messages is not None
     is_parquet = spec.data.files[0].suffix == ".parquet"

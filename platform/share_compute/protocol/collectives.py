@@ -121,7 +121,7 @@ def spread(algorithm: Algorithm, sites: Sequence[int]) -> tuple[Route, ...]:
     Compressed sums use these routes: each member decodes the sums of all runs, so nothing is added on the way.
     """
     found = []
-    order = _by_site(sites)
+    order = by_site(sites)
     place = {rank: number for number, rank in enumerate(order)}
     count = len(sites)
     first = {sites[rank]: rank for rank in reversed(range(count))}
@@ -212,14 +212,14 @@ def _outwards(root: int, children: Sequence[Sequence[int]]) -> list[int]:
     return found
 
 
-def _by_site(sites: Sequence[int]) -> list[int]:
+def by_site(sites: Sequence[int]) -> list[int]:
     """Return the ranks, those of one site one after the other."""
     return sorted(range(len(sites)), key=lambda rank: (sites[rank], rank))
 
 
 def _around(sites: Sequence[int], root: int) -> Route:
     """Return the route of one share of a ring. The ring visits one site after the other."""
-    order = _by_site(sites)
+    order = by_site(sites)
     after = dict(zip(order, [*order[1:], order[0]], strict=True))
     before = {other: one for one, other in after.items()}
     ranks = range(len(sites))

@@ -194,12 +194,27 @@ class CheckModel(Question[Done]):
         return Done
 
 
-class CheckInputs(Question[Done]):
+class OfFiles(Question[Done]):
+    """A check of data files."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def answer(self) -> type[Done]:
+        """Pydantic model of the question's answer."""
+        return Done
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: the folder of the first file."""
+        return str(self.files[0].parent)
+
+
+class CheckInputs(OfFiles):
     """Check the first rows of a batch's input files; see `Inputs.check`."""
 
     subject = "reading the files"
     kind: Literal["inputs"] = "inputs"
-    files: tuple[Path, ...]
     column: str
     holds: Literal["text", "messages"]
     taken: tuple[str, ...]
@@ -207,34 +222,13 @@ class CheckInputs(Question[Done]):
     is_united: bool
     """Whether to check that the schemas of the .parquet files can be merged into one output file."""
 
-    @property
-    def answer(self) -> type[Done]:
-        """Pydantic model of the question's answer."""
-        return Done
 
-    @property
-    def source(self) -> str:
-        """Key for fair scheduling: the folder of the first file."""
-        return str(self.files[0].parent)
-
-
-class CheckTables(Question[Done]):
+class CheckTables(OfFiles):
     """Check the columns of a training job's tables; see `columns_of`."""
 
     subject = "reading the tables"
     kind: Literal["tables"] = "tables"
-    files: tuple[Path, ...]
     table: TableSpec
-
-    @property
-    def answer(self) -> type[Done]:
-        """Pydantic model of the question's answer."""
-        return Done
-
-    @property
-    def source(self) -> str:
-        """Key for fair scheduling: the folder of the first file."""
-        return str(self.files[0].parent)
 
 
 AnyQuestion: TypeAlias = Annotated[

@@ -31,6 +31,7 @@ from share_compute.protocol.collectives import (
     Algorithm,
     Route,
     Traffic,
+    by_site,
     parts_of,
     routes,
     spread,
@@ -75,10 +76,10 @@ class GradientSums:
 
     def sites(self, machines: Sequence[int]) -> tuple[int, ...]:
         """Return the number of the site of each machine, in the order of first appearance."""
-        numbers: dict[int, int] = {}
-        return tuple(
-            numbers.setdefault(int(self._network.region[machine]), len(numbers)) for machine in machines
-        )
+        return _numbered(self._regions(machines))
+
+    def _regions(self, machines: Sequence[int]) -> tuple[int, ...]:
+        return tuple(int(self._network.region[machine]) for machine in machines)
 
     def choices(self, machines: Sequence[int], kind: str) -> list[SumTime]:
         """Return the algorithms among which the job lets the planner choose.
@@ -89,7 +90,7 @@ class GradientSums:
             machines: members of the stage, at least 2.
             kind: kind of their devices. On GPUs, NCCL exchanges shares directly, whatever the job says.
         """
-        regions = tuple(int(self._network.region[machine]) for machine in machines)
+        regions = self._regions(machines)
         algorithms: Sequence[Algorithm] = [each for each in ALGORITHMS if each == self._wanted]
         if kind == "cuda" or (self._wanted == "auto" and len(set(regions)) == 1):
             algorithms = ("sharded",)
@@ -97,7 +98,7 @@ class GradientSums:
 
     def all(self, machines: Sequence[int], kind: str) -> list[SumTime]:
         """Return all algorithms that these machines can use."""
-        regions = tuple(int(self._network.region[machine]) for machine in machines)
+        regions = self._regions(machines)
         algorithms: Sequence[Algorithm] = ("sharded",) if kind == "cuda" else ALGORITHMS
         return [self._time(algorithm, regions) for algorithm in algorithms]
 
@@ -149,7 +150,7 @@ class GradientSums:
     def _latency_s(self, algorithm: Algorithm, sites: tuple[int, ...], regions: Sequence[int]) -> float:
         """Return the latencies of the longest route, up if tensors are not compressed, and down."""
         if algorithm == "ring":
-            order = sorted(range(len(sites)), key=lambda rank: (sites[rank], rank))
+            order = by_site(sites)
             hops = [
                 self._network.between(regions[one], regions[other])[0]
                 for one, other in zip(order, [*order[1:], order[0]], strict=True)
@@ -175,6 +176,7 @@ class GradientSums:
 
 
 def _numbered(regions: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of each region, in the order of first appearance."""
     numbers: dict[int, int] = {}
     return tuple(numbers.setdefault(region, len(numbers)) for region in regions)
 
