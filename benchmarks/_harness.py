@@ -105,11 +105,19 @@ def start_cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    from share_compute_actors.machine.ray_start import leave_out_agents
+
+    leave_out_agents()
     with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as short:
         os.environ["RAY_TMPDIR"] = short
         local = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 2**20},
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "no_monitor": True,
+                "object_store_memory": 100 * 2**20,
+            },
         )
         try:
             ray.init(address=local.address, logging_level=logging.WARNING)
@@ -204,11 +212,11 @@ def lead(
     import ray
 
     from share_compute_actors.group.answering import ask_shard_store
+    from share_compute_actors.group.control_requests import ControlRequests
     from share_compute_actors.testing.mailbox import Mailbox, forward_mail
     from share_compute_actors.training.coordinator.conductor import Conductor
     from share_compute_actors.training.coordinator.progress import Listener, TrainingProgress
     from share_compute_actors.training.membership.changes import Changes
-    from share_compute_actors.training.membership.control_requests import ControlRequests
     from share_compute_actors.training.membership.membership_planner import MembershipPlanner
     from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
     from share_compute_actors.training.membership.resharder import Resharder

@@ -42,7 +42,9 @@ def main() -> None:
     layers = config["num_hidden_layers"]
     stage = build_stage(Blueprint(config=config), Shard("m", 0, layers, layers), torch.device("cpu"))
     stage.initialize(spec.training.seed)
-    module = DistributedDataParallel(_Module(stage).train(), gradient_as_bucket_view=True)
+    # All gradients are in one bucket. With several, workers may start the sums of two buckets in different orders,
+    # and gloo then ends the process, because the sizes differ.
+    module = DistributedDataParallel(_Module(stage).train(), bucket_cap_mb=1024, gradient_as_bucket_view=True)
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=2
     )

@@ -43,6 +43,8 @@ WARM_SHARE = 1 / 3
 """Fraction of the time that is warm-up and does not count."""
 SAMPLE_S = 2.0
 READY_S = 120.0
+_SHOWN = 20
+"""Largest number of failed requests to print."""
 
 
 @dataclass
@@ -53,6 +55,9 @@ class Measurements:
     """Number of tokens by key, from answers completed after the warm-up and before the end."""
     answers: Counter[str] = field(default_factory=Counter)
     """Number of answers by status or error."""
+    failures: list[tuple[float, str]] = field(default_factory=list)
+    """Requests without an HTTP answer, or with a broken one: (seconds since the load began, error and its cause)."""
+    begun_s: float = field(default_factory=time.monotonic)
     first_token_s: list[float] = field(default_factory=list)
     memory_bytes: list[tuple[float, int]] = field(default_factory=list)
     """Samples (time, bytes) of the memory of the server, the contributor and all processes that they run."""
@@ -115,6 +120,19 @@ async def client(
                     measured.tokens[name] += tokens
         except httpx.HTTPError as failure:
             measured.answers[type(failure).__name__] += 1
+            state = "before its answer" if is_first else "while it was streamed"
+            what = (
+                f"{first_cause(failure)}, {time.monotonic() - requested_s:.1f} s after the request, {state}"
+            )
+            measured.failures.append((round(time.monotonic() - measured.begun_s, 1), what))
+
+
+def first_cause(failure: BaseException) -> str:
+    """Return the type of an error, and the first error that caused it."""
+    first = failure
+    while (cause := first.__cause__ or first.__context__) is not None:
+        first = cause
+    return f"{type(failure).__name__} by {first!r}"
 
 
 async def watch(measured: Measurements, end_s: float) -> None:
@@ -133,8 +151,8 @@ async def watch(measured: Measurements, end_s: float) -> None:
 
 async def load(url: str, keys: dict[str, str], seconds: float) -> tuple[Measurements, float]:
     """Run all clients; return the results, and the time from which they count."""
-    measured, begin_s = Measurements(), time.monotonic()
-    warm_s, end_s = begin_s + seconds * WARM_SHARE, begin_s + seconds
+    measured = Measurements()
+    warm_s, end_s = measured.begun_s + seconds * WARM_SHARE, measured.begun_s + seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
         tasks = [
@@ -190,6 +208,7 @@ def main() -> None:
         unit="tokens",
         answers=dict(measured.answers),
         errors_but_429=sum(wrong.values()),
+        failures=measured.failures[:_SHOWN],
         tokens_per_s=round((few + many) / (seconds * (1 - WARM_SHARE)), 1),
         first_token_p50_s=round(statistics.median(measured.first_token_s), 3),
         clients=sum(CLIENTS.values()),

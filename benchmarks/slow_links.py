@@ -704,6 +704,8 @@ def measure_powersgd(slow: Slow, ours: Speed, options: argparse.Namespace) -> No
             for worker in workers:
                 worker.kill()
         assert workers[0].stdout is not None
+        if any(worker.returncode for worker in workers):
+            raise RuntimeError("a worker of DDP failed; its error is above")
         seconds = json.loads(workers[0].stdout.read())["seconds"]
     peer = (last - first) * BRANCHES * size.tokens / seconds
     print_figure(

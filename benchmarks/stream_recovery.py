@@ -34,6 +34,7 @@ from _serving import Served, Streams, make_model
 from inference import CONFIG, VOCABULARY, WINDOW
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import psutil
 from openai import OpenAI
 from tests.api.speaking import make_llama
 from tests.conftest import RunningServer, descendants, run_contributor, run_server, served, wait_for
@@ -50,7 +51,7 @@ API_GOAL_MS = 5000.0
 API_WINDOW, API_NEW, STRUCK_AT = 512, 300, 40
 """Longest sequence, new tokens of each stream, and pieces of text after which a process fails."""
 SUSPENDED_S = 5.0
-
+PARTS = ("members", "server", "suspensions", "control-plane", "cold-starts")
 
 Asking = TypeVar("Asking", OpenAI, Client)
 
@@ -134,6 +135,11 @@ class ApiCluster:
         start = run_server(self._place / "data", port=self._port, data_root=self.folder.parent)
         self.server: RunningServer = self._stack.enter_context(start)
 
+    @property
+    def running(self) -> list[Any]:
+        """The server and its machines."""
+        return [self.server, *self.machines]
+
     def deploy(self, **more: Any) -> None:
         """Deploy the model over several stages."""
         model = {"name": "llama", "model": {"path": str(self.folder)}, "parallelism": {"stages": STAGES}}
@@ -211,34 +217,52 @@ def kill_server(server: RunningServer) -> None:
         process.kill()
 
 
+def members_of(machine: Any) -> list[psutil.Process]:
+    """Return the serving members on a machine."""
+    return descendants("ray::ServingMember", machine.command.process.pid)
+
+
 def suspend_member(machines: list[Any]) -> None:
     """Suspend one member for some seconds; do not wait for the end of that."""
-    members = [
-        member for one in machines for member in descendants("ray::ServingMember", one.command.process.pid)
-    ]
-    chosen = random.choice(members)
+    chosen = random.choice([member for machine in machines for member in members_of(machine)])
     chosen.suspend()
     time.sleep(SUSPENDED_S)
     if chosen.is_running():
         chosen.resume()
 
 
-def measure_api(rounds: int) -> None:
-    """Measure the pauses that clients of the API meet, and print them."""
+def measure_server_deaths(rounds: int) -> None:
+    """Measure the pauses of streams when the process that leads the replica is killed, and print them."""
     with api_cluster() as cluster:
-        openai = cluster.openai
         cluster.deploy()
         wait_for(cluster.is_whole, "both stages")
-        _, expected = struck(openai, stream, None, [])
-        for figure, strike in (
-            ("gap_server_death_ms", lambda: kill_server(cluster.server)),
-            ("gap_sigstop_ms", lambda: suspend_member(cluster.machines)),
-        ):
-            results = []
-            for _ in range(rounds):
-                wait_for(cluster.is_whole, "both stages again")
-                results.append(struck(openai, stream, strike, expected)[0])
-            print_api_figure(figure, results)
+        _, expected = struck(cluster.openai, stream, None, [])
+        results = []
+        for _ in range(rounds):
+            wait_for(cluster.is_whole, "both stages again")
+            kill = struck(cluster.openai, stream, lambda: kill_server(cluster.server), expected)
+            results.append(kill[0])
+        print_api_figure("gap_server_death_ms", results)
+
+
+def measure_suspensions(rounds: int) -> None:
+    """Measure the pauses of streams when a member is suspended for some seconds, and print them.
+
+    Each round has a deployment of its own: a deployment uses a machine that it loses again and again ever more rarely.
+    """
+    with api_cluster() as cluster:
+        expected: list[str] = []
+        results = []
+        for _ in range(rounds):
+            cluster.deploy()
+            wait_for(cluster.is_whole, "both stages")
+            if not expected:
+                _, expected = struck(cluster.openai, stream, None, [])
+            suspension = struck(cluster.openai, stream, lambda: suspend_member(cluster.machines), expected)
+            results.append(suspension[0])
+            cluster.client.undeploy("llama")
+            wait_for(lambda: not any(map(members_of, cluster.machines)), "the end of all members")
+        print_api_figure("gap_sigstop_ms", results)
 
 
 def print_api_figure(figure: str, results: list[ApiRound], **more: int) -> None:
@@ -297,8 +321,19 @@ def measure_control_plane(rounds: int) -> None:
         print_api_figure("gap_control_plane_ms", results, restart_ms=round(statistics.median(restarts_ms)))
 
 
-def cold_starts(cluster: ApiCluster, num_standby: int, rounds: int) -> tuple[list[float], set[str]]:
-    """Ask a deployment at zero several times; return the times to the answers in milliseconds, and the answers.
+class ColdStart(NamedTuple):
+    """One request to a deployment that was scaled to zero, and what ran just before it."""
+
+    wait_ms: float
+    text: str
+    processes: int
+    """Number of processes of the server and of all machines."""
+    memory_bytes: int
+    """Memory that these processes do not share with others."""
+
+
+def cold_starts(cluster: ApiCluster, num_standby: int, rounds: int) -> list[ColdStart]:
+    """Ask a deployment at zero several times.
 
     Args:
         cluster: the server, with a deployment.
@@ -310,16 +345,19 @@ def cold_starts(cluster: ApiCluster, num_standby: int, rounds: int) -> tuple[lis
         counts = cluster.client.deployment("llama").replicas
         return counts is not None and (counts.wanted, counts.leaving, counts.standby) == (0, 0, num_standby)
 
-    waits_ms, texts = [], set()
+    results = []
     for _ in range(rounds):
         wait_for(is_at_zero, "a deployment at zero")
+        roots = [one.command.process.pid for one in cluster.running]
+        running = [process for root in roots for process in descendants("", root)]
+        memory_bytes = sum(process.memory_full_info().uss for process in running if process.is_running())
         begun_s = time.perf_counter()
         answer = cluster.openai.completions.create(
             model="llama", prompt="the quick brown fox", max_tokens=1, temperature=0
         )
-        waits_ms.append(1000 * (time.perf_counter() - begun_s))
-        texts.add(answer.choices[0].text)
-    return waits_ms, texts
+        wait_ms = 1000 * (time.perf_counter() - begun_s)
+        results.append(ColdStart(wait_ms, answer.choices[0].text, len(running), memory_bytes))
+    return results
 
 
 def measure_cold_starts(rounds: int) -> None:
@@ -329,8 +367,11 @@ def measure_cold_starts(rounds: int) -> None:
         cluster.deploy(replicas=replicas)
         for figure, reserve in (("cold_start_reserved_ms", True), ("cold_start_ms", False)):
             cluster.client.scale("llama", {**replicas, "reserve": reserve})
-            waits_ms, texts = cold_starts(cluster, int(reserve), rounds)
+            results = cold_starts(cluster, int(reserve), rounds)
+            waits_ms = [one.wait_ms for one in results]
             median_ms = statistics.median(waits_ms)
+            half = len(results) // 2
+            early, late = results[half // 2 : half + 1], results[-half // 2 :]
             print_figure(
                 figure,
                 ours=median_ms,
@@ -340,30 +381,26 @@ def measure_cold_starts(rounds: int) -> None:
                 unit="ms",
                 worst=round(max(waits_ms)),
                 waits=[round(wait) for wait in waits_ms],
-                token_exact=len(texts) == 1,
+                token_exact=len({one.text for one in results}) == 1,
+                processes=[min(one.processes for one in early), max(one.processes for one in late)],
+                memory_growth=round(
+                    statistics.median(one.memory_bytes for one in late)
+                    / statistics.median(one.memory_bytes for one in early)
+                    - 1,
+                    4,
+                ),
                 rounds=rounds,
             )
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smoke run: two deaths")
-    parser.add_argument("--deaths", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--control-plane-only", action="store_true", help="only deaths of the control plane")
-    parser.add_argument("--api-only", action="store_true", help="only what clients of the API meet")
-    options = parser.parse_args()
-    deaths = 2 if options.quick else options.deaths
-    if options.control_plane_only:
-        measure_control_plane(deaths)
-        return
-    if options.api_only:
-        measure_api(deaths)
-        measure_control_plane(deaths)
-        measure_cold_starts(deaths)
-        return
-    chance = random.Random(options.seed)
+def measure_member_deaths(deaths: int, chance: random.Random, restarts: int) -> None:
+    """Measure the pauses of streams when processes of stages are killed, and print them.
+
+    Args:
+        deaths: number of kills.
+        chance: draws the prompts.
+        restarts: number of times that the service without recovery starts.
+    """
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         folder = Path(name) / "model"
         make_model(folder, **CONFIG)
@@ -375,9 +412,7 @@ def main() -> None:
         rounds = [disturbed(served, wanted, texts, number % STAGES) for number in range(deaths)]
         recoveries = served.status().recoveries
         served.close()
-        restart_s = statistics.median(
-            restarted(folder, topology, wanted) for _ in range(1 if options.quick else 3)
-        )
+        restart_s = statistics.median(restarted(folder, topology, wanted) for _ in range(restarts))
     gaps_ms = [1000 * (one.gap_s - one.usual_s) for one in rounds]
     exact = sum(one.is_exact for one in rounds)
     print_figure(
@@ -405,9 +440,30 @@ def main() -> None:
         streams=STREAMS,
         deaths=deaths,
     )
-    measure_api(deaths)
-    measure_control_plane(deaths)
-    measure_cold_starts(deaths)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke run: two deaths")
+    parser.add_argument("--deaths", type=int, default=20)
+    parser.add_argument("--cold-starts", type=int, default=50, help="requests to a deployment at zero")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure; default: all"
+    )
+    options = parser.parse_args()
+    deaths, starts = (2, 4) if options.quick else (options.deaths, options.cold_starts)
+    if "members" in options.only:
+        measure_member_deaths(deaths, random.Random(options.seed), 1 if options.quick else 3)
+    if "server" in options.only:
+        measure_server_deaths(deaths)
+    if "suspensions" in options.only:
+        measure_suspensions(deaths)
+    if "control-plane" in options.only:
+        measure_control_plane(deaths)
+    if "cold-starts" in options.only:
+        measure_cold_starts(starts)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from pyarrow import csv, parquet
-from sklearn.datasets import load_diabetes, load_digits, load_wine
+from sklearn.datasets import dump_svmlight_file, load_diabetes, load_digits, load_wine
+from sklearn.feature_extraction.text import HashingVectorizer
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from share_compute.data.tokenization import train_tokenizer
@@ -25,6 +26,8 @@ FOLDER = Path(__file__).parent
 QUESTIONS = ("What is the sea?", "Where do rivers begin?", "Who was Ada Lovelace?", "Why is the sky blue?")
 VOCABULARY = 2048
 POSITIONS = 512
+LINES = 500
+MEDIUM = 40
 STRONG_PERCENT = 13
 WHITE = 255
 
@@ -38,6 +41,9 @@ def main(folder: Path = FOLDER) -> None:
     write_rows(folder / "notes.jsonl", "body", lines[:2000])
     write_rows(folder / "questions.jsonl", "question", QUESTIONS)
     write_rows(folder / "texts.jsonl", "text", lines[:50])
+    write_labelled(folder / "lines.csv", lines)
+    write_pairs(folder / "pairs.jsonl", lines)
+    write_sparse(folder, lines)
     write_tables(folder)
     write_pictures(folder / "pictures")
     write_models(folder, lines)
@@ -48,6 +54,43 @@ def write_rows(file: Path, column: str, texts: list[str] | tuple[str, ...]) -> N
     if not file.exists():
         rows = (json.dumps({column: text}, ensure_ascii=False) + "\n" for text in texts)
         file.write_text("".join(rows), encoding="utf-8")
+
+
+def write_pairs(file: Path, lines: list[str]) -> None:
+    """Write long lines of the text with the lines that follow them, which are about the same matter."""
+    if not file.exists():
+        pairs = [
+            {"text": line.strip(), "next": follower.strip()}
+            for line, follower in zip(lines[::2], lines[1::2], strict=False)
+            if len(line) > MEDIUM < len(follower)
+        ]
+        file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs[:LINES]), encoding="utf-8")
+
+
+def write_sparse(folder: Path, lines: list[str]) -> None:
+    """Write the words of lines as sparse rows: whether a line is an example of code (1), or prose (-1)."""
+    chosen = [line for line in lines if ">>>" in line or line[0].isalpha()]
+    texts = [line.replace(">>>", " ") for line in chosen]
+    classes = [1 if ">>>" in line else -1 for line in chosen]
+    words = HashingVectorizer(n_features=2**20, alternate_sign=False, norm=None).transform(texts)
+    for name, part in (("1", slice(0, None, 3)), ("2", slice(1, None, 3)), ("validation", slice(2, None, 3))):
+        file = folder / f"words-{name}.libsvm"
+        if not file.exists():
+            dump_svmlight_file(words[part], classes[part], str(file))
+
+
+def write_labelled(file: Path, lines: list[str]) -> None:
+    """Write lines of the text with a label: whether they are an example of code, or prose."""
+    kinds = {
+        "code": [line for line in lines if ">>>" in line],
+        "prose": [line for line in lines if line[0].isalpha()],
+    }
+    if not file.exists():
+        rows = [(line.strip(), kind) for kind, found in kinds.items() for line in found[:LINES]]
+        csv.write_csv(
+            pa.table({name: [row[place] for row in rows] for place, name in enumerate(("text", "kind"))}),
+            file,
+        )
 
 
 def write_tables(folder: Path) -> None:

@@ -49,6 +49,8 @@ Found = TypeVar("Found")
 
 # Threads of tensor operations that wait for each other in a loop take the cores from the processes of other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Generated jobs name models of the Hugging Face Hub, which no test may ask for; nothing listens there.
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets what it runs in the background ignore Ctrl-C, and so would every process of the tests.

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,27 @@ class Clock:
 
     def pass_s(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+
+@cache
+def _migrated() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with an SQLite file that has the newest schema and no rows; it is removed at the end."""
+    folder = tempfile.TemporaryDirectory(prefix="sc-")
+    upgrade(f"sqlite:///{folder.name}/store.db")
+    return folder
+
+
+def make_schema(url: str) -> None:
+    """Give an empty database the newest schema. SQLite files are copies of one file that `upgrade` migrated."""
+    address = make_url(url)
+    if address.get_backend_name() != "sqlite":
+        upgrade(url)
+        return
+    assert address.database
+    file = Path(address.database)
+    assert not file.exists(), f"{file} is not empty"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(_migrated().name) / "store.db", file)
 
 
 class PostgresServer:
@@ -128,7 +150,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 @pytest.fixture
 def open_store(database_url: str, clock: Clock) -> Iterator[Callable[[], Store]]:
     """Return a function that opens the same database again."""
-    upgrade(database_url)
+    make_schema(database_url)
     opened: list[Store] = []
 
     def open_one() -> Store:

@@ -21,6 +21,7 @@ from share_compute.protocol.failures import InjectedFailure
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute_actors.machine.launch import RAY_SETTINGS
+from share_compute_actors.machine.ray_start import leave_out_agents
 
 ENVIRONMENT = {
     **RAY_SETTINGS,
@@ -42,12 +43,14 @@ def ray_cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as short:
         os.environ["RAY_TMPDIR"] = short
         forks = Forks(Path(short))
+        leave_out_agents()
         local = Cluster(
             initialize_head=True,
             head_node_args={
                 "num_cpus": 0,
                 "include_dashboard": False,
                 "include_log_monitor": False,
+                "no_monitor": True,
                 "object_store_memory": 100 * 2**20,
                 "setup_worker_path": str(forks.script),
             },

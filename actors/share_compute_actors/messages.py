@@ -24,6 +24,15 @@ FolderKind = Literal["checkpoint", "artifact", "contribution"]
 """A checkpoint, from which training resumes, an artifact with trained weights, or the contribution of a branch."""
 
 
+class Updates(NamedTuple):
+    """Changes of the weights by the latest committed steps, by step."""
+
+    scales: Mapping[int, float]
+    """Update factor of each step that the step log still has."""
+    rates: Mapping[int, float]
+    """Learning rate of each of these steps, if it depends on validations."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberSetup:
     """The parameters that a member is started with."""
@@ -52,6 +61,8 @@ class MemberSetup:
     """Number of merges that the member's initial weights include; None if the member belongs to no branch."""
     tied: str | None = None
     """Stored name of the trained parameter that the first and the last stage share; None if there is none."""
+    reads_full_batch: bool = False
+    """Whether the member reads the samples of all microbatches of a step, also those of other members."""
     lent_bytes: int = 0
     """Main memory that the machine's owner lends, in bytes; 0 if unknown."""
     limits: RateLimits = NO_LIMITS

@@ -34,11 +34,16 @@ from ray.util import rpdb
 _ACTORS: Mapping[str, frozenset[str]] = {
     "share_compute_actors.training.coordinator.coordinator": frozenset({"Coordinator"}),
     "share_compute_actors.training.shard_store": frozenset({"ShardStore"}),
+    "share_compute_actors.training.rounds.range_server": frozenset({"RangeServer"}),
     "share_compute_actors.machine.contributor": frozenset({"ContributorActor"}),
     "share_compute_actors.training.member.member": frozenset({"Member"}),
     "share_compute_actors.inference.member": frozenset({"ServingMember"}),
     "share_compute_actors.inference.server": frozenset({"DeploymentServer"}),
     "share_compute_actors.inference.weights": frozenset({"ServedWeights"}),
+    "share_compute_actors.sparse.coordinator": frozenset({"SparseCoordinator"}),
+    "share_compute_actors.sparse.files": frozenset({"SparseFiles"}),
+    "share_compute_actors.sparse.server": frozenset({"SparseServer"}),
+    "share_compute_actors.sparse.worker": frozenset({"SparseRowsWorker"}),
     "share_compute_actors.testing.mailbox": frozenset({"Mailbox"}),
 }
 """Permitted actor classes, by module. A received handle of any other actor class is refused."""

@@ -31,6 +31,7 @@ ShareComputeError
     ├── Busy
     │   └── TooManyAttempts
     ├── Fenced
+    ├── FetchUnderWay
     ├── ShardStoreLost
     └── LinkLost
 """
@@ -343,6 +344,12 @@ class Unavailable(ShareComputeError):
     code = "unavailable"
     status = 503
     exit_code = 8
+
+
+class FetchUnderWay(Unavailable):
+    """The server is still fetching a model of the request; ``details`` has ``retry_after_s``."""
+
+    code = "fetch-under-way"
 
 
 class Busy(Unavailable):

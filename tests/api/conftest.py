@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +16,12 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from tests.databases import make_schema
+from tests.warm_commands import run_warm
 
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
-from share_compute.store import Store, upgrade
+from share_compute.store import Store
 from share_compute_api.app.app import create_app, end_streams
 from share_compute_api.client.client import Client
 from share_compute_api.connection.listening import listener_config
@@ -94,7 +95,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Store]:
-    upgrade(settings.resolved_database_url)
+    make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     yield store
     store.close()
@@ -114,7 +115,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """One control plane for all tests of a module that serve models of their own there."""
     roots = (tmp_path_factory.getbasetemp(),)
     settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None, data_roots=roots)
-    upgrade(settings.resolved_database_url)
+    make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     _, key = store.keys.create("first", [Scope.admin])
     app = create_app(settings, store)
@@ -161,15 +162,7 @@ def run(plane: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess
         "COLUMNS": "200",
     }
 
-    def command(*words: str, text: str | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [Path(sys.executable).with_name("share-compute"), *words],
-            env={**environment, **changes},
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+    def command(*words: str, text: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+        return run_warm(words, {**environment, **changes}, text=text)
 
     return command

@@ -25,12 +25,13 @@ from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute.models.configuration import declared_config
 from share_compute.models.huggingface.encoder_types import Pooling, pooling_of
+from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
 from share_compute.shard import Shard
 from share_compute.specification import ModelSpec
 from share_compute_api.openai.embedding import embedded
 from share_compute_api.openai.engine import ModelFacts
 from share_compute_api.openai.recovery import RequestStream
-from share_compute_api.submission.model_folders import LAYER_KEYS, model_window, whole_number
+from share_compute_api.submission.model_folders import model_window
 
 _DEFAULT_WINDOW_TOKENS = 2048
 _STEP_TOKENS = 256

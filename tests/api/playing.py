@@ -200,6 +200,12 @@ def step(number: int) -> StepCommitted:
     )
 
 
+def falling_step(number: int, seconds: float = 1) -> StepCommitted:
+    """Return a step of four samples whose loss is the inverse of its number."""
+    sizes = {"loss": 1 / number, "samples": 4, "tokens": 4, "seconds": seconds, "tokens_per_s": 4}
+    return step(number).model_copy(update=sizes)
+
+
 def run(
     store: Store,
     tmp_path: Path,

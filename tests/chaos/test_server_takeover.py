@@ -38,6 +38,13 @@ def ready(client: Client) -> list[str]:
     return sorted(one.name for one in client.contributors() if one.state is ContributorState.ready)
 
 
+def join_command(client: Client, url: str, name: str) -> list[str]:
+    """Return the arguments with which a machine joins a server."""
+    code = client.create_invite(label=name).code
+    lent = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
+    return ["join", url, "--invite", code, "--name", name, *lent]
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
@@ -75,10 +82,7 @@ def test_a_job_outlives(
         server = servers.enter_context(run_server(tmp_path, port=port))
         with server.client() as client:
             for name in ("ada", "bob"):
-                code = client.create_invite(label=name).code
-                lent = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
-                arguments = ("join", server.url, "--invite", code, "--name", name, *lent)
-                machines.enter_context(run_command(tmp_path, *arguments))
+                machines.enter_context(run_command(tmp_path, *join_command(client, server.url, name)))
             wait_for(lambda: ready(client) == ["ada", "bob"], "two machines")
             job_id = client.submit(JOB).id
             wait_for(lambda: client.job(job_id).step > 20, "steps")

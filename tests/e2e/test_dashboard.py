@@ -62,7 +62,7 @@ def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, cluster: 
     expect(placement).to_contain_text("ash")
     expect(placement).to_contain_text("layers 1\N{EN DASH}2")
     train(cluster.store, job, 1, 10)
-    expect(page.get_by_text("Step 10 of 200 · checkpoint at 10")).to_be_visible()
+    expect(page.get_by_text("Step 10 of 40 · checkpoint at 10")).to_be_visible()
     curve = page.get_by_role("img", name=re.compile("Loss over steps"))
     expect(curve).to_have_accessible_name(re.compile(r"2\.300 at step 1, 0\.2300 at step 10"))
     train(cluster.store, job, 11, 20)

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.api.conftest import LiveServer, Plane
+from tests.databases import make_schema
 
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
-from share_compute.store import Store, upgrade
+from share_compute.store import Store
 from share_compute_api.app.app import create_app
 from share_compute_api.cluster.cluster import ClusterInfo
 
@@ -26,7 +27,7 @@ def open_plane(
 ) -> Iterator[Plane]:
     """Run a control plane with these settings inside the block; with ``cluster`` it reports that machines can join."""
     settings = Settings(data_folder=folder / "data", database_url=None, **changes)
-    upgrade(settings.resolved_database_url)
+    make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     _, api_key = store.keys.create("first", [Scope.admin])
     app = create_app(settings, store)

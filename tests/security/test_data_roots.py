@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from safetensors.numpy import save_file
+from tests.databases import make_schema
 
 from share_compute.batches.inputs import Inputs
 from share_compute.data.reading import files_digest, read_pieces
@@ -24,7 +25,7 @@ from share_compute.lifecycle.attempt_events import ArtifactSaved
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.specification import parse_any_job, parse_deployment
-from share_compute.store import Store, upgrade
+from share_compute.store import Store
 from share_compute_api.app.app import create_app
 from share_compute_api.submission.data_roots import DataRoots, offered, require_folders
 
@@ -40,7 +41,7 @@ class House:
         self.outside.mkdir()
         # Inside the root, as with `share-compute up --data-folder ./state`.
         self.settings = Settings(data_folder=self.root / "state", database_url=None, data_roots=(self.root,))
-        upgrade(self.settings.resolved_database_url)
+        make_schema(self.settings.resolved_database_url)
         self.store = Store(self.settings.resolved_database_url)
         self.app = create_app(self.settings, self.store)
         self.operator = self.client(Scope.admin)

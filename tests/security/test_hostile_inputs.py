@@ -24,6 +24,7 @@ from anyio import to_thread
 from pyarrow import parquet
 from tests.api.conftest import LiveServer, Plane, wait_until
 from tests.api.speaking import Speaker, Speech, make_tokenizer
+from tests.databases import make_schema
 from tests.security.watching import Watch
 
 from share_compute.batches.inputs import Inputs
@@ -34,7 +35,7 @@ from share_compute.files.field_errors import MOST_NAMED
 from share_compute.inference.scheduler.options import Generation
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
-from share_compute.store import Store, upgrade
+from share_compute.store import Store
 from share_compute_api.app.app import create_app
 from share_compute_api.openai.engine import Engines
 from share_compute_api.server.budget import Budget
@@ -53,7 +54,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """A server whose processes for submitters' files have little time, so that tests take little."""
     roots = (tmp_path_factory.getbasetemp(),)
     settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None, data_roots=roots)
-    upgrade(settings.resolved_database_url)
+    make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     _, key = store.keys.create("first", [Scope.admin])
     app = create_app(settings, store)
@@ -466,6 +467,21 @@ def test_a_crowd_of_submissions_is_answered_with_a_retry_time(
     assert len(refused) == crowd - 2
     assert all(answer.headers["Retry-After"] == "5" for answer in refused)
     assert {answer.status_code for answer in answers} == {422, 429}
+
+
+def test_a_key_with_slow_checks_does_not_stop_those_of_others() -> None:
+    budget, is_over = Budget(at_once=3, at_once_of_one=2), threading.Event()
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(budget.run("slow", is_over.wait)) for _ in range(4)]
+            await asyncio.sleep(0)
+            assert await asyncio.wait_for(budget.run("ada", lambda: True), 10)
+            assert not any(task.done() for task in running)
+            is_over.set()
+        assert all(task.result() for task in running)
+
+    asyncio.run(story())
 
 
 def test_a_key_with_many_submissions_leaves_capacity_for_others() -> None:

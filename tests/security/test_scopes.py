@@ -16,11 +16,12 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given
 from hypothesis import settings as options
 from sqlalchemy import func, select
+from tests.databases import make_schema
 
 from share_compute.errors import Conflict
 from share_compute.scopes import GRANTABLE, Scope
 from share_compute.settings import Settings
-from share_compute.store import Store, upgrade
+from share_compute.store import Store
 from share_compute.store.database.tables import Base
 from share_compute_api.app.app import create_app
 from share_compute_api.server.auth import OPEN, check_routes, declared_scopes
@@ -62,6 +63,7 @@ TABLE: dict[str, Scope | None] = {
     "rotateToken": A,
     "submitJob": S,
     "checkJob": S,
+    "previewData": S,
     "listJobs": R,
     "getJob": R,
     "getTimeline": R,
@@ -72,6 +74,11 @@ TABLE: dict[str, Scope | None] = {
     "deleteDeployment": S,
     "prune": A,
     "getMetrics": R,
+    "getMetricsFile": R,
+    "getPictures": R,
+    "compareJobs": R,
+    "getTrials": R,
+    "labelJob": S,
     "makeFailure": A,
     "createDeployment": S,
     "listDeployments": R,
@@ -152,7 +159,7 @@ class House:
 def house(tmp_path: Path) -> Iterator[House]:
     settings = Settings(data_folder=tmp_path / "data", database_url=None, data_roots=(tmp_path / "root",))
     (tmp_path / "root").mkdir()
-    upgrade(settings.resolved_database_url)
+    make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     made = {scope: store.keys.create(scope.value, [scope]) for scope in GRANTABLE}
     _, code = store.invites.create()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from fastapi import Request
 from tests.api.agent.test_joining import wanted
 from tests.api.conftest import Plane
 from tests.security.planes import CLUSTER, open_plane
+from tests.warm_commands import run_warm
 
 from share_compute.errors import InviteUnknown, InviteUsed, TooManyAttempts, VersionMismatch
 from share_compute.scopes import Scope
@@ -27,7 +27,6 @@ from share_compute_api.schemas.bodies import Versions
 from share_compute_api.schemas.versions import local_versions
 from share_compute_api.server.guesses import Guesses
 from share_compute_api.server.sign_in_codes import LIFE
-from share_compute_api.terminal.children import own_command
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 ELSEWHERE = {"X-Forwarded-For": "192.0.2.9", "X-Forwarded-Proto": "https"}
@@ -200,9 +199,8 @@ def test_a_sign_in_code_works_once_and_for_minutes(plane: Plane, monkeypatch: py
 
 def test_the_command_makes_a_link_without_the_key(plane: Plane) -> None:
     environment = {**os.environ, "SHARE_COMPUTE_URL": plane.url, "SHARE_COMPUTE_API_KEY": plane.api_key}
-    done = subprocess.run(
-        own_command("sign-in"), env=environment, capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_warm(["sign-in"], environment)
+    assert done.returncode == 0, done.stderr
     code = done.stdout.strip().partition("/#code=")[2]
     assert plane.api_key not in done.stdout + done.stderr
     assert httpx.post(f"{plane.url}/api/v1/session", json={"code": code}, headers=OURS).status_code == 201
@@ -227,8 +225,7 @@ def test_compose_has_no_default_password() -> None:
     ],
 )
 def test_an_invite_that_is_not_there(arguments: list[str], text: str | None, words: str) -> None:
-    command = own_command("join", "http://127.0.0.1:9", *arguments)
-    done = subprocess.run(command, input=text or "", capture_output=True, text=True, check=False, timeout=120)
+    done = run_warm(["join", "http://127.0.0.1:9", *arguments], os.environ, text=text or "")
     assert done.returncode == 2
     assert words in done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from types import TracebackType
@@ -55,6 +56,9 @@ class Watch:
             self._failure = failure
 
     def __enter__(self) -> Self:
+        # This process also holds the objects of all tests that ran before. To look through them takes a second.
+        gc.collect()
+        gc.freeze()
         self._thread.start()
         return self
 
@@ -66,6 +70,7 @@ class Watch:
     ) -> None:
         self._is_over.set()
         self._thread.join()
+        gc.unfreeze()
         if failure is None:
             assert self._failure is None
             assert self.busiest_s < MOST_BUSY_S, f"busy for {self.busiest_s} s"

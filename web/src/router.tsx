@@ -10,7 +10,7 @@ import type { Start } from "./pages/submit/starts/starts";
 import { clusterSearch } from "./cluster/search";
 
 /** Names of the examples; their texts are loaded with the page. */
-const START_NAMES = ["digits", "language", "generate", "embed", "serve"] as const satisfies readonly Start[];
+const START_NAMES = ["digits", "language", "generate", "embed", "sweep", "serve"] as const satisfies readonly Start[];
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
@@ -41,6 +41,13 @@ const job = createRoute({
   path: "/jobs/$jobId",
   validateSearch: jobSearch,
   component: lazyRouteComponent(() => import("./pages/Job"), "Job"),
+});
+
+const compare = createRoute({
+  getParentRoute: () => root,
+  path: "/compare",
+  validateSearch: (search): { jobs?: string } => (typeof search.jobs === "string" ? { jobs: search.jobs } : {}),
+  component: lazyRouteComponent(() => import("./pages/Compare"), "Compare"),
 });
 
 const submit = createRoute({
@@ -98,6 +105,7 @@ export const router = createRouter({
     machine,
     jobs,
     job,
+    compare,
     deployments,
     deployment,
     playground,

@@ -56,6 +56,15 @@ def workers_of(job_id: str) -> dict[Any, Worker]:
     return found
 
 
+def named_member(job_id: str, name: str) -> Any:
+    """Return the actor with the name that `member_options` gave it.
+
+    Raises:
+        ValueError: there is no such actor, or it is dead.
+    """
+    return ray.get_actor(name, f"{_PREFIX}{job_id}")
+
+
 def machines_with_members() -> dict[Worker, frozenset[str]]:
     """Return the ids of the jobs with members on each contributor, by contributor; omit members known to be dead.
 

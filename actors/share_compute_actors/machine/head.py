@@ -45,7 +45,6 @@ HEALTH_CHECKS = {
 
 A node that Ray has declared dead ends all its processes. This project detects losses much sooner, without Ray:
 coordinators watch their members' heartbeats, and the control plane watches the agents' reports."""
-_PROGRAM = "share_compute_actors.machine.head_process"
 _TOKEN, _STALE, _TABLES, _CACHE = "ray-token", "ray-token-is-stale", "ray-tables", "cache"
 _log = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ def start_head(
             environment=environment,
             policy=policy,
             deadline_s=_DEADLINE_S,
-            program=(_PROGRAM, str(folder.parent / GCS_SUPERVISOR)),
+            supervisor=folder.parent / GCS_SUPERVISOR,
         )
         stack.pop_all()
     return Head(node, place)

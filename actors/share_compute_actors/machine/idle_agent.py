@@ -1,8 +1,8 @@
-"""Takes the place of an agent that the raylet of the head starts, waits for and needs, although nothing here uses it.
+"""Takes the place of an agent that a raylet starts, waits for and needs, although nothing here uses it.
 
-Run as ``python -I -S idle_agent.py FOLDER NODE_ID NAME=PORT...``. The raylet reads the agent's ports from files in the
+Run as ``python -S -s -P idle_agent.py FOLDER NODE_ID NAME=PORT...``. The raylet reads the ports from files in the
 session folder ``FOLDER``, and ends when the agent ends. Ray's own agents import for half a second each before they
-write these files. See `head_process`.
+write these files. See `ray_start`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def write_ports(folder: str, node_id: str, ports: list[str]) -> None:
 
 
 def main() -> None:
-    """Write the ports, and wait for the end of the raylet, or of the session if the raylet ended before this start."""
-    raylet, folder = os.getppid(), sys.argv[1]
-    write_ports(folder, sys.argv[2], sys.argv[3:])
-    while os.getppid() == raylet and os.path.isdir(folder):  # noqa: PTH112
+    """Write the ports, and wait for the end of the raylet, which may have ended before this start."""
+    raylet = int(os.environ["RAY_RAYLET_PID"])  # Ray's agents read it, too
+    write_ports(sys.argv[1], sys.argv[2], sys.argv[3:])
+    while os.getppid() == raylet:
         time.sleep(_POLL_S)
 
 

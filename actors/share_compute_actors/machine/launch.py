@@ -20,7 +20,7 @@ from share_compute_actors.machine.processes import Child, ChildProcesses, is_ali
 
 _STARTED = "Ray runtime started"
 GCS_SUPERVISOR = "gcs-supervisor"
-"""File name of the script that runs and restarts the head's GCS; see `head_process`."""
+"""File name of the script that runs and restarts the head's GCS; see `ray_start`."""
 _VITAL = (GCS_SUPERVISOR, "raylet")
 INLINE_LIMIT_BYTES = 8 * 2**20
 """Largest payload that Ray sends inside the call itself, in one round trip, in bytes."""
@@ -96,7 +96,7 @@ def launch(
     environment: Mapping[str, str],
     policy: Policy,
     deadline_s: float,
-    program: Sequence[str] = ("ray.scripts.scripts",),
+    supervisor: Path | None = None,
 ) -> RayNode:
     """Run ``ray start --block`` with ``arguments``, confined, and wait until its node is registered.
 
@@ -107,7 +107,7 @@ def launch(
         environment: variables to set, in addition to those that `clean_environment` lets the node inherit.
         policy: files that the node may use, and the user that it runs as.
         deadline_s: time limit for the start, in seconds.
-        program: module to run with ``python -m``, and arguments before ``start``.
+        supervisor: on a head, path of the script that will run and restart the GCS.
 
     Raises:
         Unavailable: the node was not ready after ``deadline_s``, or ended; the message says why.
@@ -120,7 +120,8 @@ def launch(
     command = [
         sys.executable,
         "-m",
-        *program,
+        "share_compute_actors.machine.ray_start",
+        *([] if supervisor is None else [str(supervisor)]),
         "start",
         "--block",
         "--disable-usage-stats",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from share_compute.errors import Unavailable
 from share_compute_actors.machine.confine import Policy
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
 from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.processes import ChildProcesses
-from share_compute_actors.machine.temporary import temporary_folder
+from share_compute_actors.machine.temporary import private_folder, temporary_folder
 
 _OBJECT_STORE_BYTES = 80_000_000
 _DEADLINE_S = 60.0
@@ -75,8 +73,8 @@ def start_node(
     ]
     if address:
         arguments.append(f"--node-ip-address={address}")
-    temporary = _private_folder(temporary_folder() / f"share-compute-{os.getuid()}-{children.folder.name}")
-    own = _private_folder(children.folder / "ray")
+    temporary = private_folder(temporary_folder() / f"share-compute-{os.getuid()}-{children.folder.name}")
+    own = private_folder(children.folder / "ray")
     environment = {
         **ray_environment(access.token, children.folder),
         **access.environment,
@@ -88,23 +86,6 @@ def start_node(
         write=(str(own), str(temporary)), home=str(temporary), names_threads=limits.gpu is not None
     )
     return launch(children, "node", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
-
-
-def _private_folder(folder: Path) -> Path:
-    """Return ``folder``; if it does not exist, make it, accessible only to this user.
-
-    Raises:
-        Unavailable: the folder belongs to another user, is a link, or cannot be made.
-    """
-    hint = "set TMPDIR to a folder of your own"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as failure:
-        raise Unavailable(f"{folder} cannot be made: {failure.strerror}", hint=hint) from failure
-    if found.st_uid != os.getuid() or folder.is_symlink():
-        raise Unavailable(f"{folder} belongs to another user, or is a link", hint=hint)
-    return folder
 
 
 def _device_environment(gpu: str | None) -> dict[str, str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from share_compute.errors import Unavailable
+
 _LASTING = Path("/var/tmp")  # noqa: S108 - the system's folder for temporary files that survive a reboot
 _NAMED_BY = ("TMPDIR", "TEMP", "TMP")
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -23,6 +25,23 @@ def temporary_folder() -> Path:
     if any(os.environ.get(name) for name in _NAMED_BY) or not is_memory(usual):
         return usual
     return _LASTING if os.access(_LASTING, os.W_OK | os.X_OK) and not is_memory(_LASTING) else usual
+
+
+def private_folder(folder: Path) -> Path:
+    """Return ``folder``; if it does not exist, make it, accessible only to this user.
+
+    Raises:
+        Unavailable: the folder belongs to another user, is a link, or cannot be made.
+    """
+    hint = "set TMPDIR to a folder of your own"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as failure:
+        raise Unavailable(f"{folder} cannot be made: {failure.strerror}", hint=hint) from failure
+    if found.st_uid != os.getuid() or folder.is_symlink():
+        raise Unavailable(f"{folder} belongs to another user, or is a link", hint=hint)
+    return folder
 
 
 def is_memory(folder: Path) -> bool:

@@ -9,8 +9,8 @@ import ray
 
 from share_compute.errors import ContributorLost
 from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.group.exceptions import Cancelled
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.shard_store import FACTS, PROGRESS, ShardStoreFacts
 
 

@@ -19,15 +19,29 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 
-from share_compute.data import PreparedData, StepOrder, prepare
+from share_compute.data import PreparedData, Split, StepOrder
+from share_compute.data.order import evaluated_range, task_samples
+from share_compute.data.samples import SPLITS
+from share_compute.data.several_tasks import (
+    described_tasks,
+    digest_of,
+    notes_of,
+    objectives_of,
+    prepared_tasks,
+)
 from share_compute.data.tokenization import load_tokenizer
 from share_compute.errors import UserError, VerificationFailed
 from share_compute.lifecycle.attempt_events import Assignment
-from share_compute.models.blueprint import Blueprint, blueprint_of
+from share_compute.models.blueprint import Blueprint, TaskHead, blueprint_of
+from share_compute.models.configuration import declared_config
 from share_compute.models.export import adapter_description
+from share_compute.models.huggingface.encoder_types import Pooling, described_pooling, trained_pooling
+from share_compute.models.image_types import image_processor, require_images
+from share_compute.models.objective import Objective, task_of
 from share_compute.models.storage.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
+from share_compute.specification import LayerSpec
 from share_compute.specification.boundaries import (
     FixedBoundaryCompressionSpec,
     PlannedBoundaryCompressionSpec,
@@ -91,7 +105,9 @@ class ShardStoreFacts:
     boundaries: FixedBoundaryCompressionSpec | None = None
     """Compression at the boundaries between stages from the checkpoint; None lets the first plan fix it."""
     data: str | None = None
-    """`PreparedData.digest`."""
+    """`PreparedData.digest`; of several tasks, the digest of theirs."""
+    task_sizes: tuple[dict[str, int], ...] = ()
+    """Number of samples of each task, by split; `sizes` are their sums."""
 
     @property
     def first_step(self) -> int:
@@ -136,8 +152,10 @@ class ShardStore:
         self._assignment = Assignment.model_validate_json(assignment)
         self._spec = self._assignment.spec
         self._progress = ("", 0.0)
-        self._prepared: PreparedData | None = None
-        self._order: StepOrder | None = None
+        self._prepared: tuple[PreparedData, ...] = ()
+        """Data of each task, in the order of the tasks."""
+        self._orders: tuple[StepOrder, ...] = ()
+        """Order of the training samples; of several tasks, of each task's microbatches."""
         self._weights: WeightFolder | PretrainedWeights | None = None
         self._optimizer: WeightFolder | None = None
         self._update: WeightFolder | None = None
@@ -147,6 +165,10 @@ class ShardStore:
         self._boundaries: FixedBoundaryCompressionSpec | None = None
         self._state = TrainingState(0, first_loss_scale(self._spec.training.precision))
         self._config: dict[str, Any] | None = None
+        self._layers: tuple[LayerSpec, ...] = ()
+        self._heads: tuple[TaskHead, ...] = ()
+        self._objective = Objective()
+        self._pooling: Pooling | None = None
         self._tokenizer: Any = None
 
     # -- before training -----------------------------------------------------------------------------------------
@@ -167,56 +189,88 @@ class ShardStore:
         sweep_partial(self._assignment.folder)
         branch = self._assignment.branch
         folder = self._assignment.folder / "data" if branch is None else branch.data
-        prepared = prepare(self._spec, folder, note)
-        self._prepared = prepared
+        self._prepared = prepared_tasks(self._spec, folder, note)
+        prepared = self._prepared[0]
         checkpoint, notes = self._checkpoint()
-        self._order = self._step_order(prepared.samples.size("train"))
+        self._orders = self._step_orders()
         if checkpoint is not None:
-            self._continue_from(checkpoint, prepared)
+            self._continue_from(checkpoint)
             self._weights = WeightFolder(checkpoint)
             if any(checkpoint.glob("optimizer*.safetensors")):
                 self._optimizer = WeightFolder(checkpoint, "optimizer")
+        model = self._spec.model
+        if self._spec.data.pairs is not None and model.layers is None:
+            self._pooling = trained_pooling(model.path, declared_config(model))
         blueprint = blueprint_of(
             self._spec,
             prepared.vocab_size,
             self._special_tokens(prepared.tokenizer_folder),
             objective=prepared.objective,
             sample_shape=prepared.sample_shape,
+            classes=(prepared.description or {}).get("classes"),
+            objectives=objectives_of(self._spec, self._prepared) if self._spec.tasks else None,
+            pooling="mean" if self._pooling is None else self._pooling.mode,
         )
-        require_metrics(self._spec, blueprint.objective, prepared.samples)
+        for single, objective, own in zip(
+            self._spec.single_tasks, blueprint.objectives, self._prepared, strict=True
+        ):
+            require_metrics(single, objective, own.samples)
         if blueprint.config is None:
-            from share_compute.models.layers import require_fit  # noqa: PLC0415 - imports torch
+            from share_compute.models.layers import note_on_tiles, require_fit  # noqa: PLC0415 - imports torch
 
             require_fit(blueprint)
-        self._config = blueprint.config
-        if checkpoint is None and self._spec.model.path is not None:
-            from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+            if (tiles := note_on_tiles(blueprint)) is not None:
+                notes = (*notes, tiles)
+        elif blueprint.classifies_images:
+            from share_compute.models.huggingface.hub_configuration import hub_configuration  # noqa: PLC0415 - slow to import
 
-            self._weights = PretrainedWeights(WeightFolder(self._spec.model.path), blueprint.config or {})
+            require_images(hub_configuration(blueprint.config).to_dict(), blueprint.sample_shape)
+        elif any(each.reads_text for each in blueprint.objectives) and not blueprint.uses_encoder:
+            from share_compute.models.huggingface.cut_check import require_causal  # noqa: PLC0415 - slow to import
+
+            require_causal(blueprint.config)
+        self._config, self._layers = blueprint.config, blueprint.layers
+        self._objective, self._heads = blueprint.whole_objective, blueprint.heads
+        if checkpoint is None and self._spec.model.path is not None:
+            from share_compute.models.huggingface.conversion import pretrained_weights  # noqa: PLC0415 - slow to import
+
+            self._weights = pretrained_weights(self._spec.model.path, blueprint)
+            if self._weights.added:
+                notes = (*notes, "the model's head is new: its folder has none for the classes of the data")
+        task_sizes = tuple(
+            {str(split): own.samples.size(split) for split in SPLITS} for own in self._prepared
+        )
         return ShardStoreFacts(
             blueprint=blueprint,
-            sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
+            sizes={split: sum(sizes[split] for sizes in task_sizes) for split in SPLITS},
+            task_sizes=task_sizes,
             state=self._state,
             has_weights=self._weights is not None,
             microbatches=self._microbatches,
             runs=self._runs,
             boundaries=self._boundaries,
-            notes=(*notes, *prepared.notes),
+            notes=(*notes, *notes_of(self._spec, self._prepared)),
             prompts=self._prompts(prepared.tokenizer_folder),
             text_ends=self._text_ends(),
             version=self._version,
-            data=prepared.digest,
+            data=digest_of(self._prepared),
         )
 
-    def _step_order(self, size: int) -> StepOrder:
-        """Return the order of the attempt's samples, of ``size`` training samples."""
+    def _step_orders(self) -> tuple[StepOrder, ...]:
+        """Return the order of the attempt's samples; of several tasks, that of each task's microbatches."""
         training, branch = self._spec.training, self._assignment.branch
-        order = StepOrder(training.seed, size, training.batch_size, self._spec.data.shuffle)
+        sizes = [own.samples.size("train") for own in self._prepared]
+        if len(sizes) > 1:
+            return tuple(
+                StepOrder(training.seed, size, training.microbatch_size, single.data.shuffle)
+                for size, single in zip(sizes, self._spec.single_tasks, strict=True)
+            )
+        order = StepOrder(training.seed, sizes[0], training.batch_size, self._spec.data.shuffle)
         if branch is None:
-            return order
+            return (order,)
         policy = training.rounds
         assert policy is not None, "the job has no branches"
-        return replace(order, branches=policy.branches, branch=branch.number)
+        return (replace(order, branches=policy.branches, branch=branch.number),)
 
     def _checkpoint(self) -> Chosen:
         wanted = self._assignment.checkpoint
@@ -249,10 +303,9 @@ class ShardStore:
         end = self._tokenizer.eos_token_id if self._tokenizer is not None else None
         return () if end is None else (end,)
 
-    def _continue_from(self, checkpoint: Path, prepared: PreparedData) -> None:
+    def _continue_from(self, checkpoint: Path) -> None:
         state = json.loads((checkpoint / STATE).read_text())
-        samples = prepared.samples.size("train")
-        require_unchanged(state, samples, prepared.digest)
+        require_unchanged(state, self._train_samples, digest_of(self._prepared))
         if self._assignment.branch is not None:
             self._version = int(state.get("version", self._assignment.branch.version))
         # A job keeps its first number of microbatches, because the order of additions depends on this number.
@@ -272,6 +325,10 @@ class ShardStore:
                 for step, figures in state.get("validations", ())
             ),
         )
+
+    @property
+    def _train_samples(self) -> int:
+        return sum(own.samples.size("train") for own in self._prepared)
 
     @answers(NOTHING)
     def cut(self, runs: Sequence[int], boundaries: Mapping[str, Any] | None = None) -> None:
@@ -302,11 +359,24 @@ class ShardStore:
     @ray.method(concurrency_group="serve")
     def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
         """Return the inputs or the targets of some microbatches of a training step, by microbatch id."""
-        assert self._order is not None
-        size = self._spec.training.microbatch_size
-        chosen = self._order.indices(step)
+        size, tasks = self._spec.training.microbatch_size, len(self._prepared)
+        if tasks == 1:
+            chosen = self._orders[0].indices(step)
+            return {
+                microbatch: self._take(
+                    "train", chosen[microbatch * size : (microbatch + 1) * size], part, 0, step
+                )
+                for microbatch in microbatches
+            }
+        count = self._spec.training.batch_size // size
         return {
-            microbatch: self._take("train", chosen[microbatch * size : (microbatch + 1) * size], part)
+            microbatch: self._take(
+                "train",
+                task_samples(self._orders, count, step, microbatch),
+                part,
+                task_of(microbatch, tasks),
+                step,
+            )
             for microbatch in microbatches
         }
 
@@ -316,23 +386,22 @@ class ShardStore:
     ) -> Rows:
         """Return the inputs or the targets of some microbatches of an evaluation split, by microbatch id.
 
-        The last microbatch of a split may have fewer samples than the others.
+        The last microbatch of each task may have fewer samples than the others; see `evaluation_starts`.
         """
-        assert self._prepared is not None
-        size, total = self._spec.training.microbatch_size, self._prepared.samples.size(split)
-        return {
-            microbatch: self._take(
-                split, np.arange(microbatch * size, min((microbatch + 1) * size, total)), part
-            )
-            for microbatch in microbatches
-        }
+        sizes = [own.samples.size(split) for own in self._prepared]
+        found: Rows = {}
+        for microbatch in microbatches:
+            task, samples = evaluated_range(sizes, self._spec.training.microbatch_size, microbatch)
+            found[microbatch] = self._take(split, np.arange(samples.start, samples.stop), part, task)
+        return found
 
     def _take(
-        self, split: Literal["train", "validation", "test"], indices: NDArray[np.int64], part: Part
+        self, split: Split, indices: NDArray[np.int64], part: Part, task: int, step: int = 0
     ) -> NDArray[Any]:
-        assert self._prepared is not None
-        inputs, targets = self._prepared.samples.take(split, indices)
-        return inputs if part == "inputs" else targets
+        prepared = self._prepared[task]
+        if part == "targets":
+            return prepared.samples.take(split, indices)[1]
+        return prepared.take(split, indices, step)[0]
 
     @ray.method(concurrency_group="weights")
     def weights(self, extents: bytes) -> list[Piece]:
@@ -452,14 +521,14 @@ class ShardStore:
 
     def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
         """Write the files of a folder that are not written from snapshots, such as the model's configuration."""
-        assert self._prepared is not None
+        prepared = self._prepared[0]
         facts = {
             **asdict(state),
             "job": self._assignment.job_id,
             "seed": self._spec.training.seed,
             "batch_size": self._spec.training.batch_size,
-            "train_samples": self._prepared.samples.size("train"),
-            "data": self._prepared.digest,
+            "train_samples": self._train_samples,
+            "data": digest_of(self._prepared),
             "microbatches": self._spec.training.microbatches,
             "runs": self._runs,
             "boundaries": None if self._boundaries is None else self._boundaries.model_dump(mode="json"),
@@ -469,22 +538,32 @@ class ShardStore:
             return
         if self._config is not None:
             self._describe_model(writer, self._config, kind)
-            if self._prepared.tokenizer_folder is not None:
-                writer.copy(file for file in self._prepared.tokenizer_folder.iterdir() if file.is_file())
         else:
-            writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
-            if self._prepared.description is not None:
-                writer.write_json("data.json", self._prepared.description)
+            writer.write_json("layers.json", [layer.model_dump(exclude_none=True) for layer in self._layers])
+        if prepared.tokenizer_folder is not None:
+            writer.copy(file for file in prepared.tokenizer_folder.iterdir() if file.is_file())
+        if self._heads:
+            writer.write_json("tasks.json", described_tasks(self._heads, self._prepared))
+        elif prepared.description is not None:
+            writer.write_json("data.json", prepared.description)
 
     def _describe_model(self, writer: FolderWriter, config: dict[str, Any], kind: FolderKind) -> None:
-        """Write the configuration of a language model, or of its LoRA adapters if the folder has only these."""
+        """Write the configuration of a Hugging Face model, or of its LoRA adapters if the folder has only these."""
         lora, base = self._spec.training.lora, self._spec.model.path
         if kind == "artifact" and lora is not None and not lora.merge:
             writer.write_json("adapter_config.json", adapter_description(config, self._spec))
             return
-        from share_compute.models.huggingface.decoder import published_config  # noqa: PLC0415
+        from share_compute.models.huggingface.decoder import hidden_size_of, published_config  # noqa: PLC0415
 
-        writer.write_json("config.json", published_config(config))
+        writer.write_json("config.json", published_config(config, self._objective))
+        if self._pooling is not None:
+            size, length = hidden_size_of(config) or 0, self._spec.training.sequence_length
+            for name, content in described_pooling(self._pooling, size, length).items():
+                writer.write_json(name, content)
+        images, transforms = self._spec.data.images, self._spec.data.transforms
+        if images is not None:
+            crop = None if transforms is None else transforms.crop
+            writer.write_json("preprocessor_config.json", image_processor(images, crop))
         if base is not None:
             writer.copy(base.glob("generation_config.json"))
 

@@ -21,9 +21,10 @@ from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, Boun
 from share_compute.synchronization.records import MergeRecord
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.metrics import Figures
+from share_compute_actors.messages import Updates
 
 FILE = "steps.sqlite3"
-_SHAPE = 8
+_SHAPE = 9
 """Version of the tables. Tables of another version are dropped."""
 _STEPS_KEPT = 10_000
 """Number of the latest committed steps that the log keeps."""
@@ -33,7 +34,8 @@ _TABLES = """
         committed INTEGER NOT NULL, membership TEXT
     );
     CREATE TABLE steps (
-        step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT, generation INTEGER NOT NULL DEFAULT 0
+        step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT, generation INTEGER NOT NULL DEFAULT 0,
+        rate REAL
     );
     CREATE TABLE offences (
         number INTEGER PRIMARY KEY, worker TEXT NOT NULL, step INTEGER NOT NULL, what TEXT NOT NULL,
@@ -57,6 +59,8 @@ class Standing(NamedTuple):
     """Factor by which the gradient of the last committed step was multiplied; 1.0 if the log lacks the step."""
     generation: int = 0
     """Number of restarts of the last committed step because of doubtful numbers; 0 if the log lacks the step."""
+    rate: float | None = None
+    """`StepFacts.rate` of the last committed step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class StepFacts:
     """Loss scale of the next step."""
     is_skipped: bool = False
     """Whether the step changed no weights, because its float16 gradient is not finite."""
+    rate: float | None = None
+    """Learning rate of the step, if it depends on validations; None if it follows from the step alone."""
 
 
 _groups: TypeAdapter[GroupFacts] = TypeAdapter(GroupFacts)
@@ -203,8 +209,10 @@ class StepLog:
             if standing is None:
                 return None
             encoded = None if facts is None else _steps.dump_json(facts).decode()
+            rate = None if facts is None else facts.rate
             self._base.execute(
-                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (step, scale, encoded, generation)
+                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)",
+                (step, scale, encoded, generation, rate),
             )
             self._base.execute("DELETE FROM steps WHERE step <= ?", (step - _STEPS_KEPT,))
             return self.read()
@@ -330,7 +338,7 @@ class StepLog:
     def read(self) -> Standing:
         """Return the position of the job."""
         (found,) = self._rows(
-            "SELECT epoch, committed, coalesce(scale, 1.0), coalesce(generation, 0) "
+            "SELECT epoch, committed, coalesce(scale, 1.0), coalesce(generation, 0), rate "
             "FROM standing LEFT JOIN steps ON step = committed"
         )
         return Standing(*found)
@@ -346,9 +354,11 @@ class StepLog:
         query = "SELECT facts FROM steps WHERE step > ? AND facts IS NOT NULL ORDER BY step"
         return [_steps.validate_json(facts) for (facts,) in self._rows(query, after)]
 
-    def scales(self) -> dict[int, float]:
-        """Return the update factor of each committed step that the log still has, by step."""
-        return dict(self._rows("SELECT step, scale FROM steps ORDER BY step"))
+    def updates(self) -> Updates:
+        """Return the update factors and learning rates of the committed steps that the log still has."""
+        rows = self._rows("SELECT step, scale, rate FROM steps ORDER BY step")
+        rates = {step: rate for step, _, rate in rows if rate is not None}
+        return Updates({step: scale for step, scale, _ in rows}, rates)
 
     def validations(self) -> tuple[tuple[int, Figures], ...]:
         """Return step and metrics of each validation, by step in ascending order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost
 from share_compute.models.storage.weights import CHUNK_BYTES, files, stream_file
-from share_compute_actors.wire import Content, Schema, WithContent, undeclared
+from share_compute_actors.wire import Content, Natural, Schema, WithContent, undeclared
 
 TRIES = 3
 """Number of attempts to fetch a piece that arrives damaged."""
@@ -64,6 +64,32 @@ class PieceSchema:
 
 
 PIECE = PieceSchema()
+
+
+class PiecesSchema:
+    """Encodes several pieces as bytes, so that receivers unpickle nothing."""
+
+    _frame = WithContent(Schema(tuple[tuple[str, int, Natural], ...]))
+
+    def pack(self, message: Sequence[Piece]) -> bytes:
+        """Return pieces as bytes."""
+        header = tuple((piece.name, piece.seal, piece.content.nbytes) for piece in message)
+        return self._frame.pack(Content(header, b"".join(piece.content.data for piece in message)))
+
+    def unpack(self, data: Any, sender: str) -> list[Piece]:
+        """Return the pieces that `pack` wrote; see `share_compute_actors.wire.Packs`."""
+        header, content = self._frame.unpack(data, sender)
+        if sum(size for _, _, size in header) != len(content):
+            raise undeclared(sender, f"{len(content)} bytes of pieces, not as many as it names")
+        found = []
+        begin = 0
+        for name, seal, size in header:
+            found.append(Piece(name, np.frombuffer(content[begin : begin + size], np.uint8), seal))
+            begin += size
+        return found
+
+
+PIECES = PiecesSchema()
 
 Answer = TypeVar("Answer", Piece, Piece | None)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -20,9 +21,12 @@ from share_compute_api.app.limits import BodyLimit
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.control.batches.batches import BatchSupervisor
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
+from share_compute_api.control.jobs.chains import ChainSupervisor
 from share_compute_api.control.jobs.coordinators import launcher, rechecked
 from share_compute_api.control.jobs.jobs import JobSupervisor
 from share_compute_api.control.jobs.leftovers import Leftovers
+from share_compute_api.control.jobs.reports import ReportSupervisor
+from share_compute_api.control.jobs.sweeps import SweepSupervisor
 from share_compute_api.control.jobs.training_metrics import metered
 from share_compute_api.control.keeping import keep_running
 from share_compute_api.control.machines.contributors import ContributorSupervisor
@@ -39,8 +43,11 @@ from share_compute_api.server.alerts import AlertWatch
 from share_compute_api.server.auth import check_routes
 from share_compute_api.server.context import Context
 from share_compute_api.server.retention import cleaner
+from share_compute_api.server.series import rows_of
 from share_compute_api.server.sessions import Sessions
 from share_compute_api.server.token_rotation import TokenRotation
+from share_compute_api.submission.chains import LinkStarter
+from share_compute_api.submission.sweeps import TrialStarter
 
 _MOST_BODY_BYTES = 1 << 20
 _MOST_PROMPT_BYTES = 4 << 20
@@ -89,7 +96,8 @@ def create_app(
         f"{PREFIX}/uploads/": sys.maxsize,
     }
     app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES, larger=larger)
-    app.include_router(api_router())
+    # A router that is included without a prefix builds each of its routes twice: FastAPI checks that no path is empty.
+    app.include_router(api_router(), prefix=PREFIX)
     app.include_router(openai_router)
     app.include_router(metrics_router)
     check_routes(app)
@@ -106,10 +114,19 @@ def end_streams(app: FastAPI) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
+    settings = context.settings
     unsubscribe = context.store.on_commit(context.notifier.notify)
     context.spawn(keep_running("alerts", AlertWatch(context).run))
     context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
     context.spawn(keep_running("streams", context.streams.run))
+    reports = ReportSupervisor(
+        context.store, settings.data_folder, partial(rows_of, context.store), context.notifier
+    )
+    context.spawn(keep_running("reports", reports.run))
+    links = LinkStarter(context.store, context.engines, context.data_roots, context.isolated)
+    context.spawn(keep_running("links", ChainSupervisor(context.store, links, context.notifier).run))
+    trials = TrialStarter(context.store, context.data_roots)
+    context.spawn(keep_running("sweeps", SweepSupervisor(context.store, trials, context.notifier).run))
     if context.cluster is not None:
         await _supervise(context, context.cluster)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from share_compute.specification import EmbedJob, GenerateJob, ServeJob, job_schema
+from share_compute.specification import EmbedJob, GenerateJob, ServeJob, SparseJob, SweepJob, job_schema
 from share_compute_api.openai.problems import PREFIX as OPENAI_PREFIX
 from share_compute_api.schemas.bodies import PlanRequest
 from share_compute_api.server.problems import MEDIA_TYPE, Problem
@@ -27,7 +27,7 @@ _TAGS = [
     {"name": "deployments", "description": "Models that are served: deploy, watch, take down."},
     {"name": "openai", "description": "The OpenAI API: what clients of served models call."},
 ]
-_JOBS = ("JobRequest", "GenerateJobRequest", "EmbedJobRequest")
+_JOBS = ("JobRequest", "GenerateJobRequest", "EmbedJobRequest", "SparseJobRequest", "SweepJobRequest")
 """Names of the schemas of job requests, one for each kind of job."""
 
 
@@ -58,6 +58,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas["JobRequest"] = _hoisted(job_schema(), schemas, suffix="Request")
     schemas["GenerateJobRequest"] = _hoisted(GenerateJob.model_json_schema(), schemas, suffix="Request")
     schemas["EmbedJobRequest"] = _hoisted(EmbedJob.model_json_schema(), schemas, suffix="Request")
+    schemas["SparseJobRequest"] = _hoisted(SparseJob.model_json_schema(), schemas, suffix="Request")
+    schemas["SweepJobRequest"] = _hoisted(SweepJob.model_json_schema(), schemas, suffix="Request")
+    schemas["SweepJobRequest"]["properties"]["job"]["$ref"] = _reference("JobRequest")["$ref"]
     schemas["AnyJobRequest"] = {"title": "AnyJob", "anyOf": [_reference(name) for name in _JOBS]}
     schemas["DeploymentRequest"] = _hoisted(ServeJob.model_json_schema(), schemas, suffix="Request")
     schemas["AnySpecRequest"] = {

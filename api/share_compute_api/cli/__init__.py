@@ -24,9 +24,12 @@ from share_compute_api.cli.operator.topology import topology
 from share_compute_api.cli.operator.up import up
 from share_compute_api.cli.submitter import artifacts, deleting, jobs, uploads
 from share_compute_api.cli.submitter.chaos import chaos
+from share_compute_api.cli.submitter.labels import compare, tag
 from share_compute_api.cli.submitter.plan import plan
+from share_compute_api.cli.submitter.preview import preview_data
 from share_compute_api.cli.submitter.serve import chat, deployments, scale, serve, undeploy
 from share_compute_api.cli.submitter.simulate import simulate
+from share_compute_api.cli.submitter.tune import tune
 from share_compute_api.terminal.output import print_failure
 
 _EPILOG = (
@@ -79,7 +82,9 @@ def make_app() -> typer.Typer:
     add(
         "Run jobs",
         plan,
+        preview_data,
         simulate,
+        tune,
         jobs.submit,
         jobs.list_jobs,
         jobs.show,
@@ -88,7 +93,10 @@ def make_app() -> typer.Typer:
         jobs.resume,
         deleting.delete,
         jobs.metrics,
+        compare,
+        tag,
         artifacts.export,
+        artifacts.push,
         uploads.upload,
     )
     app.add_typer(artifacts.app, name="artifacts", rich_help_panel="Run jobs")

@@ -11,12 +11,13 @@ from urllib.parse import quote
 import httpx
 from httpx_sse import EventSource, connect_sse
 
+from share_compute.files.series import SeriesFormat
 from share_compute.files.topology_file import TopologyDocument
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.planning.report import PlanReport
 from share_compute.scopes import Scope
-from share_compute.specification import BatchJob, EmbedJob, GenerateJob, Kind, ServeJob, TrainJob
+from share_compute.specification import Kind, ServeJob, TrainJob
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,
@@ -27,6 +28,7 @@ from share_compute.store.records import (
     QueuedJob,
 )
 from share_compute_api.client import chatting, downloads, sending
+from share_compute_api.client.job_file import Submission
 from share_compute_api.connection.backoff import ExponentialBackoff
 from share_compute_api.connection.discovery import find_target
 from share_compute_api.connection.transport import Transport, raise_for_problem
@@ -49,6 +51,7 @@ from share_compute_api.schemas.bodies import (
     InviteView,
     JobMetrics,
     JobPage,
+    JobPreview,
     KeyCreated,
     KeyList,
     PlanRequest,
@@ -61,7 +64,9 @@ from share_compute_api.schemas.bodies import (
     UploadView,
 )
 from share_compute_api.schemas.choices import UploadKind
+from share_compute_api.schemas.labels import JobComparison
 from share_compute_api.schemas.retention import Deleted, PruneReport
+from share_compute_api.schemas.sweeps import SweepView
 
 _READ_TIMEOUT_S = 30.0
 """Read timeout of a stream, in seconds; the server sends a keep-alive after 10 s without an event."""
@@ -126,29 +131,18 @@ class Client:
 
     def schema(self, kind: Kind = "train") -> dict[str, Any]:
         """Return the JSON schema of a job, or of a deployment, of this kind; needs no key."""
-        params = {"kind": kind}
-        schema: dict[str, Any] = self._transport.request("GET", "/schemas/job", params=params).json()
-        return schema
+        return dict(self._transport.request("GET", "/schemas/job", params={"kind": kind}).json())
 
     # Jobs
 
-    def submit(
-        self, job: TrainJob | BatchJob | dict[str, Any] | str, *, idempotency_key: str | None = None
-    ) -> JobRecord:
+    def submit(self, job: Submission, *, idempotency_key: str | None = None) -> JobRecord:
         """Queue a job.
 
         Args:
-            job: a `TrainJob`, `GenerateJob`, `EmbedJob`, a mapping, or YAML text. Paths in it are paths on the server.
+            job: a job of any kind, a mapping, or YAML text. Paths in it are paths on the server.
             idempotency_key: with the same key, a repeated submission returns the existing job and queues no second one.
         """
-        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        body: dict[str, Any] = {"json": job}
-        if isinstance(job, str):
-            headers["Content-Type"] = "application/yaml"
-            body = {"content": job.encode()}
-        elif isinstance(job, TrainJob | GenerateJob | EmbedJob):
-            body = {"json": job.model_dump(mode="json")}
-        return self._transport.read(JobRecord, "POST", "/jobs", headers=headers, **body)
+        return sending.submitted(self._transport, job, idempotency_key)
 
     def jobs(
         self,
@@ -156,17 +150,32 @@ class Client:
         state: Sequence[JobState] = (),
         kind: str | None = None,
         name: str | None = None,
+        tags: Sequence[str] = (),
+        group: str | None = None,
+        trials: bool = False,
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """Return a page of jobs, newest first; pass its ``next_cursor`` as ``cursor`` to get the next page."""
-        wanted = {"state": [one.value for one in state], "kind": kind, "name": name, "cursor": cursor}
-        params = {key: value for key, value in wanted.items() if value}
-        return self._transport.read(JobPage, "GET", "/jobs", params={**params, "limit": limit})
+        """Return a page of jobs, newest first; trials only if asked for. ``next_cursor`` gets the next page."""
+        wanted = {"kind": kind, "name": name, "cursor": cursor, "tag": tags, "group": group, "trials": trials}
+        params = {key: value for key, value in {**wanted, "limit": limit}.items() if value}
+        return self._transport.read(JobPage, "GET", "/jobs", params={**params, "state": [*map(str, state)]})
 
     def job(self, job_id: str) -> JobRecord:
         """Return one job."""
         return self._transport.read(JobRecord, "GET", f"/jobs/{job_id}")
+
+    def label(self, job_id: str, **labels: Any) -> JobRecord:
+        """Change the ``tags`` or the ``group`` of a job."""
+        return self._transport.read(JobRecord, "PATCH", f"/jobs/{job_id}", json=labels)
+
+    def compare(self, job_ids: Sequence[str]) -> JobComparison:
+        """Return results of several jobs, and the fields in which their job files differ."""
+        return self._transport.read(JobComparison, "GET", "/jobs/compare", params={"job": list(job_ids)})
+
+    def trials(self, job_id: str) -> SweepView:
+        """Return the trials of a sweep, best first."""
+        return self._transport.read(SweepView, "GET", f"/jobs/{job_id}/trials")
 
     def cancel(self, job_id: str) -> JobRecord:
         """Cancel a queued job, or ask a running job to stop."""
@@ -275,9 +284,13 @@ class Client:
         params = {"after_step": after_step}
         return self._transport.read(JobMetrics, "GET", f"/jobs/{job_id}/metrics", params=params).metrics
 
-    def metrics_csv(self, job_id: str) -> str:
-        """Return the metrics of all steps, as CSV."""
-        return self._transport.request("GET", f"/jobs/{job_id}/metrics", params={"format": "csv"}).text
+    def metrics_file(self, job_id: str, format_: SeriesFormat, take: Callable[[bytes], object]) -> None:
+        """Pass the pieces of a file with a job's series to ``take``, while they arrive."""
+        url = f"/jobs/{job_id}/metrics/file?format={format_}"
+        with self._transport.translated(), self._transport.http.stream("GET", url) as response:
+            raise_for_problem(response)
+            for piece in response.iter_bytes():
+                take(piece)
 
     # Serving
 
@@ -368,6 +381,10 @@ class Client:
         return chatting.stream(self._transport, "completions", request, resume_s=resume_s)
 
     # Planning
+
+    def preview_data(self, job: TrainJob | dict[str, Any]) -> JobPreview:
+        """Return the first rows of a job's data, as training would read them; paths are paths on the server."""
+        return sending.previewed(self._transport, job)
 
     def plan(
         self,

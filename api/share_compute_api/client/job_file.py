@@ -1,13 +1,64 @@
-"""Reads job files. Relative paths are resolved against the file's folder or, for standard input, the working folder."""
+"""Reads and writes job files.
+
+Relative paths are resolved against the file's folder or, for standard input, the working folder.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from share_compute.errors import UserError
-from share_compute.specification import Named, TrainJob, parse_job, parse_submission, upload_path, with_paths
-from share_compute.specification.paths import AnyNamed
+from share_compute.files.plain_yaml import write_yaml
+from share_compute.specification import (
+    AnyJob,
+    Named,
+    TrainJob,
+    parse_any_job,
+    parse_job,
+    parse_submission,
+    upload_path,
+    with_paths,
+)
+from share_compute.specification.paths import UPLOAD, AnyNamed
+from share_compute_api.schemas.bodies import UploadView
+
+Submission: TypeAlias = AnyJob | dict[str, Any] | str
+"""A job of any kind: its specification, a mapping, or YAML text."""
+
+
+def job_body(job: Submission) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments for the body of a request that submits a job, and its headers."""
+    if isinstance(job, str):
+        return {"content": job.encode()}, {"Content-Type": "application/yaml"}
+    return {"json": job if isinstance(job, dict) else job.model_dump(mode="json")}, {}
+
+
+def job_text(spec: TrainJob, uploads: Sequence[UploadView] = ()) -> str:
+    """Return a job file in YAML, without fields that have their defaults.
+
+    Args:
+        spec: the job.
+        uploads: uploads whose names replace paths inside them.
+    """
+
+    def named(path: Path, field: str) -> Path:
+        del field
+        for upload in uploads:
+            if path.is_relative_to(upload.folder):
+                inside = path.relative_to(upload.folder).as_posix()
+                return Path(f"{UPLOAD}{upload.id}" + ("" if inside == "." else f"/{inside}"))
+        return path
+
+    named_spec = with_paths(spec, named)
+    short = {"kind": "train", **named_spec.model_dump(mode="json", exclude_defaults=True)}
+    try:
+        is_whole = parse_job(short) == named_spec
+    except UserError:
+        is_whole = False  # the tag of an alternative is a default, too
+    return write_yaml(short if is_whole else named_spec.model_dump(mode="json"))
 
 
 def read_job(path: Path) -> TrainJob:
@@ -19,6 +70,17 @@ def read_job(path: Path) -> TrainJob:
     return (
         with_full_paths(parse_job(sys.stdin.read()), Path.cwd()) if str(path) == "-" else read_job_file(path)
     )
+
+
+def read_any_job(path: Path) -> AnyJob:
+    """Read a job of any kind from a file, or from standard input if the path is ``-``.
+
+    Raises:
+        UserError: the input cannot be read, or is not a job.
+    """
+    is_piped = str(path) == "-"
+    spec = parse_any_job(sys.stdin.read() if is_piped else read_text(path))
+    return with_full_paths(spec, Path.cwd() if is_piped else path.parent)
 
 
 def read_job_file(path: Path) -> TrainJob:
@@ -55,6 +117,21 @@ def read_text(path: Path) -> str:
         ) from failure
     except UnicodeDecodeError as failure:
         raise UserError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from failure
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the text of a file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as failure:
+        raise UserError(
+            f"{path} cannot be written: {failure.strerror}",
+            hint="name a file in a folder that you may write to",
+        ) from failure
 
 
 def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:

@@ -192,6 +192,17 @@ class Cluster:
         await asyncio.to_thread(self._hand_over, [*reads, writes])
         return await self._start("start_coordinator", self._head.node.node_id, assignment)
 
+    async def start_sparse_coordinator(self, assignment: str, reads: list[Path], writes: Path) -> RemoteActor:
+        """Start, on the head's node, the coordinator of a sparse model; see `start_coordinator`.
+
+        Args:
+            assignment: a `SparseAssignment` as JSON.
+            reads: files that the coordinator reads.
+            writes: the job's folder, to which the coordinator writes.
+        """
+        await asyncio.to_thread(self._hand_over, [*reads, writes])
+        return await self._start("start_sparse_coordinator", self._head.node.node_id, assignment)
+
     async def start_deployment(self, assignment: str, reads: list[Path]) -> RemoteActor:
         """Start, on the head's node, the actor that serves a replica; see `start_coordinator`."""
         await asyncio.to_thread(self._hand_over, reads)

@@ -86,6 +86,12 @@ class GatewayOperations:
 
         return await self._start("coordinator", Coordinator, node_id, assignment)
 
+    async def start_sparse_coordinator(self, node_id: str, assignment: str) -> int:
+        """Start the coordinator of a sparse model on a node and start its main task; return the actor's number."""
+        from share_compute_actors.sparse.coordinator import SparseCoordinator
+
+        return await self._start("coordinator", SparseCoordinator, node_id, assignment)
+
     async def start_deployment(self, node_id: str, assignment: str) -> int:
         """Start the server of a replica on a node and start its main task; return the actor's number."""
         return await self._start("deployment", DeploymentServer, node_id, assignment)

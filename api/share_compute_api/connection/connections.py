@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
+from math import inf
 from typing import Final, Protocol
 
 _SPARE: Final = 64
@@ -41,6 +42,33 @@ class ConnectionLimits:
     """Minimum mean speed over each period of ``stall_s``, in bytes per second."""
 
 
+class ResponsiveClock:
+    """A clock that counts only the time in which the event loop runs, for deadlines of clients.
+
+    A server that is too busy to read must not blame a client for it. So of the time between two ticks the clock counts
+    at most ``most_s``. The event loop reads from all connections between two ticks. With ``most_s`` of a tenth of a
+    deadline, the loop reads about ten times before the deadline passes, however long each iteration takes.
+
+    Args:
+        now_s: time of the event loop, in seconds.
+        most_s: maximum time to count between two ticks, in seconds.
+    """
+
+    def __init__(self, now_s: float, most_s: float) -> None:
+        self._ticked_s = now_s
+        self._counted_s = 0.0
+        self._most_s = most_s
+
+    def read(self, now_s: float) -> float:
+        """Return the counted time at a time of the event loop, in seconds."""
+        return self._counted_s + min(now_s - self._ticked_s, self._most_s)
+
+    def tick(self, now_s: float) -> float:
+        """Start to count the next interval, and return the counted time in seconds."""
+        self._counted_s, self._ticked_s = self.read(now_s), now_s
+        return self._counted_s
+
+
 class ConnectionTable:
     """Counts connections by address, and closes the oldest idle or half-open ones when there are too many.
 
@@ -62,7 +90,7 @@ class ConnectionTable:
         self._half_open: dict[str, dict[Connection, None]] = {}
         self._idle: dict[Connection, None] = {}
         self._dropped = 0
-        self._logged_s = 0.0
+        self._logged_s = -inf
 
     def __len__(self) -> int:
         """Return the number of open connections."""

@@ -3,6 +3,9 @@
 uvicorn has no deadline for the head of a request, for a body, or for a client that does not read its response. It also
 does not see a connection before the TLS handshake is done. So each connection first passes a `_Doorway`, which counts
 it and makes the handshake. Then `_Guarded`, a subclass of uvicorn's HTTP/1.1 protocol, serves it with deadlines.
+
+Deadlines do not count time in which the event loop was blocked, because the server did not read then (see
+`ResponsiveClock`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from share_compute.settings import Settings
-from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
+from share_compute_api.connection.connections import (
+    ConnectionLimits,
+    ConnectionTable,
+    ResponsiveClock,
+    is_loopback,
+    is_within,
+)
 
 _BACKLOG: Final = 256
 """Length of the system's queue of connections that are not accepted yet."""
@@ -30,6 +39,12 @@ _MOST_FILES: Final = 1 << 16
 """Highest limit of open files to set. A higher one would slow child processes that loop over all descriptors."""
 _FILES_FOR_OTHERS: Final = 512
 """Number of file descriptors reserved for uses other than connections; at most half of the limit of open files."""
+_CHECKS: Final = 10
+"""Minimum number of checks of a connection, and of iterations of the event loop, before a deadline passes. A TLS
+handshake and the head of a request take about five iterations."""
+_HANDSHAKE_S: Final = 600.0
+"""Time limit of asyncio for a TLS handshake, in seconds. It counts time in which the event loop is blocked, too, so
+`_Doorway.check` has the actual time limit."""
 _SHUTDOWN_S: Final = 5.0
 """Time limit for a client to answer the TLS shutdown, in seconds."""
 _TIMED_OUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -96,16 +111,22 @@ class ListenerConfig(uvicorn.Config):
         self.tls = tls
         self.table = ConnectionTable(limits, lambda peer: is_loopback(peer) or is_within(peer, proxies))
         self._sweep: asyncio.TimerHandle | None = None
+        self._period_s = min(1.0, limits.head_s / _CHECKS, limits.stall_s / _CHECKS)
+        self._clock = ResponsiveClock(0.0, most_s=self._period_s)
+
+    def now_s(self, loop: asyncio.AbstractEventLoop) -> float:
+        """Return the time by which deadlines of clients are measured, in seconds."""
+        return self._clock.read(loop.time())
 
     def begin_sweeping(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check all connections for slow clients periodically, as long as any connection is open."""
         if self._sweep is None:
-            period_s = min(1.0, self.table.limits.head_s / 4, self.table.limits.stall_s / 4)
-            self._sweep = loop.call_later(period_s, self._check, loop)
+            self._clock.tick(loop.time())
+            self._sweep = loop.call_later(self._period_s, self._check, loop)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sweep = None
-        self.table.check(loop.time())
+        self.table.check(self._clock.tick(loop.time()))
         if len(self.table):
             self.begin_sweeping(loop)
 
@@ -125,7 +146,7 @@ class _Doorway(asyncio.Protocol):
         self._app_state = app_state
         self._loop = _loop or asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._began_s = self._loop.time()
+        self._began_s = config.now_s(self._loop)
         self._early = bytearray()
         self._handshake: asyncio.Task[None] | None = None
 
@@ -147,13 +168,17 @@ class _Doorway(asyncio.Protocol):
         self._handshake = self._loop.create_task(self._shake_hands(transport, self._config.tls))
 
     async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        if (
+            transport.is_closing()
+        ):  # asyncio would keep the handshake of a closed connection until `_HANDSHAKE_S`
+            return
         try:
             secure = await self._loop.start_tls(
                 transport,
                 self,
                 context,
                 server_side=True,
-                ssl_handshake_timeout=self._config.table.limits.head_s,
+                ssl_handshake_timeout=_HANDSHAKE_S,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         except OSError:  # includes `ssl.SSLError`
@@ -228,6 +253,7 @@ class _Guarded(H11Protocol):
         began_s: float,
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
+        self._listener = config
         self._table = config.table
         self._raw = raw
         self._phase = _Phase.head
@@ -260,7 +286,7 @@ class _Guarded(H11Protocol):
     def _enter(self, phase: _Phase) -> None:
         if phase is self._phase:
             return
-        now_s = self.loop.time()
+        now_s = self._listener.now_s(self.loop)
         if phase is _Phase.head:
             self._head_began_s = now_s
             self._table.half_open(self)

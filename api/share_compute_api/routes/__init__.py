@@ -16,6 +16,8 @@ from share_compute_api.routes.work import (
     jobs,
     plans,
     retention,
+    series,
+    sweeps,
     uploads,
 )
 from share_compute_api.server.problems import documented
@@ -24,8 +26,8 @@ PREFIX = "/api/v1"
 
 
 def api_router() -> APIRouter:
-    """Return the router of the routes under ``/api/v1``."""
-    router = APIRouter(prefix=PREFIX, responses=documented(422))
+    """Return the router of the routes under `PREFIX`; the caller includes it with that prefix."""
+    router = APIRouter(responses=documented(422))
     router.include_router(server.open_router)
     router.include_router(session.router)
     router.include_router(agents.router)
@@ -37,6 +39,8 @@ def api_router() -> APIRouter:
         machines.router,
         contributors.router,
         jobs.router,
+        series.router,
+        sweeps.router,
         retention.router,
         failures.router,
         deployments.router,

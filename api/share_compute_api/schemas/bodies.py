@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from share_compute.files.data_preview import DataPreview
 from share_compute.files.plain_text import PlainText
 from share_compute.files.strict import StrictModel
 from share_compute.files.topology_file import TopologyDocument, check_kind
@@ -498,6 +499,21 @@ class SpecCheck(ResponseBody):
     """Errors; empty if the specification would be accepted."""
     hint: str | None = None
     """Action that the caller can take."""
+
+
+class TaskPreview(ResponseBody):
+    """First rows of the data of one task."""
+
+    task: str | None = None
+    """Name of the task; null without ``tasks``."""
+    data: DataPreview
+
+
+class JobPreview(ResponseBody):
+    """First rows of the data of a training job, as training would read them."""
+
+    tasks: list[TaskPreview]
+    """One preview for each task; a job without ``tasks`` has one."""
 
 
 class ServingRequest(StrictModel):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+from anyio import from_thread
 from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import Busy
@@ -22,13 +25,33 @@ class Budget:
         at_once: maximum number of functions that run at the same time.
         most_waiting: maximum number of functions that wait; further functions are rejected.
         most_of_one: maximum number of running and waiting functions per caller, so that other callers get a share.
+        at_once_of_one: maximum number of functions of one caller that run at the same time, so that slow functions of
+            one caller do not stop those of other callers.
+        most_away: maximum number of functions that wait for another server at the same time; see `away`.
+        most_away_of_one: maximum number of such functions per caller.
     """
 
-    def __init__(self, at_once: int = 4, most_waiting: int = 60, most_of_one: int = 16) -> None:
+    def __init__(
+        self,
+        at_once: int = 4,
+        most_waiting: int = 60,
+        most_of_one: int = 16,
+        at_once_of_one: int = 2,
+        *,
+        most_away: int = 8,
+        most_away_of_one: int = 2,
+    ) -> None:
         self._turns = asyncio.Semaphore(at_once)
+        self._turns_of_one: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(at_once_of_one)
+        )
         self._most = at_once + most_waiting
         self._most_of_one = most_of_one
         self._under_way: Counter[str] = Counter()
+        self._most_away = most_away
+        self._most_away_of_one = most_away_of_one
+        self._away: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     async def run(self, caller: str, work: Callable[[], Result]) -> Result:
         """Run a function in a thread and return its result.
@@ -50,9 +73,58 @@ class Budget:
             )
         self._under_way[caller] += 1
         try:
-            async with self._turns:
+            await self._acquire_turns(caller)
+            try:
                 return await run_in_threadpool(work)
+            finally:
+                self._release_turns(caller)
         finally:
             self._under_way[caller] -= 1
             if not self._under_way[caller]:
                 del self._under_way[caller]
+                self._turns_of_one.pop(caller, None)
+
+    async def _acquire_turns(self, caller: str) -> None:
+        turns_of_one = self._turns_of_one[caller]
+        await turns_of_one.acquire()
+        try:
+            await self._turns.acquire()
+        except BaseException:
+            turns_of_one.release()
+            raise
+
+    def _release_turns(self, caller: str) -> None:
+        self._turns.release()
+        self._turns_of_one[caller].release()
+
+    @contextmanager
+    def away(self, caller: str) -> Iterator[None]:
+        """Let other functions of any caller run while a function of `run` waits for another server inside the block.
+
+        Args:
+            caller: id of the API key of the request.
+
+        Raises:
+            Busy: too many functions wait for another server, in total or for this caller.
+        """
+        with self._lock:
+            mine, all_ = self._away[caller], self._away.total()
+            if mine >= self._most_away_of_one or all_ >= self._most_away:
+                count, whose = (mine, " of this key") if mine >= self._most_away_of_one else (all_, "")
+                raise Busy(
+                    f"{count} requests{whose} wait for the Hub",
+                    hint=f"try again in {_RETRY_AFTER_S} s",
+                    details={"retry_after_s": _RETRY_AFTER_S},
+                )
+            self._away[caller] += 1
+        try:
+            from_thread.run_sync(self._release_turns, caller)
+            try:
+                yield
+            finally:
+                from_thread.run(self._acquire_turns, caller)
+        finally:
+            with self._lock:
+                self._away[caller] -= 1
+                if not self._away[caller]:
+                    del self._away[caller]

@@ -20,6 +20,7 @@ from share_compute_api.control.deployments.deployments import DeploymentSupervis
 from share_compute_api.control.jobs.training_metrics import TrainingMetrics
 from share_compute_api.control.machines.islands import IslandMap
 from share_compute_api.control.machines.measuring import Measurements
+from share_compute_api.hub.fetching import HubModels
 from share_compute_api.openai.engine import Engines
 from share_compute_api.openai.metrics import PrometheusMetrics
 from share_compute_api.openai.resumable.streams import ResumableStreams
@@ -61,6 +62,8 @@ class Context:
     notifier: Notifier = field(default_factory=Notifier)
     uploads: UploadStore = field(init=False)
     """Files that users uploaded."""
+    hub: HubModels = field(init=False)
+    """Fetches models from the Hugging Face Hub into uploads."""
     data_roots: DataRoots = field(init=False)
     """Folders on the server whose files jobs may use."""
     heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
@@ -107,6 +110,7 @@ class Context:
             settings.upload_limit_bytes,
             self.store.clock,
         )
+        self.hub = HubModels(self.uploads, self.isolated)
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start a background task and return it; the task is cancelled when the server shuts down."""

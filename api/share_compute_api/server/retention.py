@@ -12,7 +12,7 @@ from pathlib import Path
 
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.files.plain_files import remove_unlinked
-from share_compute.lifecycle.folders import BATCHES, TRAINING
+from share_compute.lifecycle.folders import BATCHES, REPORTS, TRAINING
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute.store.retention import Keep, Prunable
@@ -110,7 +110,9 @@ class Cleaner:
         inside = [
             folder.relative_to(root) for root in (self._data_folder, resolved) if root in folder.parents
         ]
-        is_job = bool(inside) and inside[0].parts[0] in (TRAINING, BATCHES) and len(inside[0].parts) > 1
+        is_job = (
+            bool(inside) and inside[0].parts[0] in (TRAINING, BATCHES, REPORTS) and len(inside[0].parts) > 1
+        )
         return resolved / inside[0] if is_job else None
 
 

@@ -11,10 +11,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from share_compute.errors import UserError
-from share_compute.store import ApiKeyRecord
+from share_compute.store import ApiKeyRecord, EventRecord
 from share_compute_api.connection import sse
 from share_compute_api.server.context import Context
 from share_compute_api.server.figures import KIND, PERIOD_S, SentFigures
+from share_compute_api.server.owned import shown_events
 
 _KEEPALIVE_S = 10.0
 _RECONNECT_MS = 1000
@@ -66,14 +67,14 @@ def stream(
             client that reconnects gets current statistics, not the missed ones.
     """
     return StreamingResponse(
-        _events(context, after, caller.id, job_id, SentFigures() if includes_figures else None),
+        _events(context, after, caller, job_id, SentFigures() if includes_figures else None),
         media_type=sse.MEDIA_TYPE,
         headers=sse.HEADERS,
     )
 
 
 async def _events(
-    context: Context, after: int, key_id: str, job_id: str | None, figures: SentFigures | None
+    context: Context, after: int, caller: ApiKeyRecord, job_id: str | None, figures: SentFigures | None
 ) -> AsyncIterator[bytes]:
     yield sse.reconnection(_RECONNECT_MS)
     wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
@@ -81,13 +82,14 @@ async def _events(
     is_notified = True
     while not context.notifier.is_closed:
         if monotonic() - checked_s >= _KEEPALIVE_S:
-            if await run_in_threadpool(context.store.keys.valid, key_id) is None:
+            if await run_in_threadpool(context.store.keys.valid, caller.id) is None:
                 return
             checked_s = monotonic()
         ticket = context.notifier.ticket
-        batch = []
+        batch: list[EventRecord] = []
         if is_notified:
-            batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
+            found = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
+            batch = await run_in_threadpool(shown_events, found, context.store, caller)
         for record in batch:
             yield sse.event(record.model_dump_json(), kind=record.kind, id_=record.seq)
             after, sent_s = record.seq, monotonic()

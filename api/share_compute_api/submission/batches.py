@@ -41,12 +41,25 @@ def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: Isola
     Raises:
         UserError: the batch cannot run; the error names the field.
     """
-    _check_data(spec, processes)
-    if isinstance(spec, GenerateJob):
-        _check_sampling(spec, processes)
+    check_inputs(spec, processes)
     folder = _check_model(spec, store, engines, processes)
     if isinstance(spec, GenerateJob) and folder is not None:
         _check_tokens(spec.sampling, folder, processes)
+
+
+def check_inputs(spec: BatchJob, processes: IsolatedProcesses) -> None:
+    """Check a batch's files and sampling options, without regard to its model.
+
+    Args:
+        spec: the batch.
+        processes: isolated processes that read the submitter's files.
+
+    Raises:
+        UserError: the batch cannot run; the error names the field.
+    """
+    _check_data(spec, processes)
+    if isinstance(spec, GenerateJob):
+        _check_sampling(spec, processes)
 
 
 def _check_model(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> Path | None:

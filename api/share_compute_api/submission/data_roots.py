@@ -11,7 +11,7 @@ from typing import Final
 from share_compute.errors import UserError
 from share_compute.settings import Settings
 from share_compute.specification import Named, with_paths
-from share_compute.specification.paths import DATA_FIELDS
+from share_compute.specification.paths import names_file
 from share_compute_api.submission.model_folders import refused
 
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
@@ -140,7 +140,7 @@ class DataRoots:
 
     def _recheck(self, path: Path, field: str) -> Path:
         require_unlinked(path, field)
-        if field not in DATA_FIELDS and self._real(path) is not None:
+        if not names_file(field) and self._real(path) is not None:
             self.check_folder(path, field)
         return path
 

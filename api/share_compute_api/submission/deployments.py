@@ -7,11 +7,11 @@ from pathlib import Path
 from share_compute.data.tokenization import has_tokenizer
 from share_compute.errors import NotFound, UserError
 from share_compute.models.huggingface.encoder_types import pooling_of
+from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
 from share_compute.specification import ServedModelSpec, ServeJob
 from share_compute.store import Store
 from share_compute_api.submission.data_roots import require_unlinked
 from share_compute_api.submission.model_folders import (
-    LAYER_KEYS,
     check_model_folder,
     check_stages,
     check_token_ids,
@@ -21,7 +21,6 @@ from share_compute_api.submission.model_folders import (
     model_window,
     read_json,
     refused,
-    whole_number,
 )
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
@@ -53,7 +52,8 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     Raises:
         UserError: the model cannot be served; the error names the field.
     """
-    field = "model.path" if spec.model.path is not None else "model.job"
+    named = {"model.hub": spec.model.hub, "model.path": spec.model.path}
+    field = next((field for field, value in named.items() if value is not None), "model.job")
     folder = model_folder(spec.model, store)
     with checking(field):
         if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
@@ -79,10 +79,14 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
         raise refused(
             "dtype", "int8 is for models that write text, and this is an encoder", "choose bfloat16"
         )
-    window = model_window(folder, config, is_stretched=True)
-    if window is not None and spec.max_seq is not None and spec.max_seq > window:
+    check_length(spec.max_seq, model_window(folder, config, is_stretched=True))
+
+
+def check_length(max_seq: int | None, window: int | None) -> None:
+    """Raise UserError if sequences are longer than the model's window; skip the check if either is None."""
+    if window is not None and max_seq is not None and max_seq > window:
         raise refused(
             "max_seq",
-            f"{spec.max_seq} tokens are more than the {window} that the model was made for",
+            f"{max_seq} tokens are more than the {window} that the model was made for",
             f"ask for at most {window}, or leave it out",
         )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
+from share_compute.models.configuration import require_single_texts
+from share_compute.models.huggingface.encoder_types import trained_pooling
+from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
 from share_compute.planning.search.partitioning import load_strategy
-from share_compute.specification import DataSpec, TrainJob
+from share_compute.specification import MANIFEST_SUFFIXES, DataSpec, TrainJob
+from share_compute.specification.job import Report
+from share_compute.specification.layers import expanded
 from share_compute.specification.paths import DATA_FIELDS
 from share_compute_api.submission.model_folders import (
-    LAYER_KEYS,
     Problems,
     check_model_folder,
     check_stages,
@@ -18,13 +23,18 @@ from share_compute_api.submission.model_folders import (
     read_json,
     refused,
     require_path,
-    whole_number,
 )
-from share_compute_api.workers.isolated.messages import CheckInputs, CheckModel, CheckTables
-from share_compute_api.workers.isolated.pool import IsolatedProcesses
+from share_compute_api.workers.isolated.messages import (
+    CheckInputs,
+    CheckManifests,
+    CheckModel,
+    CheckTables,
+    CheckTexts,
+)
+from share_compute_api.workers.isolated.remembered import Asks
 
 
-def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
+def check_job(spec: TrainJob, processes: Asks) -> None:
     """Check a training job's strategy, files, model and tokenizer, without regard to the cluster's machines.
 
     Args:
@@ -38,21 +48,56 @@ def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
     with problems.noted("parallelism.strategy"):
         load_strategy(spec.parallelism.strategy)
     with problems.noted():
-        _check_files(spec.data, processes)
+        check_data(spec, processes)
     with problems.noted():
         check_model(spec, processes)
+    for report in spec.report:
+        with problems.noted():
+            _check_report(report)
     problems.require_none()
 
 
-def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
+def _check_report(report: Report) -> None:
+    if find_spec(report) is None:
+        raise refused(
+            "report",
+            f"{report} is not installed on the server",
+            f"let the operator install it: pip install 'share-compute[{report}]'",
+        )
+
+
+def check_data(spec: TrainJob, processes: Asks) -> None:
+    """Check the data of each task of a job.
+
+    Args:
+        spec: the job.
+        processes: isolated processes, which read the files.
+
+    Raises:
+        UserError: a file is missing or cannot be used; the error names each invalid field.
+    """
     problems = Problems()
-    for field in DATA_FIELDS:
-        for file in getattr(data, field.removeprefix("data.")) or ():
+    for place, single in enumerate(spec.single_tasks):
+        with problems.noted():
+            _check_files(single.data, processes, f"tasks.{place}." if place else "")
+    problems.require_none()
+
+
+def _check_files(data: DataSpec, processes: Asks, prefix: str) -> None:
+    """Check the files of one task; ``prefix`` is that of the names of its fields."""
+    problems = Problems()
+    for name in DATA_FIELDS:
+        field = prefix + name
+        for file in getattr(data, name.removeprefix("data.")) or ():
             with problems.noted(), checking(field):
                 require_path(file, field)
-                if data.images is not None:
+                if data.images is not None and file.suffix not in MANIFEST_SUFFIXES:
                     if not file.is_dir():
-                        raise refused(field, f"{file} is not a folder", "name each folder of images")
+                        raise refused(
+                            field,
+                            f"{file} is not a folder",
+                            "name folders of images, and manifests (.csv, .jsonl)",
+                        )
                     continue
                 if not file.is_file():
                     raise refused(field, f"{file} is not a file", "name each file of the data")
@@ -60,19 +105,30 @@ def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
                     raise refused(field, f"{file} is empty", "leave it out, or fill it")
     problems.require_none()
     if data.table is not None:
-        with problems.noted("data.table"):
+        with problems.noted(f"{prefix}data.table"):
             processes.ask(CheckTables(files=data.all_files, table=data.table))
+        problems.require_none()
+        return
+    manifests = tuple(file for file in data.all_files if file.suffix in MANIFEST_SUFFIXES)
+    if data.images is not None and manifests:
+        with problems.noted(f"{prefix}data.images"):
+            processes.ask(CheckManifests(files=manifests))
+        problems.require_none()
+        return
+    if data.text_columns:
+        with problems.noted(f"{prefix}data.{'labels' if data.labels is not None else 'pairs'}"):
+            processes.ask(CheckTexts(files=data.all_files, data=data))
         problems.require_none()
         return
     if data.files is None or data.images is not None or data.files[0].suffix == ".txt":
         return
     question = CheckInputs(files=data.files, column=data.text_column, holds="text", taken=(), is_united=False)
-    with problems.noted("data.text_column"):
+    with problems.noted(f"{prefix}data.text_column"):
         processes.ask(question)
     problems.require_none()
 
 
-def check_model(spec: TrainJob, processes: IsolatedProcesses) -> None:
+def check_model(spec: TrainJob, processes: Asks) -> None:
     """Check that a training job's model and tokenizer exist and fit each other and the job.
 
     Args:
@@ -89,24 +145,31 @@ def check_model(spec: TrainJob, processes: IsolatedProcesses) -> None:
             if not spec.tokenizer.path.is_dir():
                 problem = f"{spec.tokenizer.path} is not a folder"
                 raise refused("tokenizer.path", problem, "name the folder that holds tokenizer.json")
-    with problems.noted(), checking("model.path"):
+    with problems.noted(), checking(spec.model.folder_field):
         if spec.model.path is not None:
-            check_model_folder(spec.model.path, "model.path")
-        config = _config(spec)
+            check_model_folder(spec.model.path, spec.model.folder_field)
+        config = config_of(spec)
+        layers = whole_number(config, *LAYER_KEYS)
         if spec.model.layers is None:
-            with problems.noted("model.path" if spec.model.path else "model.config"):
-                processes.ask(CheckModel(config=config))
+            with problems.noted(spec.model.folder_field if spec.model.is_pretrained else "model.config"):
+                layers = processes.ask(CheckModel(config=config, task=spec.model_task)).layers
+        if spec.data.pairs is not None and spec.model.path is not None:
+            with problems.noted(spec.model.folder_field):
+                trained_pooling(spec.model.path, config)
+        if spec.data.labels is not None:
+            with problems.noted("data.labels.pair"):
+                require_single_texts(config, spec.data.labels.pair)
         with problems.noted():
             _check_vocabulary(spec, config, processes)
         with problems.noted():
-            layers = whole_number(config, *LAYER_KEYS)
             check_stages(
-                spec.parallelism.stages, layers if spec.model.layers is None else len(spec.model.layers)
+                spec.parallelism.stages,
+                layers if spec.model.layers is None else len(expanded(spec.model.layers)) + bool(spec.tasks),
             )
     problems.require_none()
 
 
-def _check_vocabulary(spec: TrainJob, config: dict[str, Any], processes: IsolatedProcesses) -> None:
+def _check_vocabulary(spec: TrainJob, config: dict[str, Any], processes: Asks) -> None:
     vocab_size = whole_number(config, "vocab_size")
     if vocab_size is None:
         return
@@ -119,11 +182,16 @@ def _check_vocabulary(spec: TrainJob, config: dict[str, Any], processes: Isolate
         )
     folder = spec.tokenizer.path or spec.model.path
     if folder is not None and wanted is None:
-        field = "tokenizer.path" if spec.tokenizer.path else "model.path"
+        field = "tokenizer.path" if spec.tokenizer.path else spec.model.folder_field
         check_token_ids(largest_token_id(folder, field, processes), vocab_size, field)
 
 
-def _config(spec: TrainJob) -> dict[str, Any]:
+def config_of(spec: TrainJob) -> dict[str, Any]:
+    """Return the configuration of the model; empty for declared layers.
+
+    Raises:
+        UserError: config.json of the model's folder cannot be read.
+    """
     if spec.model.path is not None:
-        return read_json(spec.model.path / "config.json", "model.path")
+        return read_json(spec.model.path / "config.json", spec.model.folder_field)
     return spec.model.config or {}

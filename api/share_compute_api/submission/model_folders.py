@@ -11,13 +11,10 @@ from typing import Any
 
 from share_compute.errors import UserError
 from share_compute.models.huggingface.encoder_types import encoder_window, is_encoder, trained_window
+from share_compute.models.huggingface.sizes import WINDOW_KEYS, whole_number
 from share_compute_api.workers.isolated.messages import FindLargestId
-from share_compute_api.workers.isolated.pool import IsolatedProcesses
+from share_compute_api.workers.isolated.remembered import Asks
 
-LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Keys under which Hugging Face configurations store the number of layers."""
-WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Keys under which Hugging Face configurations store the longest sequence, in tokens."""
 _INDEX = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"^model-\d{5}-of-(\d{5})\.safetensors$")
 _MOST_NAMED = 5
@@ -79,6 +76,21 @@ class Problems:
         )
 
 
+@contextmanager
+def below(prefix: str) -> Iterator[None]:
+    """Convert a `UserError` from the block, so that the fields that it names are below ``prefix``."""
+    try:
+        yield
+    except UserError as failure:
+        named = failure.details.get("fields") or [{"field": "", "problem": failure.message}]
+        fields = [{**one, "field": f"{prefix}.{one['field']}".rstrip(".")} for one in named]
+        raise UserError(
+            "; ".join(f"{one['field']}: {one['problem']}" for one in fields),
+            hint=failure.hint or "fix these fields of the job",
+            details={"fields": fields},
+        ) from failure
+
+
 def require_path(path: Path, field: str) -> None:
     """Raise UserError unless a path is absolute and exists."""
     if not path.is_absolute():
@@ -138,17 +150,6 @@ def _weight_files(folder: Path, field: str) -> list[str]:
     return sorted(wanted)
 
 
-def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the first integer under ``keys`` in a configuration, then in its ``text_config``; None if not found."""
-    text: Any = config.get("text_config")
-    parts = [config, text] if isinstance(text, dict) else [config]
-    for part in parts:
-        for key in keys:
-            if type(part.get(key)) is int:  # isinstance would also accept JSON's true and false
-                return int(part[key])
-    return None
-
-
 def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool = False) -> int | None:
     """Return a model's longest sequence, in tokens; None if the folder does not specify the length.
 
@@ -163,7 +164,7 @@ def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool 
     return min((window for window in known if window is not None), default=None)
 
 
-def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> int | None:
+def largest_token_id(folder: Path, field: str, processes: Asks) -> int | None:
     """Return the largest token id of a folder's tokenizer; None if tokenizer.json is missing or has no tokens.
 
     Args:

@@ -14,7 +14,7 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
 
     try:
         with Client(timeout_s=_TIMEOUT_S) as client:
-            jobs = client.jobs(limit=100).jobs
+            jobs = client.jobs(trials=True, limit=100).jobs
     except ShareComputeError:  # shell completion cannot show an error
         return []
     return [(job.id, f"{job.name} ({job.state.value})") for job in jobs if job.id.startswith(incomplete)]

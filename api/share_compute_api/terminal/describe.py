@@ -12,7 +12,7 @@ from share_compute.planning.plan import Bounded, IdleMachine, Plan, StagePlan, l
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
 from share_compute.specification.task import METRICS_BESIDE_LOSS
-from share_compute.store.records import EventRecord, JobRecord
+from share_compute.store.records import EventRecord, JobRecord, LinkRecord
 from share_compute_api.terminal.output import duration, number, rate, speed, state_text
 
 _MOST_LINES = 40
@@ -45,6 +45,7 @@ def step_speed(data: dict[str, Any]) -> str | None:
 def _validated(data: dict[str, Any]) -> str:
     names = ("loss", *METRICS_BESIDE_LOSS)
     figures = [f"{name} {data[name]:.4g}" for name in names if data.get(name) is not None]
+    figures += [f"{escape(name)} {value:.4g}" for name, value in (data.get("tasks") or {}).items()]
     return f"{data['split']} at step {data['step']}  " + "  ".join(figures)
 
 
@@ -70,10 +71,20 @@ def _reformed(data: dict[str, Any]) -> str:
 
 
 def progress(job: JobRecord) -> str:
-    """Return the progress of a job: training steps, or rows of a batch; empty before the batch began."""
-    if job.spec.kind == "train":
+    """Return the progress of a job: training steps, trials, or rows of a batch; empty before the batch began."""
+    if job.spec.kind == "sweep":
+        return f"{job.step}/{job.total_steps} trials"
+    if job.counts_steps:
         return f"{job.step}/{job.total_steps}"
     return f"{job.rows.done}/{job.rows.total} rows" if job.rows else ""
+
+
+def done_fact(job: JobRecord) -> dict[str, str | None]:
+    """Return {name: text} of a job's progress for people."""
+    done = f"{job.step} of {job.total_steps}"
+    if job.spec.kind == "sweep":
+        return {"trials": f"{done} are over"}
+    return {"step": done} if job.counts_steps else {"rows": rows_text(job)}
 
 
 def rows_text(job: JobRecord) -> str | None:
@@ -103,6 +114,25 @@ def protection_text(job: JobRecord) -> str | None:
     if not job.spec.parallelism.backups:
         return "no: parallelism.backups is false"
     return "not yet: copies are being made"
+
+
+def link_text(link: LinkRecord) -> str:
+    """Return the state of a link of a job, with the reason and, after a failure, the hint."""
+    style = {"failed": "red", "started": "green"}.get(link.state, "default")
+    text = f"[{style}]{link.state}[/]: {escape(link.reason)}"
+    hint = (link.error or {}).get("hint")
+    return f"{text} ({escape(str(hint))})" if hint else text
+
+
+def _link(data: dict[str, Any]) -> str:
+    link = LinkRecord(name=data["link"], **{name: data[name] for name in data if name != "link"})
+    return f"then.{link.name} {link_text(link)}"
+
+
+def _trial(data: dict[str, Any]) -> str:
+    values = ", ".join(f"{name} = {value}" for name, value in data["settings"].items())
+    text = f"trial {data['number']} {data['what']}: {data['job']}, {values}"
+    return escape(text + (f"; {data['reason']}" if data["reason"] else ""))
 
 
 def _rows(data: dict[str, Any]) -> str:
@@ -177,6 +207,7 @@ def _traffic(data: dict[str, Any]) -> str:
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
     "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
+    "ranges-placed": lambda data: f"placed  {escape(data['sentence'])}",
     "reformed": _reformed,
     "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
     "step": _step,
@@ -198,6 +229,12 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
     "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
     "note": _note,
+    "link": _link,
+    "trial": _trial,
+    "trials": lambda data: f"{data['done']} of {data['total']} trials are over",
+    "labelled": lambda data: (
+        f"tags: {escape(', '.join(data['tags'])) or 'none'}  group: {escape(data['group'] or 'none')}"
+    ),
     "ended": lambda data: f"the attempt {data['outcome']}: {escape(data['reason'])}",
     "cancel-requested": lambda _: "cancelling",
 }

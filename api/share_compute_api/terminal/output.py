@@ -84,6 +84,15 @@ def print_text(text: str) -> None:
         console.on_broken_pipe()  # otherwise click would exit with 1
 
 
+def print_bytes(data: bytes) -> None:
+    """Write bytes unchanged, for scripts."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        console.on_broken_pipe()
+
+
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
     """Print a table, or the text ``empty`` if there are no rows. A None cell is shown as a dash."""
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -40,6 +40,8 @@ def print_report(report: PlanReport) -> None:
     serving = report.serving
     plan = report.plan if serving is None else serving.plan
     console.print(_size(plan), _training(plan) if serving is None else _serving(serving), sep="\n")
+    if serving is None and report.choice is not None:
+        console.print(report.choice.sentence)
     if serving is None and report.rounds is not None:
         _section("Rounds", _rounds(report.rounds))
     _section("Layers", layers_over_machines(plan, console))
@@ -280,6 +282,9 @@ def _rounds(rounds: RoundsPrediction) -> Text:
         f"Each branch sends {bytes_text(rounds.contribution_bytes)} a round, "
         f"and receives {bytes_text(rounds.update_bytes)}{ratio}.\n"
     )
+    if rounds.range_machines:
+        ranges = _count(len(rounds.range_machines), "range")
+        text.append(f"The weights are merged in {ranges} on {_names(rounds.range_machines)}.\n")
     text.append("".join(f"{sentence}\n" for sentence in rounds.comparison))
     for island in rounds.islands[:_MOST_MACHINES]:
         label = "branch" if len(island.branches) == 1 else "branches"

@@ -19,7 +19,8 @@ class Arrival:
     Args:
         partial: path of the file until it is complete.
         path: final path of the file in its upload.
-        reserve: reserves further bytes of the upload space; raises TooLarge if they do not fit.
+        reserve: reserves further bytes of the upload space; raises TooLarge if they do not fit, and Conflict or
+            NotFound if the upload no longer accepts files.
         settle: moves the complete file to its final path; raises an error if the upload no longer accepts files.
         release: returns the reserved bytes if the file did not arrive.
     """
@@ -48,6 +49,7 @@ class Arrival:
 
         Raises:
             TooLarge: there is no space for the bytes.
+            Conflict, NotFound: the upload no longer accepts files.
             Unavailable: the bytes cannot be written to the disk.
         """
         self._reserve(len(piece))

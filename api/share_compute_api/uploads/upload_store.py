@@ -357,6 +357,7 @@ class UploadStore:
 
     def _reserve(self, entry: _Entry, more_bytes: int) -> None:
         with self._lock:
+            self._open_entry(entry.view.id)
             self._require_space(entry, more_bytes)
             entry.arriving_bytes += more_bytes
 

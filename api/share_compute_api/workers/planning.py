@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from share_compute.errors import ShareComputeError, Unavailable
@@ -24,6 +25,8 @@ from share_compute.topology import Topology
 
 if TYPE_CHECKING:
     from share_compute.models.profiles.profile import ModelProfile
+    from share_compute.planning.operators.plan import OperatorReport
+    from share_compute.planning.operators.search import SearchName
     from share_compute.planning.report import PlanReport, PlanTimeline
 
 _NICENESS = 10
@@ -64,6 +67,69 @@ def plan_on_paper(
     from share_compute.planning.dry_run import dry_run
 
     return dry_run(spec, topology, _profile(spec), strategy=strategy, compare=compare, serving=serving)
+
+
+def operators_on_paper(
+    spec: TrainJob,
+    topology: Topology,
+    *,
+    devices: int,
+    search: SearchName,
+    fixed: Mapping[str, str],
+    fully_use_devices: bool,
+) -> OperatorReport:
+    """Plan the operators of a job's layers on the devices of one machine. This function imports torch.
+
+    Args:
+        spec: the job; its data is not read, and its paths must be on this machine.
+        topology: the machines.
+        devices: number of devices.
+        search: name of the search.
+        fixed: strategies by pattern of operators' names.
+        fully_use_devices: whether an operator that can be cut is never computed by each device as a whole.
+
+    Raises:
+        PlanInfeasible: no machine has so many devices.
+        UserError: the model does not exist, its layers have no fixed operators, or a given strategy is not legal.
+    """
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of
+    from share_compute.planning.operators.cost import Workload
+    from share_compute.planning.operators.plan import OperatorReport, group_on, plan_layer, require_matches
+    from share_compute.planning.operators.trace import layer_graphs
+
+    training = spec.training
+    machine, group, link_assumed = group_on(topology, devices, training.precision)
+    microbatches = training.microbatches or 1
+    samples = training.batch_size // microbatches
+    length = training.sequence_length
+    found = layer_graphs(blueprint_of(spec, expected_vocab_size(spec)), samples, length)
+    require_matches([graph for graph, _ in found], fixed)
+    layers = tuple(
+        plan_layer(
+            graph,
+            group,
+            layers=places,
+            workload=Workload(microbatches),
+            search=search,
+            fixed=fixed,
+            fully_use_devices=fully_use_devices,
+        )
+        for graph, places in found
+    )
+    return OperatorReport(
+        model=spec.name,
+        machine=machine,
+        devices=devices,
+        search=search,
+        fully_use_devices=fully_use_devices,
+        samples=samples,
+        microbatches=microbatches,
+        link_bytes_per_s=group.link_bytes_per_s,
+        link_latency_s=group.link_latency_s,
+        link_assumed=link_assumed,
+        layers=layers,
+    )
 
 
 def _profile(spec: TrainJob) -> ModelProfile:

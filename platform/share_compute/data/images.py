@@ -1,4 +1,4 @@
-"""Makes samples from folders of images: one folder for each class, inside of it PNG and JPEG files.
+"""Makes samples from images: PNG and JPEG files in folders of classes, or listed in a manifest.
 
 Images are resized and stored as bytes in one file. They become numbers when they are taken.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from share_compute.data.image_files import find_images, shown_path
 from share_compute.data.reading import files_digest
 from share_compute.data.row_file import RowFile, open_rows, require_space, write_record, write_rows
 from share_compute.data.samples import SPLITS, Array, Split
@@ -31,8 +32,7 @@ from share_compute.data.splitting import (
 from share_compute.errors import UserError
 from share_compute.files.plain_files import open_unlinked
 from share_compute.models.objective import objective_of
-from share_compute.quantities import clipped
-from share_compute.specification import IMAGE_SUFFIXES, ImagesSpec, TrainJob
+from share_compute.specification import ImagesSpec, TrainJob
 
 NAME = "images"
 """Name of the row file."""
@@ -47,7 +47,7 @@ Pillow decodes JPEG files at 1/2, 1/4 or 1/8 of their size if the image is to be
 files it nevertheless holds all coefficients, so their pixels count twice.
 """
 MOST_CLASSES = 10_000
-_FORMAT = 2
+_FORMAT = 3
 """Version of the row file's content, part of every fingerprint. Increase it whenever the content changes."""
 _BLOCK_IMAGES = 64
 _GAP = 3.0
@@ -124,6 +124,8 @@ def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float]
             f"{file.facts['ignored']} files are ignored: they are in no class, links, or no PNG or JPEG files"
         )
     description = {"images": images.model_dump(mode="json"), "classes": names}
+    if spec.data.transforms is not None and spec.data.transforms.crop is not None:
+        description["crop"] = spec.data.transforms.crop.model_dump(mode="json")
     return PreparedRows(samples, objective, description, tuple(notes))
 
 
@@ -131,17 +133,22 @@ def _rows_of(
     folders: Sequence[Path], spec: ImagesSpec, folder: Path, progress: Callable[[str, float], None]
 ) -> RowFile:
     """Return the row file of all images; its facts have the number of images of each folder and class."""
-    found = [_files_of(each) for each in folders]
+    found = find_images(folders)
     names = sorted(set().union(*(classes for classes, _ in found)))
     if len(names) > MOST_CLASSES:
         raise UserError(
             f"the images have {len(names)} classes; at most {MOST_CLASSES} are possible",
-            hint="put the images of one class into one folder",
+            hint="put the images of one class into one folder, or give them one label",
         )
     files = [file for classes, _ in found for name in names for file in classes.get(name, ())]
-    paths = [f"{file.parent.name}/{file.name}" for file in files]
-    size = [_FORMAT, spec.height, spec.width, spec.channels, [len(classes) for classes, _ in found]]
-    digest = hashlib.sha256(json.dumps([size, paths, files_digest(files)]).encode()).hexdigest()
+    paths = [
+        f"{name}/{file.name}" for classes, _ in found for name in names for file in classes.get(name, ())
+    ]
+    counts = [[len(classes.get(name, ())) for name in names] for classes, _ in found]
+    size = [_FORMAT, spec.height, spec.width, spec.channels]
+    digest = hashlib.sha256(
+        json.dumps([size, names, counts, paths, files_digest(files)]).encode()
+    ).hexdigest()
     known = open_rows(folder, NAME, digest)
     if known is not None:
         return known
@@ -156,58 +163,10 @@ def _rows_of(
     shape = write_rows(folder, NAME, blocks())
     facts = {
         "classes": names,
-        "counts": [[len(classes.get(name, ())) for name in names] for classes, _ in found],
+        "counts": counts,
         "ignored": sum(ignored for _, ignored in found),
     }
     return write_record(folder, NAME, digest, "uint8", shape, facts)
-
-
-def _files_of(folder: Path) -> tuple[dict[str, list[Path]], int]:
-    """Return the images of each class in a folder, and the number of other files and links.
-
-    Hidden files and folders, whose names begin with a dot, are left out.
-
-    Raises:
-        UserError: the folder cannot be read, has no classes, or a class has no images, or a name that cannot be shown.
-    """
-    try:
-        entries = _visible(folder)
-        classes: dict[str, list[Path]] = {}
-        folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
-        ignored = len(entries) - len(folders)
-        for entry in folders:
-            if not entry.name.isprintable():
-                raise UserError(
-                    f"the folder {clipped(entry.name)!r} in {folder} has a name that cannot be shown",
-                    hint="rename it: the name of a class is UTF-8 without control characters",
-                )
-            files = _visible(entry)
-            classes[entry.name] = [file for file in files if _is_image(file)]
-            ignored += len(files) - len(classes[entry.name])
-    except OSError as failure:
-        raise UserError(
-            f"the folder of images {folder} cannot be read: {failure.strerror or failure}",
-            hint="give the path of a folder that the server can read",
-        ) from failure
-    empty = [name for name, files in classes.items() if not files]
-    if not classes or empty:
-        what = (
-            f"the folder {folder / empty[0]} has no images"
-            if empty
-            else f"{folder} has no folders of classes"
-        )
-        raise UserError(
-            what, hint="put the .png and .jpg files of each class into a folder named like the class"
-        )
-    return classes, ignored
-
-
-def _visible(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-
-
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in IMAGE_SUFFIXES and not file.is_symlink()
 
 
 def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
@@ -229,49 +188,58 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
                 raise _too_large(file, f"{width} x {height} pixels", MOST_SIDE, "on a side")
             if image.mode not in _MODES:
                 raise UserError(
-                    f"image {_shown(file)} has more than 8 bits for each channel", hint="save it with 8 bits"
+                    f"image {shown_path(file)} has more than 8 bits for each channel",
+                    hint="save it with 8 bits",
                 )
             mode = "L" if spec.channels == 1 else "RGB"
             image.draft(mode, (spec.width, spec.height))  # JPEG files are decoded at a fraction of their size
             coefficients = width * height if "progressive" in image.info else 0
-            if image.width * image.height + coefficients > MOST_DECODED_PIXELS:
+            blended = image.width * image.height // 2 if _is_transparent(image) else 0  # takes 4 bytes more
+            if image.width * image.height + coefficients + blended > MOST_DECODED_PIXELS:
                 raise _too_large(file, f"{width} x {height} pixels", MOST_DECODED_PIXELS, "of such a file")
             pixels = np.asarray(_small(image, mode, spec), dtype=np.uint8)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as failure:
         raise _too_large(file, "far more pixels", MOST_PIXELS) from failure
     except UnidentifiedImageError as failure:
         raise UserError(
-            f"{_shown(file)} cannot be read as an image: it is no PNG or JPEG",
+            f"{shown_path(file)} cannot be read as an image: it is no PNG or JPEG",
             hint="replace it, or take it out of its folder",
         ) from failure
     except (OSError, ValueError, SyntaxError, EOFError) as failure:
         reason = (str(failure).splitlines() or [type(failure).__name__])[0]
         raise UserError(
-            f"{_shown(file)} cannot be read as an image: {reason}",
+            f"{shown_path(file)} cannot be read as an image: {reason}",
             hint="replace it, or take it out of its folder",
         ) from failure
     return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def _small(image: Any, mode: str, spec: ImagesSpec) -> Any:
-    """Return an image, converted, resized and turned as its EXIF data says."""
+    """Return an image, converted, on white if it is transparent, resized and turned as its EXIF data says."""
     from PIL import Image, ImageOps  # noqa: PLC0415 - images only
 
     # Small images are turned, because Pillow turns by copying. Orientations from 5 on exchange height and width.
     lies = image.getexif().get(_ORIENTATION, 1) >= 5
     size = (spec.height, spec.width) if lies else (spec.width, spec.height)
-    converted = image if image.mode == mode else image.convert(mode)
+    wanted = "RGBA" if _is_transparent(image) else mode
+    converted = image if image.mode == wanted else image.convert(wanted)
+    if wanted != mode:
+        converted = converted.convert("RGBa")  # colours times opacity, so that invisible colours have no part
     # With a gap, Pillow first reduces by whole factors, so that no intermediate image is larger than the first.
     small = converted.resize(size, Image.Resampling.BILINEAR, reducing_gap=_GAP)
+    if wanted != mode:
+        parts = np.asarray(small, dtype=np.uint16)
+        white = np.minimum(parts[..., :3] + (255 - parts[..., 3:]), 255)
+        small = Image.fromarray(white.astype(np.uint8)).convert(mode)
     small.info["exif"] = image.info.get("exif", b"")
     return ImageOps.exif_transpose(small)
 
 
+def _is_transparent(image: Any) -> bool:
+    """Return whether an image has opacities, as transformers decides it."""
+    return "A" in image.getbands() or image.info.get("transparency") is not None
+
+
 def _too_large(file: Path, size: str, most: int, what: str = "") -> UserError:
     limit = " ".join(filter(None, ("at most", str(most), what, "are read")))
-    return UserError(f"image {_shown(file)} has {size}; {limit}", hint="make it smaller")
-
-
-def _shown(file: Path) -> str:
-    """Return a path as text that can be printed: with escapes if its name is not UTF-8, or has control characters."""
-    return str(file) if str(file).isprintable() else repr(str(file))
+    return UserError(f"image {shown_path(file)} has {size}; {limit}", hint="make it smaller")

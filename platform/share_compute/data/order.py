@@ -1,12 +1,16 @@
-"""Selects the samples of each training step."""
+"""Selects the samples of each training step, and of each microbatch in jobs with several tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
+
+from share_compute.models.objective import task_of
 
 
 def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
@@ -85,3 +89,43 @@ class StepOrder:
         if not self.shuffle:
             return np.arange(self.size, dtype=np.int64)
         return _pass_order(self.size, self.seed, pass_number)
+
+
+def task_samples(
+    orders: Sequence[StepOrder], microbatches: int, step: int, microbatch: int
+) -> NDArray[np.int64]:
+    """Return the indices of a microbatch's samples in the training split of its task, shape ``[batch]``.
+
+    Each task visits its samples in its own endless series of passes, microbatch by microbatch. So the samples depend
+    only on the seed, the step and the microbatch.
+
+    Args:
+        orders: order of the samples of each task, whose ``batch_size`` is that of a microbatch.
+        microbatches: number of microbatches in a step, a multiple of the number of tasks.
+        step: number of the step, from 1.
+        microbatch: id of the microbatch in the step.
+    """
+    tasks = len(orders)
+    place = ((step - 1) * microbatches + microbatch) // tasks  # microbatches of this task before
+    return orders[task_of(microbatch, tasks)].indices(place + 1)
+
+
+def evaluation_starts(sizes: Sequence[int], microbatch_size: int) -> list[int]:
+    """Return the id of the first microbatch of each task in an evaluation of a split, and the number of all.
+
+    Args:
+        sizes: number of samples of each task in the split.
+        microbatch_size: samples in a microbatch; the last one of each task may have fewer.
+    """
+    return [0, *accumulate(-(-size // microbatch_size) for size in sizes)]
+
+
+def evaluated_range(sizes: Sequence[int], microbatch_size: int, microbatch: int) -> tuple[int, range]:
+    """Return the task of a microbatch in an evaluation, and its samples in the task's split.
+
+    Ids of microbatches are those of `evaluation_starts`.
+    """
+    starts = evaluation_starts(sizes, microbatch_size)
+    task = next(place for place, stop in enumerate(starts[1:]) if microbatch < stop)
+    first = (microbatch - starts[task]) * microbatch_size
+    return task, range(first, min(first + microbatch_size, sizes[task]))

@@ -1,26 +1,31 @@
-"""Makes the `Samples` of a job from digits, tables, images, or from text files, which it tokenizes."""
+"""Makes the `Samples` of a job from digits, tables, images, or from text, which it tokenizes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from share_compute.data.images import prepare_images
+from share_compute.data.labelled_texts import prepare_texts
 from share_compute.data.reading import TextPiece, check_files, files_digest, read_pieces
-from share_compute.data.samples import DigitSamples, Samples, Split, SplitSizes, TextSamples
+from share_compute.data.samples import Array, DigitSamples, Samples, Split, SplitSizes, TextSamples
 from share_compute.data.tables import prepare_table
+from share_compute.data.text_pairs import prepare_pairs
 from share_compute.data.tokenization import (
     TokenizerSource,
     check_fits,
     find_source,
     has_tokenizer,
     load_tokenizer,
+    save_tokenizer,
     train_tokenizer,
     vocabulary_size,
 )
@@ -34,6 +39,7 @@ from share_compute.data.tokens import (
     write_tokens,
     writing,
 )
+from share_compute.data.transforms import Transforms, transforms_of
 from share_compute.errors import UserError
 from share_compute.models.configuration import model_vocab_size
 from share_compute.models.objective import Objective
@@ -73,11 +79,23 @@ class PreparedData:
     notes: tuple[str, ...] = ()
     """Remarks for the submitter, e.g. that a split is empty."""
     objective: Objective | None = None
-    """Task and loss, with the facts about the data; None if the data is text or the digits."""
+    """Task and loss, with the facts about the data; None if the data is plain text or the digits."""
     sample_shape: tuple[int, ...] | None = None
-    """Shape of the inputs of one sample; None if the data is text or the digits."""
+    """Shape of the inputs of one sample; None if the data is plain text or the digits."""
     description: dict[str, Any] | None = None
-    """Encoding of the samples, as JSON, which is saved with the model; None if the data is text or the digits."""
+    """Encoding of the samples, as JSON, which is saved with the model; None if the data is plain text or the digits."""
+
+    transforms: Transforms | None = None
+    """Random changes of the samples; None for none."""
+
+    def take(
+        self, split: Split, indices: Sequence[int] | NDArray[np.int64], step: int = 0
+    ) -> tuple[Array, Array]:
+        """Return inputs and targets of some samples, with the random changes of a training step; see `Samples.take`."""
+        inputs, targets = self.samples.take(split, indices)
+        if self.transforms is not None:
+            inputs = self.transforms.apply(inputs, split, step, indices)
+        return inputs, targets
 
     @property
     def digest(self) -> str | None:
@@ -88,7 +106,7 @@ class PreparedData:
 
 
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
-    """Load the data of a job, tokenize it if it is text, write tables and images into one file, and split the samples.
+    """Load the data of a job, tokenize it if it is text, write other data into one file, and split the samples.
 
     Text is tokenized into one file in ``folder``. A later call with the same data and tokenizer reuses this file.
     The splits of text are contiguous, in the order train, validation, test.
@@ -105,7 +123,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
     if spec.data.files is None:
         digits = DigitSamples.load(spec.training.seed, spec.data.validation_fraction, spec.data.test_fraction)
         return PreparedData(digits, _count(digits), notes=_empty_splits(spec.data, digits))
-    if spec.data.table is not None or spec.data.images is not None:
+    if not spec.data.is_plain_text:
         return _prepared_rows(spec, folder, progress or (lambda _what, _share: None))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,20 +145,32 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
         tokenizer_folder=folder / "tokenizer",
         vocab_size=record.vocab_size,
         notes=(*record.notes, *_empty_splits(spec.data, samples)),
+        transforms=transforms_of(spec, folder / "tokenizer"),
     )
 
 
 def _prepared_rows(spec: TrainJob, folder: Path, progress: Progress) -> PreparedData:
-    prepare_some = prepare_table if spec.data.table is not None else prepare_images
-    found = prepare_some(spec, folder, progress)
-    inputs, _ = found.samples.take("train", [0])
+    if spec.data.labels is not None:
+        found = prepare_texts(spec, folder, progress)
+    elif spec.data.pairs is not None:
+        found = prepare_pairs(spec, folder, progress)
+    elif spec.data.table is not None:
+        found = prepare_table(spec, folder, progress)
+    else:
+        found = prepare_images(spec, folder, progress)
+    plain, _ = found.samples.take("train", [0])
+    transforms = transforms_of(spec, found.tokenizer_folder)
+    inputs = plain if transforms is None else transforms.apply(plain, "train", 1, [0])
     return PreparedData(
         found.samples,
         _count(found.samples),
+        tokenizer_folder=found.tokenizer_folder,
+        vocab_size=found.vocab_size,
         notes=(*found.notes, *_empty_splits(spec.data, found.samples)),
         objective=found.objective,
         sample_shape=inputs.shape[1:],
         description=found.description,
+        transforms=transforms,
     )
 
 
@@ -190,7 +220,7 @@ def _tokenize(
         notes.append(f"the text gave a tokenizer of {vocab_size} tokens; {source.vocab_size} were asked for")
     if tokenizer.eos_token_id is None:
         notes.append("the tokenizer has no end-of-text token: documents run into each other")
-    _save_tokenizer(tokenizer, folder)
+    save_tokenizer(tokenizer, folder)
     dtype = token_dtype(vocab_size)
     num_tokens, documents = write_tokens(folder, pieces("tokenizing"), tokenizer, dtype)
     record = TokenRecord(fingerprint, dtype, num_tokens, documents, vocab_size, tuple(notes))
@@ -202,22 +232,6 @@ def _fingerprint(data: DataSpec, files: tuple[Path, ...], source: TokenizerSourc
     column = None if files[0].suffix == ".txt" else data.text_column
     facts = [_FORMAT, files[0].suffix, column, files_digest(files), source.digest()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    with writing(folder):
-        part, final = folder / "tokenizer.part", folder / "tokenizer"
-        for stale in (part, final):
-            if stale.exists():
-                shutil.rmtree(stale)
-        try:
-            tokenizer.save_pretrained(part)
-        except Exception as failure:
-            # `tokenizers` raises a bare Exception if a write to disk fails.
-            if type(failure) is Exception:
-                raise OSError(str(failure)) from failure
-            raise
-        part.rename(final)
 
 
 def _count(samples: Samples, tokens: int | None = None, documents: int | None = None) -> Counts:

@@ -21,6 +21,8 @@ _MOST_LINE_BYTES = 64 << 20
 _MOST_TEXT_LINE_BYTES = 512 << 20
 """Maximum length of a line of a .txt file, in bytes. The text8 corpus, for example, is one line of 100 MB."""
 _SCANNED_BYTES = 4 << 20
+_READ_CHARACTERS = 1 << 20
+"""Characters of a file that are read at a time, and then up to the end of the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,10 @@ def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
     if file.suffix == ".parquet":
         yield from _read_column(file, column)
         return
-    _require_short_lines(file)
-    lines = _load("text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig")
+    require_short_lines(file)
+    lines = _load(
+        "text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig", chunksize=_READ_CHARACTERS
+    )
     # .jsonl files are loaded as lines, because the JSON builder of `datasets` may fail if rows have different columns.
     yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
 
@@ -138,7 +142,7 @@ def _read_column(file: Path, column: str) -> Iterator[list[str]]:
         raise _unreadable(file, failure) from failure
 
 
-def _require_short_lines(file: Path) -> None:
+def require_short_lines(file: Path) -> None:
     """Raise UserError if a line is too long to be held in memory, or if the file cannot be read."""
     most = _MOST_LINE_BYTES if file.suffix == ".jsonl" else _MOST_TEXT_LINE_BYTES
     since_break = 0
@@ -180,7 +184,7 @@ def _parse_lines(file: Path, column: str, batches: Iterator[list[str]]) -> Itera
         rows: list[dict[str, Any]] = []
         for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - continues counting
             if line.strip():
-                rows.append(_parse_line(file, number, line))
+                rows.append(parse_line(file, number, line))
         if rows and not columns_known:
             columns = sorted(set().union(*rows))
             if column not in columns:
@@ -189,7 +193,17 @@ def _parse_lines(file: Path, column: str, batches: Iterator[list[str]]) -> Itera
         yield [_as_text(file, column, row.get(column)) for row in rows]
 
 
-def _parse_line(file: Path, number: int, line: str) -> dict[str, Any]:
+def parse_line(file: Path, number: int, line: str) -> dict[str, Any]:
+    """Return the JSON object on a line of a .jsonl file.
+
+    Args:
+        file: the file, for errors.
+        number: number of the line, from 1.
+        line: the line.
+
+    Raises:
+        UserError: the line is no JSON object.
+    """
     hint = 'put one JSON object on each line, such as {"text": "..."}'
     try:
         row = json.loads(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,41 @@ def write_rows(folder: Path, name: str, blocks: Iterable[NDArray[Any]]) -> tuple
         finally:
             part.unlink(missing_ok=True)
     return (count, *rest)
+
+
+def write_files(
+    folder: Path,
+    name: str,
+    files: Sequence[Path],
+    blocks_of: Callable[[Path], Iterable[NDArray[Any]]],
+    progress: Callable[[float], None],
+) -> tuple[tuple[int, ...], list[int]]:
+    """Write the rows of some files as `write_rows` does.
+
+    Args:
+        folder: folder of the row file.
+        name: name of the row file.
+        files: the files, in order.
+        blocks_of: yields the rows of a file in blocks ``[rows, ...]``.
+        progress: is called with the share of files that are written.
+
+    Returns:
+        shape of all rows, and number of rows of each file.
+
+    Raises:
+        Unavailable: the disk is too full, or the row file cannot be written.
+    """
+    counts = [0] * len(files)
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        for place, file in enumerate(files):
+            progress(place / len(files))
+            for block in blocks_of(file):
+                counts[place] += len(block)
+                require_space(folder, block.nbytes)
+                yield block
+
+    return write_rows(folder, name, blocks()), counts
 
 
 def write_record(

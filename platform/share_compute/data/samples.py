@@ -30,6 +30,8 @@ class Samples(Protocol):
         """Return inputs and targets of the samples at ``indices`` of a split, in the order of ``indices``.
 
         Text: inputs and targets int64 ``[n, seq]``, the targets being the inputs shifted by one token.
+        Texts with labels: inputs int64 ``[n, seq]``, targets int64 ``[n, 2]``: class and place of the last token.
+        Pairs of texts: inputs int64 ``[n, 2, seq]``, targets int64 ``[n, 2]``: places of the last tokens.
         Digits: inputs float32 ``[n, 64]`` in 0..1, targets int64 ``[n]``.
         Images: inputs float32 ``[n, channels, height, width]``, targets int64 ``[n]``.
         Tables: inputs float32 ``[n, inputs]``, targets int64 (classes) or float32 (numbers) ``[n]``.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +34,10 @@ class PreparedRows:
     description: dict[str, Any]
     """Encoding of the columns, or size and scale of the images, and the classes; as JSON, for users of the model."""
     notes: tuple[str, ...]
+    tokenizer_folder: Path | None = None
+    """Folder with the tokenizer of texts with labels; None for other data."""
+    vocab_size: int | None = None
+    """One more than the tokenizer's largest id; None without a tokenizer."""
 
 
 def rows_at(rows: Rows, split: Split, indices: Sequence[int] | Rows) -> Rows:
@@ -125,14 +131,34 @@ def with_classes(
     return objective.model_copy(update={"classes": classes, "class_weights": weights})
 
 
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort categories or classes: as numbers if all are finite numbers, else as text."""
+    found = sorted(names)
+    try:
+        numbers = [float(name) for name in found]
+    except ValueError:
+        return tuple(found)
+    # NaN has no place in an order.
+    if not all(map(math.isfinite, numbers)):
+        return tuple(found)
+    return tuple(name for _, name in sorted(zip(numbers, found, strict=True)))
+
+
 def shown_classes(names: Sequence[str]) -> str:
     """Return the first 20 names as one text, each quoted and of at most 80 characters."""
     return ", ".join(repr(clipped(name)) for name in names[:20])
 
 
-def unknown_class(name: str, split: Split) -> UserError:
-    """Return the error for a class that training lacks."""
+def unknown_class(name: str, split: Split, source: str = "") -> UserError:
+    """Return the error for a class that training lacks.
+
+    Args:
+        name: name of the class.
+        split: split that has it.
+        source: column and file that have it, for the message; empty to leave them out.
+    """
     return UserError(
-        f"class {clipped(name)!r} is in the {split} split, but not in the training split",
+        f"class {clipped(name)!r} is in the {split} split, but not in the training split"
+        + (f": {source}" if source else ""),
         hint="give training samples of this class; a fraction is drawn anew with another training.seed",
     )

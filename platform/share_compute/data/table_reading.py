@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from pyarrow import csv, parquet
 
 from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
+from share_compute.files.csv_batches import csv_batches
 from share_compute.files.plain_files import open_unlinked
 from share_compute.files.strict import nearest
 from share_compute.quantities import clipped
@@ -50,14 +51,8 @@ def columns_of(files: Sequence[Path], spec: TableSpec) -> tuple[str, ...]:
     first: list[str] = []
     features: tuple[str, ...] = ()
     for file in files:
-        names = _names(file)
-        known = set[str]()
-        for name in names:
-            if name in known:
-                raise UserError(
-                    f"data file {file} has two columns {clipped(name)!r}", hint="rename one of them"
-                )
-            known.add(name)
+        names = names_of(file)
+        known = set(names)
         if not first:
             first = names
             features = spec.features or tuple(name for name in names if name != spec.target)
@@ -90,7 +85,12 @@ def columns_of(files: Sequence[Path], spec: TableSpec) -> tuple[str, ...]:
     return features
 
 
-def _names(file: Path) -> list[str]:
+def names_of(file: Path) -> list[str]:
+    """Return the names of the columns of a .csv or .parquet file.
+
+    Raises:
+        UserError: the file cannot be read, has too many columns, or has two of one name.
+    """
     try:
         with open_unlinked(file) as source:
             if file.suffix == ".parquet":
@@ -101,8 +101,13 @@ def _names(file: Path) -> list[str]:
             else:
                 names = _header(source.read(_BLOCK_BYTES))
     except (ValueError, OSError, pa.ArrowException, plain_csv.Error) as failure:
-        raise _unreadable(file, failure) from failure
+        raise unreadable(file, failure) from failure
     _require_columns(file, len(names))
+    known = set[str]()
+    for name in names:
+        if name in known:
+            raise UserError(f"data file {file} has two columns {clipped(name)!r}", hint="rename one of them")
+        known.add(name)
     return names
 
 
@@ -123,6 +128,26 @@ def _require_columns(file: Path, count: int) -> None:
         )
 
 
+def read_csv(source: IO[bytes], columns: Sequence[str], empty: Sequence[str]) -> Iterator[Any]:
+    """Yield the batches of a .csv file.
+
+    Args:
+        source: the opened file.
+        columns: names of the columns to read. All cells are read as text, because pyarrow would infer types from the
+            first block only.
+        empty: cells that have no value.
+    """
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()),
+        include_columns=list(columns),
+        null_values=list(empty),
+        strings_can_be_null=True,
+    )
+    # Errors of pyarrow name the row only without threads.
+    read = csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False)
+    return csv_batches(source, read, csv.ParseOptions(newlines_in_values=True), convert)
+
+
 def count_rows(files: Sequence[Path]) -> int:
     """Return the number of rows that .parquet files declare; .csv files declare none and count as 0.
 
@@ -136,7 +161,7 @@ def count_rows(files: Sequence[Path]) -> int:
                 with open_unlinked(file) as source:
                     rows += parquet.read_metadata(source).num_rows
             except (ValueError, OSError, pa.ArrowException) as failure:
-                raise _unreadable(file, failure) from failure
+                raise unreadable(file, failure) from failure
         _require_rows(file, rows)
     return rows
 
@@ -205,7 +230,7 @@ class TableReader:
                 before += batch.num_rows
                 yield self._without_missing(file, block, before - len(block))
         except (ValueError, OSError, pa.ArrowException) as failure:
-            raise _unreadable(file, failure) from failure
+            raise unreadable(file, failure) from failure
         if not before:
             raise UserError(f"data file {file} has no rows", hint="leave it out, or fill it")
 
@@ -214,16 +239,7 @@ class TableReader:
             yield from record_batches(file, self.columns)
             return
         with open_unlinked(file) as source:
-            # All cells are read as text, because pyarrow infers types from the first block only.
-            convert = csv.ConvertOptions(
-                column_types=dict.fromkeys(self.columns, pa.string()),
-                include_columns=list(self.columns),
-                null_values=list(EMPTY),
-                strings_can_be_null=True,
-            )
-            # Errors of pyarrow name the row only without threads.
-            read = csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False)
-            yield from csv.open_csv(source, read, csv.ParseOptions(newlines_in_values=True), convert)
+            yield from read_csv(source, self.columns, EMPTY)
 
     def _numbers(self, file: Path, name: str, cells: Any, before: int) -> NDArray[np.float64]:
         """Return a column as numbers or as codes, ``[rows]``; NaN for cells without a value."""
@@ -343,7 +359,8 @@ def _no_number(file: Path, name: str, row: int, value: str, *, is_target: bool) 
     )
 
 
-def _unreadable(file: Path, failure: Exception) -> UserError:
+def unreadable(file: Path, failure: Exception) -> UserError:
+    """Return the error for a table that cannot be read."""
     reason = (str(failure).splitlines() or [type(failure).__name__])[0]
     return UserError(
         f"data file {file} cannot be read as {file.suffix}: {clipped(reason, 400)}",

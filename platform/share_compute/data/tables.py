@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.data.reading import check_files, files_digest
-from share_compute.data.row_file import RowFile, open_rows, require_space, write_record, write_rows
+from share_compute.data.row_file import RowFile, open_rows, require_space, write_files, write_record
 from share_compute.data.samples import SPLITS, Array, Split
 from share_compute.data.splitting import (
     PreparedRows,
     Rows,
+    ordered,
     rows_at,
     shown_classes,
     split_rows,
@@ -180,17 +182,7 @@ def _rows_of(
     row_bytes = 8 * (len(features) + 1)
     require_space(folder, count_rows(files) * row_bytes)
     reader = TableReader(table, features, has_classes)
-    counts = [0] * len(files)
-
-    def blocks() -> Iterator[NDArray[np.float64]]:
-        for place, file in enumerate(files):
-            progress("reading tables", place / len(files))
-            for block in reader.blocks(file):
-                counts[place] += len(block)
-                require_space(folder, block.nbytes)
-                yield block
-
-    shape = write_rows(folder, NAME, blocks())
+    shape, counts = write_files(folder, NAME, files, reader.blocks, partial(progress, "reading tables"))
     facts = {
         "features": features,
         "target": table.target,
@@ -271,16 +263,7 @@ class _Learned:
     def _kept(self, name: str) -> tuple[str, ...]:
         """Return the categories of a column that the training split has, sorted."""
         known = zip(self.categories[name], self.present[name], strict=True)
-        return _ordered(category for category, is_present in known if is_present)
-
-
-def _ordered(categories: Iterator[str]) -> tuple[str, ...]:
-    """Sort categories: as numbers if all are numbers, else as text."""
-    found = list(categories)
-    try:
-        return tuple(sorted(found, key=lambda category: (float(category), category)))
-    except ValueError:
-        return tuple(sorted(found))
+        return ordered(category for category, is_present in known if is_present)
 
 
 def _targets(samples: TableSamples, split: Split) -> Rows:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from share_compute.data.tokens import writing
 from share_compute.errors import UserError
 from share_compute.models.configuration import model_vocab_size
 from share_compute.specification import TrainJob
@@ -18,6 +20,8 @@ DEFAULT_VOCAB_SIZE = 4096
 MIN_VOCAB_SIZE = 257
 """Minimum vocabulary size of a trained tokenizer: a token for each byte, and one for the end of a document."""
 END_OF_DOCUMENT = "<|endoftext|>"
+PADDING = "<|padding|>"
+MASK = "<|mask|>"
 LEARN_CHARACTERS = 1 << 28
 """Maximum number of characters that a tokenizer is trained on, rounded up to whole pieces of text."""
 _MOST_SETTINGS_BYTES = 4 << 20
@@ -77,6 +81,8 @@ def find_source(spec: TrainJob) -> TokenizerSource:
     - the model's own tokenizer;
     - a tokenizer trained to the size of the model's vocabulary, or to `DEFAULT_VOCAB_SIZE`.
 
+    The model's vocabulary of declared layers is that of the first embedding.
+
     Raises:
         UserError: the named folder has no tokenizer, the model's configuration cannot be used, or the size is
             less than `MIN_VOCAB_SIZE` or more than the model's vocabulary size.
@@ -102,14 +108,14 @@ def find_source(spec: TrainJob) -> TokenizerSource:
 
 
 def expected_vocab_size(spec: TrainJob) -> int | None:
-    """Return the expected vocabulary size of a job; None if the job declares the model's layers.
+    """Return the expected vocabulary size of a job; None if its model reads no tokens, or its layers are declared.
 
     The job's data is not read. A tokenizer that is trained on little text may have fewer tokens.
 
     Raises:
         UserError: the model's configuration or the tokenizer cannot be used.
     """
-    if spec.model.layers is not None:
+    if not spec.reads_tokens:
         return None
     declared = model_vocab_size(spec.model)
     if declared is not None:
@@ -148,12 +154,24 @@ def load_tokenizer(folder: Path) -> Any:
         ) from failure
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, pads: bool = False) -> Any:
     """Train a byte-level BPE tokenizer, which can encode any text.
 
     A small corpus may give fewer tokens than ``vocab_size``.
+
+    Args:
+        texts: texts to learn from.
+        vocab_size: wanted number of tokens.
+        pads: whether it has tokens for padding and masking, too, and separates pairs of texts by the end-of-text token.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - heavy
+    from tokenizers import (  # noqa: PLC0415 - heavy
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - heavy
 
     tokenizer = Tokenizer(models.BPE())
@@ -163,13 +181,19 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         vocab_size=vocab_size,
         min_frequency=2,
         show_progress=False,
-        special_tokens=[END_OF_DOCUMENT],
+        special_tokens=[END_OF_DOCUMENT, *((PADDING, MASK) if pads else ())],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(_first(texts, LEARN_CHARACTERS), trainer=trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_OF_DOCUMENT, clean_up_tokenization_spaces=False
-    )
+    special = {"eos_token": END_OF_DOCUMENT}
+    if pads:
+        special |= {"pad_token": PADDING, "mask_token": MASK}
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A",
+            pair=f"$A {END_OF_DOCUMENT} $B:1",
+            special_tokens=[(END_OF_DOCUMENT, tokenizer.token_to_id(END_OF_DOCUMENT))],
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, clean_up_tokenization_spaces=False)
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterable[str]:
@@ -178,6 +202,27 @@ def _first(texts: Iterable[str], characters: int) -> Iterable[str]:
         characters -= len(text)
         if characters <= 0:
             return
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer into ``folder / "tokenizer"``.
+
+    Raises:
+        Unavailable: the folder cannot be written.
+    """
+    with writing(folder):
+        part, final = folder / "tokenizer.part", folder / "tokenizer"
+        for stale in (part, final):
+            if stale.exists():
+                shutil.rmtree(stale)
+        try:
+            tokenizer.save_pretrained(part)
+        except Exception as failure:
+            # `tokenizers` raises a bare Exception if a write to disk fails.
+            if type(failure) is Exception:
+                raise OSError(str(failure)) from failure
+            raise
+        part.rename(final)
 
 
 def vocabulary_size(tokenizer: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -11,7 +12,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.planning.cost.timings import MachineTimings
 from share_compute.planning.plan import Plan
 from share_compute.protocol.failures import InjectedFailure
-from share_compute.specification import Metric, TrainJob
+from share_compute.specification import SparseJob, TrainJob
 from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.topology import Topology
 
@@ -63,6 +64,20 @@ class Assignment(StrictModel):
         return self.checkpoint_every_s if self.spec.training.checkpoint_every is None else None
 
 
+class SparseAssignment(StrictModel):
+    """Input of a coordinator for one attempt at a job that trains a sparse model."""
+
+    job_id: str
+    attempt: int
+    spec: SparseJob
+    topology: Topology
+    """Contributors that this attempt may use, and their links."""
+    folder: Path
+    """Folder of the job on the server, with prepared data, checkpoints and artifacts."""
+    checkpoint_every_s: float | None = Field(default=None, gt=0)
+    """Seconds between checkpoints, from the server's settings; None for none."""
+
+
 class Offer(StrictModel):
     """Machines that a running attempt may use from now on; replaces the earlier offer.
 
@@ -84,6 +99,16 @@ class Planned(StrictModel):
 
     type: Literal["planned"] = "planned"
     plan: Plan
+
+
+class RangesPlaced(StrictModel):
+    """Report of the machines on which the workers and servers of a sparse model run; other machines are released."""
+
+    type: Literal["ranges-placed"] = "ranges-placed"
+    machines: tuple[str, ...]
+    """Ids of contributors."""
+    sentence: str
+    """Human-readable description."""
 
 
 class Reformed(StrictModel):
@@ -134,6 +159,8 @@ class StepCommitted(StrictModel):
     seconds: float
     tokens_per_s: float
     """Mean number of tokens per second over the last steps."""
+    tasks: dict[str, float] | None = None
+    """Loss of each task, without its weight, as ``digit.loss``; None without several tasks."""
 
 
 class Validated(StrictModel):
@@ -158,13 +185,42 @@ class Validated(StrictModel):
     r2: float | None = None
     """Coefficient of determination, for a regression: 1 is perfect, 0 is as good as the mean of the split."""
 
-    def figures(self) -> dict[Metric, float]:
-        """Return the metrics by name; the loss is called ``validation_loss``."""
+    perplexity: float | None = None
+    """exp(loss), for a language model."""
+    tasks: dict[str, float] | None = None
+    """Metrics of each task, as ``digit.accuracy`` and ``digit.loss``; None without several tasks."""
+
+    @classmethod
+    def of(cls, split: Literal["validation", "test"], step: int, figures: Mapping[str, float]) -> Validated:
+        """Return the report of a split's metrics; the loss is called ``validation_loss`` among them."""
+        named = {
+            name.replace("validation_loss", "loss"): value for name, value in figures.items() if "." in name
+        }
+        others: dict[str, Any] = {
+            name: value for name, value in figures.items() if "." not in name and name != "validation_loss"
+        }
+        return cls(split=split, step=step, loss=figures["validation_loss"], tasks=named or None, **others)
+
+    def figures(self) -> dict[str, float]:
+        """Return the metrics by name, without those of single tasks; the loss is called ``validation_loss``."""
         found = {name: getattr(self, name) for name in METRICS_BESIDE_LOSS}
         return {"validation_loss": self.loss, **{name: v for name, v in found.items() if v is not None}}
 
-    perplexity: float | None = None
-    """exp(loss), for a language model."""
+
+class Pictured(StrictModel):
+    """Report of the predictions for a whole split; it replaces the earlier one of this split, and is not in the log."""
+
+    type: Literal["pictured"] = "pictured"
+    task: str | None = None
+    """Name of the task; None without several tasks."""
+    split: Literal["validation", "test"]
+    step: int
+    samples: int
+    """Number of samples in the split."""
+    confusion: tuple[tuple[int, ...], ...] | None = None
+    """Number of samples by true class and predicted class, for a classifier of at most 100 classes."""
+    points: tuple[tuple[float, float], ...] | None = None
+    """True and predicted value of at most 1,000 samples, for a regression."""
 
 
 class TargetReached(StrictModel):
@@ -407,10 +463,12 @@ class AttemptEnded(StrictModel):
 
 AttemptEvent: TypeAlias = Annotated[
     Planned
+    | RangesPlaced
     | Reformed
     | Started
     | StepCommitted
     | Validated
+    | Pictured
     | TargetReached
     | Sampled
     | Measured

@@ -1,4 +1,4 @@
-"""Ids under which the members of branches and replicas run."""
+"""Ids under which the members of branches and replicas run, and the processes with ranges of weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ def branch_id(job_id: str, number: int) -> str:
     return f"{job_id}/{number}"
 
 
+def ranges_id(job_id: str) -> str:
+    """Return the id under which the processes run that merge ranges of a job's weights, ``JOB/ranges``."""
+    return f"{job_id}/ranges"
+
+
 def owner_of(members_id: str) -> str:
     """Return the job or deployment whose members have this id.
 
     Args:
-        members_id: id of a job, of a branch ``JOB/n``, or of a replica ``DEPLOYMENT/n``.
+        members_id: id of a job, of a branch ``JOB/n``, of ranges ``JOB/ranges``, or of a replica ``DEPLOYMENT/n``.
     """
     return members_id.partition("/")[0]

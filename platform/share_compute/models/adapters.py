@@ -1,11 +1,12 @@
 """Low-rank adapters (LoRA) of ``peft`` inside the shards of a model.
 
 Stored names are those of the plain model; adapters add ``<matrix>.lora_A.weight`` and ``<matrix>.lora_B.weight``.
+The head of a classifier, and the pooler before it, are trained whole: ``peft`` calls them modules to save.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,19 +20,28 @@ from share_compute.models.adapter_names import ADAPTER, is_adapter, stored_name
 from share_compute.models.cells import derive_seed
 from share_compute.models.freezing import Places
 from share_compute.models.stage import Stage
-from share_compute.specification import LoraSpec
+from share_compute.specification import LoraSpec, Task
 
 _SAVED_PREFIX = "base_model.model."
 """Prefix that ``peft`` puts before all names that it saves."""
 
 
-def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
+_TYPES: Mapping[Task, str] = {
+    "embedding": "FEATURE_EXTRACTION",
+    "language_model": "CAUSAL_LM",
+    "text_classification": "SEQ_CLS",
+}
+"""Task -> the ``task_type`` of its adapters in ``peft``, which has none for classifiers of images."""
+
+
+def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places, whole: Sequence[str] = ()) -> None:
     """Add adapters to matrices in the layers of a model, and freeze all other parameters.
 
     Args:
         model: whole model made by `share_compute.models.huggingface.decoder.sketch`.
         lora: adapters of the job; without targets, all matrices in layers get adapters.
         places: naming scheme of the model's parameters.
+        whole: full names of the modules that are trained whole.
 
     Raises:
         UserError: a name in ``lora.targets`` matches no matrix in the layers.
@@ -39,6 +49,8 @@ def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
     inject_adapter_in_model(
         _peft_config(lora, _chosen(model, lora, places)), model, adapter_name=ADAPTER, low_cpu_mem_usage=True
     )
+    for name in whole:
+        model.get_submodule(name).requires_grad_(requires_grad=True)
 
 
 @torch.no_grad()
@@ -51,12 +63,12 @@ def initialize_adapters(module: nn.Module, seed: int) -> None:
 
 
 def adapter_tensors(stage: Stage) -> dict[str, Tensor]:
-    """Return the adapter tensors of a stage, by their names in ``adapter_model.safetensors``."""
-    return {saved_name(name): tensor for name, tensor in stage.persistent().items() if is_adapter(name)}
+    """Return the tensors of adapters, and of modules trained whole, by name in ``adapter_model.safetensors``."""
+    return {saved_name(name): tensor for name, tensor in stage.persistent().items() if name in stage.added}
 
 
 def saved_name(name: str) -> str:
-    """Return the name that the adapter tensor with this stored name has in ``adapter_model.safetensors``."""
+    """Return the name that the tensor with this stored name has in ``adapter_model.safetensors``."""
     return _SAVED_PREFIX + name
 
 
@@ -69,7 +81,15 @@ def merged_tensors(stage: Stage) -> dict[str, Tensor]:
     return tensors
 
 
-def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base: str) -> dict[str, Any]:
+def adapter_config(
+    lora: LoraSpec,
+    model: PreTrainedModel,
+    places: Places,
+    base: str,
+    *,
+    task: Task = "language_model",
+    whole: Sequence[str] = (),
+) -> dict[str, Any]:
     """Return the content of ``adapter_config.json``.
 
     Args:
@@ -77,6 +97,8 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
         model: whole model made by `share_compute.models.huggingface.decoder.sketch`, without adapters.
         places: naming scheme of the model's parameters.
         base: folder of the model that was adapted.
+        task: task of the job.
+        whole: full names of the modules that are trained whole.
 
     Raises:
         UserError: a name in ``lora.targets`` matches no matrix in the layers.
@@ -88,13 +110,14 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
     config = _peft_config(lora, ends if exact else chosen)
     config.base_model_name_or_path = base
     config.inference_mode = True
+    config.task_type = _TYPES.get(task)
+    config.modules_to_save = list(whole) or None
     said: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]
     return {key: sorted(value) if isinstance(value, set) else value for key, value in said.items()}
 
 
 def _peft_config(lora: LoraSpec, targets: Sequence[str]) -> LoraConfig:
     return LoraConfig(
-        task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=lora.dropout,

@@ -79,10 +79,14 @@ def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) ->
         from share_compute.models.layers import shape_before  # noqa: PLC0415 - imports the blueprint
 
         return shape_before(blueprint, layer, batch)
+    if blueprint.classifies_images:
+        from share_compute.models.huggingface.image_classifier import hidden_shape_of  # noqa: PLC0415 - slow to import
+
+        return (batch, *hidden_shape_of(blueprint.config, blueprint.sample_shape))
     from share_compute.models.huggingface.decoder import hidden_size_of  # noqa: PLC0415 - transformers is slow to import
 
     size = hidden_size_of(blueprint.config)
-    return None if size is None else (batch, length, size)
+    return None if size is None else (batch * blueprint.objective.rows, length, size)
 
 
 @dataclass(frozen=True, slots=True)

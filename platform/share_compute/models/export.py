@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,19 @@ from torch import Tensor
 
 from share_compute.errors import NotFound, UserError
 from share_compute.models.adapter_names import is_adapter
+from share_compute.models.objective import objective_of
 from share_compute.models.storage.checksums import CHECKSUMS, damage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, stream_file
 from share_compute.specification import LoraSpec, TrainJob
 
 _CONFIG = "config.json"
-_OF_A_WHOLE_MODEL = (_CONFIG, "generation_config.json")
+_OF_A_WHOLE_MODEL = (
+    _CONFIG,
+    "generation_config.json",
+    "modules.json",
+    "1_Pooling",
+    "sentence_bert_config.json",
+)
 
 
 def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
@@ -56,8 +63,11 @@ def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
             _write(writer, f"model-0000-{number:04}.part", group)
     else:
         config = json.loads((checkpoint / _CONFIG).read_text())
-        writer.write_json("adapter_config.json", adapter_description(config, spec))
-        _write(writer, "adapter_model-0000-0000.part", _adapters(folder))
+        description = adapter_description(config, spec)
+        writer.write_json("adapter_config.json", description)
+        _write(
+            writer, "adapter_model-0000-0000.part", _adapters(folder, description["modules_to_save"] or ())
+        )
     return writer.finish()
 
 
@@ -69,25 +79,40 @@ def adapter_description(config: Mapping[str, Any], spec: TrainJob) -> dict[str, 
         spec: specification of the job.
 
     Raises:
-        UserError: the configuration describes no causal language model with a pipeline plan, or a name in
+        UserError: the configuration describes no model for the task that can be cut, or a name in
             ``training.lora.targets`` matches no matrix in its layers.
     """
     from share_compute.models.adapters import adapter_config  # noqa: PLC0415 - slow to import
-    from share_compute.models.huggingface.decoder import PartNames, sketch  # noqa: PLC0415
+    from share_compute.models.huggingface.decoder import task_sketch  # noqa: PLC0415
+    from share_compute.models.huggingface.parts import part_names, whole_parts  # noqa: PLC0415
 
     assert spec.training.lora is not None
-    plain = sketch(config)
-    return adapter_config(spec.training.lora, plain, PartNames(plain).places, str(spec.model.path))
+    objective = objective_of(spec)
+    plain = task_sketch(config, objective)
+    outline = part_names(plain, objective)
+    return adapter_config(
+        spec.training.lora,
+        plain,
+        outline.places,
+        spec.model.hub or str(spec.model.path),
+        task=objective.task,
+        whole=whole_parts(plain, outline, objective),
+    )
 
 
 def _is_for_others(name: str) -> bool:
     return name != CHECKSUMS and not name.startswith("optimizer")
 
 
-def _adapters(folder: WeightFolder) -> dict[str, Tensor]:
+def _adapters(folder: WeightFolder, whole: Iterable[str]) -> dict[str, Tensor]:
     from share_compute.models.adapters import saved_name  # noqa: PLC0415 - slow to import
 
-    return {saved_name(name): folder.read(name) for name in folder.names() if is_adapter(name)}
+    beginnings = tuple(f"{name}." for name in whole)
+    return {
+        saved_name(name): folder.read(name)
+        for name in folder.names()
+        if is_adapter(name) or name.startswith(beginnings)
+    }
 
 
 def _merged(folder: WeightFolder, lora: LoraSpec) -> Iterator[dict[str, Tensor]]:

@@ -23,6 +23,14 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
         UserError: the model is invalid or cannot be split, a frozen or adapted parameter does not exist, all parameters
             are frozen, or the device cannot compute in the precision.
     """
+    if blueprint.classifies_images:
+        from share_compute.models.huggingface.image_classifier import ImageStage  # noqa: PLC0415 - slow to import
+
+        return ImageStage(blueprint, shard, device)
+    if blueprint.uses_encoder:
+        from share_compute.models.huggingface.text_encoder import TextEncoderStage  # noqa: PLC0415 - slow to import
+
+        return TextEncoderStage(blueprint, shard, device)
     if blueprint.config is not None:
         from share_compute.models.huggingface.decoder import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
 
@@ -45,6 +53,14 @@ def dissect(blueprint: Blueprint) -> ModelProfile:
 
 
 def _dissect(blueprint: Blueprint) -> ModelProfile:
+    if blueprint.classifies_images:
+        from share_compute.models.huggingface.image_classifier import profile_images  # noqa: PLC0415
+
+        return profile_images(blueprint)
+    if blueprint.uses_encoder:
+        from share_compute.models.huggingface.text_encoder import profile_text_encoder  # noqa: PLC0415
+
+        return profile_text_encoder(blueprint)
     if blueprint.config is not None:
         from share_compute.models.huggingface.decoder_profile import profile_config  # noqa: PLC0415
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
 
@@ -45,16 +45,19 @@ def frozen_names(names: Iterable[str], patterns: Sequence[str], places: Places) 
     return found
 
 
-def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places) -> None:
+def require_sense(
+    names: Sequence[str], patterns: Sequence[str], places: Places, statistics: Collection[str] = ()
+) -> None:
     """Check that each pattern freezes a parameter, and that at least one parameter is left to train.
 
     Args:
         names: stored names of all parameters of the whole model.
         patterns: patterns of frozen parameters.
         places: naming scheme of the model's parameters.
+        statistics: names of running statistics, which no optimizer trains.
 
     Raises:
-        UserError: a pattern matches no parameter, or the patterns together match all parameters.
+        UserError: a pattern matches no parameter, or the patterns together match all parameters but statistics.
     """
     for pattern in patterns:
         if not _matches(names, pattern, places):
@@ -64,7 +67,7 @@ def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places)
                 f"training.freeze: no parameter of the model is meant by {pattern!r}; {hint}",
                 hint="give stored names, patterns of them such as model.embed_tokens.*, or layers such as layers[:6]",
             )
-    if patterns and len(frozen_names(names, patterns, places)) == len(set(names)):
+    if patterns and frozen_names(names, patterns, places).issuperset(set(names).difference(statistics)):
         raise UserError(
             "training.freeze leaves nothing to train",
             hint="freeze less: leave out a pattern, or make one narrower",

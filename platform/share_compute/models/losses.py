@@ -21,15 +21,15 @@ def loss_sum(outputs: Tensor, targets: Tensor, objective: Objective = LANGUAGE) 
 
     Args:
         outputs: model outputs, ``[..., classes]``; of a regression ``[batch]`` or ``[batch, 1]``.
-        targets: class or token ids, ``[...]``; of a regression, scaled values. Class ids on a GPU are read, which
-            synchronizes the GPU.
+        targets: class or token ids, ``[...]``; of a regression, scaled values; of texts, see `selected`.
+            Class ids on a GPU are read, which synchronizes the GPU.
         objective: task and loss.
 
     Raises:
         UserError: the model's outputs do not fit the targets.
     """
-    if objective.task == "tabular_regression" or objective.classes is not None:
-        require_outputs(outputs, objective)
+    if objective.task in ("tabular_regression", "embedding") or objective.classes is not None:
+        require_outputs(selected(outputs, targets, objective)[0], objective)
     else:
         classes = outputs.shape[-1]
         if targets.numel() and int(targets.max()) >= classes:
@@ -40,6 +40,58 @@ def loss_sum(outputs: Tensor, targets: Tensor, objective: Objective = LANGUAGE) 
     return summed_loss(outputs, targets, objective)
 
 
+def training_loss(outputs: Tensor, targets: Tensor, objective: Objective) -> tuple[Tensor, int]:
+    """Return the loss summed over all targets of a microbatch, times the weight of its task, and their number.
+
+    With `Objective.counts_samples`, return the sum of the samples' mean losses, and the number of samples.
+
+    Raises:
+        UserError: as `loss_sum` does.
+    """
+    loss, count = loss_sum(outputs, targets, objective), target_count(targets, objective)
+    if objective.counts_samples:
+        loss, count = loss * (len(targets) / count), len(targets)
+    return (loss if objective.weight == 1.0 else loss * objective.weight), count
+
+
+def selected(outputs: Tensor, targets: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return the outputs that the loss compares, and what they are compared with.
+
+    They are the arguments themselves, except for texts. The targets of texts with labels are ``[batch, 2]``: the class
+    of a text, and the place of its last token. The targets of pairs are the places of the last tokens of both texts.
+    Outputs for each token, ``[texts, seq, outputs]``, become those of the last token. So padding, which follows the
+    last token, has no part in the loss of a causal model.
+
+    Args:
+        outputs: outputs of the last layer.
+        targets: targets of the samples.
+        objective: task and loss.
+    """
+    if not objective.reads_text:
+        return outputs, targets
+    wanted = targets.to(outputs.device)
+    last = wanted.reshape(-1) if objective.task == "embedding" else wanted[:, 1]
+    if outputs.dim() > 2:
+        outputs = outputs[torch.arange(len(outputs), device=outputs.device), last]
+    return outputs, targets if objective.task == "embedding" else wanted[:, 0]
+
+
+def target_count(targets: Tensor, objective: Objective) -> int:
+    """Return the number of targets over which the mean loss is taken: samples, or tokens of language models."""
+    return len(targets) if objective.reads_text else targets.numel()
+
+
+def similarities(outputs: Tensor, objective: Objective) -> Tensor:
+    """Return the cosine of each first text with each second text of a microbatch, over the temperature: ``[n, n]``.
+
+    Args:
+        outputs: vectors of both texts of each pair, ``[2 * n, size]``.
+        objective: task and loss.
+    """
+    first, second = functional.normalize(outputs.float(), dim=-1).reshape(-1, 2, outputs.shape[-1]).unbind(1)
+    return first @ second.T / objective.temperature
+
+
 def require_outputs(outputs: Tensor, objective: Objective) -> None:
     """Raise UserError if the outputs of a classifier with a known number of classes, or of a regression, do not fit.
 
@@ -48,6 +100,13 @@ def require_outputs(outputs: Tensor, objective: Objective) -> None:
         objective: task and loss.
     """
     shape, classes = list(outputs.shape[1:]), objective.classes
+    if objective.task == "embedding":
+        if len(shape) != 1:
+            raise UserError(
+                f"the model's last layer returns {shape or 'one number'} for each text",
+                hint="let model.layers end with one vector for each text, such as that of embedding_bag or linear",
+            )
+        return
     fitting: tuple[list[int], ...]
     if objective.task == "tabular_regression":
         fitting, what = ([], [1]), "1 output for a regression"
@@ -66,6 +125,12 @@ def require_outputs(outputs: Tensor, objective: Objective) -> None:
 
 def summed_loss(outputs: Tensor, targets: Tensor, objective: Objective) -> Tensor:
     """Return the loss summed over all targets, without checking outputs and targets; see `loss_sum`."""
+    if objective.task == "embedding":
+        # InfoNCE (van den Oord et al. 2018, arXiv 1807.03748): the negatives are the second texts of the microbatch.
+        cosines = similarities(selected(outputs, targets, objective)[0], objective)
+        own = torch.arange(len(cosines), device=cosines.device)
+        return functional.cross_entropy(cosines, own, reduction="sum")
+    outputs, targets = selected(outputs, targets, objective)
     scores = outputs.float()
     wanted = targets.to(outputs.device)
     if objective.task == "tabular_regression":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.objective import Objective, task_of
 from share_compute.models.precision import computing_in, require_precision
 from share_compute.shard import Shard
 
@@ -42,8 +43,19 @@ class Stage(ABC):
         self._device = device
         self._precision = blueprint.precision
         self._cell: tuple[int, ...] = ()
-        self.objective = blueprint.objective
-        """Task and loss, for the outputs of the last stage."""
+        self.objectives = blueprint.objectives
+        """Task and loss of each task, for the outputs of the last stage."""
+        self.task = 0
+        """Index of the task of the microbatch that the next forward computes."""
+
+    @property
+    def objective(self) -> Objective:
+        """Task and loss of the present microbatch."""
+        return self.objectives[self.task]
+
+    def objective_of(self, microbatch: int) -> Objective:
+        """Return the task and the loss of a microbatch of a training step."""
+        return self.objectives[task_of(microbatch, len(self.objectives))]
 
     @property
     @abstractmethod
@@ -72,12 +84,13 @@ class Stage(ABC):
         return frozenset()
 
     def prepare_cell(self, *key: int) -> None:
-        """Set the key of the microbatch that the next forward computes; the key seeds dropout.
+        """Set the key of the microbatch that the next forward computes; it seeds dropout, and determines the task.
 
         Args:
             key: (seed, step, microbatch), see `share_compute.models.cells.Cell`.
         """
         self._cell = key
+        self.task = task_of(key[-1], len(self.objectives))
 
     def stored_name(self, name: str) -> str:
         """Return the name under which a tensor of `module` is stored; for a tied tensor, the name of its source."""
@@ -86,6 +99,17 @@ class Stage(ABC):
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by stored name."""
         return {self.stored_name(name): parameter for name, parameter in self.module.named_parameters()}
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that are not frozen, by stored name."""
+        return {name: parameter for name, parameter in self.parameters().items() if parameter.requires_grad}
+
+    def statistics(self) -> dict[str, float]:
+        """Return the momentum of each running statistic of batch norms, by stored name; by default, there are none.
+
+        These parameters are not trained by the optimizer; see `update_statistic`.
+        """
+        return {}
 
     def persistent(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint stores (parameters and persistent buffers), by stored name."""

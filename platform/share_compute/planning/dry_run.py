@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from share_compute.errors import PlanInfeasible, ShareComputeError
 from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.choice import choose_policy, in_rounds, with_choice
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import simulate_step
@@ -21,6 +22,8 @@ from share_compute.planning.report import (
     IslandProposal,
     PlanReport,
     PlanTimeline,
+    PolicyChoice,
+    PolicyFigures,
     TimelineCell,
     TimelineTransfer,
     TimelineUpdate,
@@ -31,6 +34,7 @@ from share_compute.planning.search.partitioning import strategy_names
 from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.planning.serving.plan import plan_serving
 from share_compute.specification import TrainJob
+from share_compute.specification.synchronization import AutoSpec
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
 
@@ -64,8 +68,10 @@ def dry_run(
     """
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
     spec = _with_strategy(spec, strategy)
-    rounds, every = None, topology
+    choice, rounds, every, given = None, None, topology, spec
     try:
+        choice = choose_policy(spec, topology, profile)
+        spec = with_choice(spec, choice)
         if spec.training.rounds is not None:
             solution, rounds, topology = plan_rounds(spec, topology, profile)
         else:
@@ -78,9 +84,10 @@ def dry_run(
         plan=solution.plan,
         timeline=_timeline(solution),
         alternatives=_alternatives(spec, topology, profile, solution) if compare else (),
-        policies=compare_policies(spec, every, profile) if compare else (),
-        islands=None if rounds is not None else _islands(solution),
+        policies=_policies(given, choice, every, profile) if compare else (),
+        islands=None if rounds is not None or choice is not None else _islands(solution),
         rounds=rounds,
+        choice=choice,
         serving=served,
     )
 
@@ -104,6 +111,8 @@ def lay_out(
     problem = unpredictable(plan, topology)
     if problem is not None:
         return PlanTimeline(problem=problem)
+    if isinstance(spec.training.synchronization, AutoSpec) and not plan.branches:
+        spec = with_choice(spec, PolicyChoice(every=None))
     usable = with_nominal_speeds(topology)
     known = holding(timings, usable, spec.training.batch_size // plan.microbatches)
     work = workload(spec.with_boundaries(plan.boundaries), plan.microbatches)
@@ -154,6 +163,18 @@ def lay_out(
             for start_s, stop_s in [step.updates[machine]]
         ),
     )
+
+
+def _policies(
+    spec: TrainJob, choice: PolicyChoice | None, topology: Topology, profile: ModelProfile
+) -> tuple[PolicyFigures, ...]:
+    """Return the figures of all policies; with ``auto``, the job's own policy is the chosen one."""
+    if choice is None:
+        return compare_policies(spec, topology, profile)
+    rows = compare_policies(in_rounds(spec, choice.every), topology, profile)
+    if choice.every is not None:
+        return rows
+    return tuple(row.model_copy(update={"is_own": row.policy == "lockstep"}) for row in rows)
 
 
 def _with_strategy(spec: TrainJob, strategy: str | None) -> TrainJob:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from share_compute.errors import UserError
-from share_compute.models.profiles.profile import ModelProfile
+from share_compute.models.profiles.profile import FLOAT_BYTES, ModelProfile
 from share_compute.planning.cost.bound import lower_bound_s
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout
@@ -47,6 +47,8 @@ from share_compute.specification.boundaries import (
 from share_compute.specification.workload import TrainingWorkload
 from share_compute.topology import Contributor, Topology
 
+_TOKEN_BYTES: Final = 8
+"""Bytes of a token id in a sample."""
 _LONGER: Final = 0.01
 """Fraction by which less compression may lengthen the predicted step with boundary compression ``auto``."""
 
@@ -197,7 +199,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
     return TrainingWorkload(
         batch_size=training.batch_size,
         microbatches=microbatches,
-        sequence_length=1 if spec.model.layers is not None else training.sequence_length,
+        sequence_length=training.sequence_length if spec.reads_tokens else 1,
         optimizer_tensors=training.optimizer.name.state_tensors,
         branch_tensors=training.branch_tensors,
         dtype=training.precision,
@@ -206,7 +208,16 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         collective=training.collective,
         run_bytes=_run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
+        batch_bytes=training.batch_size * _input_bytes(spec) if spec.data.slicing == "full_batch" else 0.0,
     )
+
+
+def _input_bytes(spec: TrainJob) -> float:
+    """Return the bytes of one sample's input; 0.0 for tables, whose rows are small and unknown before they are read."""
+    if spec.data.images is not None:
+        return FLOAT_BYTES * math.prod(spec.data.image_shape)
+    texts = 2 if spec.data.pairs is not None else 1
+    return texts * _TOKEN_BYTES * spec.training.sequence_length if spec.data.is_text else 0.0
 
 
 def microbatch_choices(spec: TrainJob) -> list[int]:

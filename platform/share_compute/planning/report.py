@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import computed_field, model_validator
+from pydantic import Field, computed_field, model_validator
 
 from share_compute.files.strict import StrictModel
 from share_compute.planning.plan import Bounded, Plan
@@ -142,6 +142,28 @@ class BranchIsland(StrictModel):
     """Predicted time of a round of all its branches, with the exchange with the server."""
 
 
+class PolicyChoice(StrictModel):
+    """Choice between lockstep and rounds, for a job with ``synchronization: {kind: auto}``."""
+
+    every: int | None = Field(ge=1)
+    """Steps in a round; None for lockstep."""
+    rounds_samples_per_s: float | None = None
+    """Predicted samples per second in rounds; None if there is no plan, or no measured speed."""
+    lockstep_samples_per_s: float | None = None
+    """Predicted samples per second in lockstep; None if there is no plan, or no measured speed."""
+
+    @property
+    def sentence(self) -> str:
+        """The choice, with the speeds that decided it."""
+        steps = "step" if self.every == 1 else "steps"
+        chosen = "lockstep" if self.every is None else f"rounds of {self.every:,} {steps}"
+        rounds, lockstep = self.rounds_samples_per_s, self.lockstep_samples_per_s
+        if rounds is None or lockstep is None:
+            missing = "rounds have" if rounds is None else "lockstep has"
+            return f"Synchronization auto: {chosen}, because {missing} no plan, or no measured speed."
+        return f"Synchronization auto: {chosen}. Rounds would train {rounds:,.3g} samples/s, lockstep {lockstep:,.3g}."
+
+
 class RoundsPrediction(StrictModel):
     """Predicted figures of a job whose branches merge in rounds."""
 
@@ -156,6 +178,10 @@ class RoundsPrediction(StrictModel):
     """Bytes of a contribution, and of an update, in float32."""
     exchange_s: float | None = None
     """Predicted time of the exchange with the server on the slowest island; None if no link was measured."""
+    range_machines: tuple[str, ...] = ()
+    """Names of the machines on which ranges of the weights are merged, in order; empty if the server merges all."""
+    merge_s: float | None = None
+    """Predicted time in which the data of a merge passes the busiest link where it is merged; None if unknown."""
     round_s: float | None = None
     """Predicted time of a round, which is that of the slowest island; None if no machine's speed was measured."""
     samples_per_s: float | None = None
@@ -252,6 +278,9 @@ class PlanReport(StrictModel):
     """Proposal of islands for a job that trains in lockstep; None if islands would not be much faster."""
     rounds: RoundsPrediction | None = None
     """Figures of the rounds of a job with branches; None without branches. ``timeline`` is of the first branch then."""
+    choice: PolicyChoice | None = None
+    """Chosen policy of a job with ``synchronization: {kind: auto}``; the plan and the figures are those of this policy.
+    """
     serving: ServingPrediction | None = None
 
 

@@ -21,6 +21,7 @@ from share_compute.planning.branches import (
 )
 from share_compute.planning.plan import BranchPlan, Plan
 from share_compute.planning.planner import Solution, solve
+from share_compute.planning.ranges import merge_s, range_machines, ranges_of
 from share_compute.planning.report import BranchIsland, RoundsPrediction
 from share_compute.specification import TrainJob
 from share_compute.specification.compression import NoCompressionSpec
@@ -157,6 +158,7 @@ def _predict(
     exchanges_s, rounds_s = _times(policy, topology, places, steps_s, up + down)
     longest_s = max((each_s for each_s in rounds_s if each_s is not None), default=None)
     plain = uncompressed_bytes(profile)
+    ranges = ranges_of(spec, topology, profile)
     return RoundsPrediction(
         islands=tuple(
             BranchIsland(
@@ -172,6 +174,8 @@ def _predict(
         update_bytes=down,
         uncompressed_bytes=plain,
         exchange_s=max(exchanges_s) if topology.links else None,
+        range_machines=tuple(topology[machine].name for machine in range_machines(topology)[:ranges]),
+        merge_s=merge_s(spec, topology, profile, ranges),
         round_s=longest_s,
         samples_per_s=policy.branches * training.batch_size * policy.every / longest_s if longest_s else None,
         lockstep_bytes=round(2 * (policy.branches - 1) / policy.branches * plain),

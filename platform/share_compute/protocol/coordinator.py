@@ -72,6 +72,8 @@ class Recorded:
     """Factor by which the gradient of the last committed step is multiplied."""
     generation: int = 0
     """Generation of the last committed step."""
+    rate: float | None = None
+    """Learning rate of the last committed step, as in `Commit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +384,7 @@ class CoordinatorMachine:
                 self._doubts = Doubts()
             self.committed, self._scale = recorded.committed, recorded.scale
             return self._broadcast(
-                Halt(self.epoch, self.committed, self._scale, recorded.generation), "halting"
+                Halt(self.epoch, self.committed, self._scale, recorded.generation, recorded.rate), "halting"
             )
         if self._phase != "recording step" or recorded.committed != self.committed + 1:
             return []
@@ -396,7 +398,7 @@ class CoordinatorMachine:
         if self._next is not None:
             return effects + self._change()
         pauses = self.until <= self.committed
-        commit = Commit(self.epoch, self.committed, self._scale, pauses)
+        commit = Commit(self.epoch, self.committed, self._scale, pauses, recorded.rate)
         return effects + self._broadcast(commit, "pausing" if pauses else "stepping")
 
     def _on_planned(self, planned: MembershipPlanned | MembershipInfeasible) -> list[Effect]:

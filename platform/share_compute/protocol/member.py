@@ -179,7 +179,7 @@ class MemberMachine:
             return []
         is_committed = (halt.committed, halt.generation) == (self._step.number, self._step.generation)
         if is_committed and self._step.is_complete:
-            return self._start(Apply(self._step.number, halt.scale))
+            return self._start(Apply(self._step.number, halt.scale, halt.rate))
         return [SendToCoordinator(self._report())]
 
     def _report(self) -> Report:
@@ -237,7 +237,7 @@ class MemberMachine:
         if commit.step == self._step.number and self._phase == "prepared":
             self._phase = "applying"
             self._pauses = commit.pauses
-            return self._start(Apply(commit.step, commit.scale))
+            return self._start(Apply(commit.step, commit.scale, commit.rate))
         return self._answer() if commit.step == self.applied else []
 
     def _on_proceed(self, proceed: Proceed) -> list[Effect]:

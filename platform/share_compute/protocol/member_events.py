@@ -165,6 +165,8 @@ class Apply:
 
     step: int
     scale: float
+    rate: float | None = None
+    """Learning rate; None if it follows from the step alone."""
 
 
 @dataclass(frozen=True, slots=True)

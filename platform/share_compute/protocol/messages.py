@@ -46,6 +46,8 @@ class Halt:
     """Gradient factor of the last committed step, as in `Commit`."""
     generation: int = 0
     """Generation of the last committed step. A gradient of another generation is not applied."""
+    rate: float | None = None
+    """Learning rate of the last committed step, as in `Commit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class Commit:
     """Factor by which the gradient is multiplied before the update; 0 if the step must change no weights."""
     pauses: bool = False
     """Whether the next step waits for `Proceed`."""
+    rate: float | None = None
+    """Learning rate, if it depends on validations; None if it follows from the step alone."""
 
 
 @dataclass(frozen=True, slots=True)

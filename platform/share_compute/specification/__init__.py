@@ -21,32 +21,42 @@ from share_compute.specification.batch import (
     GenerateDataSpec,
     GenerateJob,
 )
+from share_compute.specification.chain import GenerateLinkSpec, LinkName, ServeLinkSpec, ThenSpec
 from share_compute.specification.data import (
     IMAGE_SUFFIXES,
+    LABELLED_SUFFIXES,
+    MANIFEST_SUFFIXES,
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
     DataSpec,
     ImagesSpec,
+    LabelsSpec,
+    PairsSpec,
     TableSpec,
     TokenizerSpec,
 )
-from share_compute.specification.job import (
+from share_compute.specification.job import ParallelismSpec, TrainJob
+from share_compute.specification.kinds.drawing import settings_of, trial_job
+from share_compute.specification.kinds.parsing import (
+    AnyJob,
     Job,
     Kind,
-    ParallelismSpec,
-    TrainJob,
     job_schema,
     parse_any_job,
     parse_deployment,
     parse_job,
     parse_submission,
+    require_training,
 )
-from share_compute.specification.model import LAYER_TYPES, LayerSpec, ModelSpec
+from share_compute.specification.kinds.sweep import SuccessiveHalvingSpec, SweepJob
+from share_compute.specification.layers import LAYER_TYPES, LayerSpec
+from share_compute.specification.model import ModelSpec
 from share_compute.specification.optimization import (
     SCHEDULES,
     GradientFusionSpec,
     OptimizerName,
     OptimizerSpec,
+    PlateauOptions,
     ScheduleSpec,
 )
 from share_compute.specification.paths import Named, upload_path, with_paths
@@ -59,7 +69,8 @@ from share_compute.specification.serve import (
     ServeJob,
     ServingParallelismSpec,
 )
-from share_compute.specification.task import LossName, LossSpec, Metric, TargetSpec, Task
+from share_compute.specification.sparse.job import SparseJob
+from share_compute.specification.task import LossName, LossSpec, Metric, TargetSpec, Task, TaskSpec
 from share_compute.specification.training import (
     Collective,
     EarlyStoppingSpec,
@@ -68,30 +79,38 @@ from share_compute.specification.training import (
     SamplesSpec,
     TrainingSpec,
 )
+from share_compute.specification.transforms import CropSpec, TransformsSpec
 
 __all__ = [
     "BATCH_KINDS",
     "IMAGE_SUFFIXES",
+    "LABELLED_SUFFIXES",
     "LAYER_TYPES",
+    "MANIFEST_SUFFIXES",
     "NAME_PATTERN",
     "ROW_SUFFIXES",
     "SCHEDULES",
     "TABLE_SUFFIXES",
     "TEXT_SUFFIXES",
+    "AnyJob",
     "BatchJob",
     "BatchSamplingSpec",
     "Collective",
+    "CropSpec",
     "DataSpec",
     "EarlyStoppingSpec",
     "EmbedDataSpec",
     "EmbedJob",
     "GenerateDataSpec",
     "GenerateJob",
+    "GenerateLinkSpec",
     "GradientFusionSpec",
     "ImagesSpec",
     "Job",
     "Kind",
+    "LabelsSpec",
     "LayerSpec",
+    "LinkName",
     "LoraSpec",
     "LossName",
     "LossSpec",
@@ -101,30 +120,42 @@ __all__ = [
     "Objective",
     "OptimizerName",
     "OptimizerSpec",
+    "PairsSpec",
     "ParallelismSpec",
+    "PlateauOptions",
     "Precision",
     "Replicas",
     "ReplicasSpec",
     "SamplesSpec",
     "ScheduleSpec",
     "ServeJob",
+    "ServeLinkSpec",
     "ServedModelSpec",
     "ServedPrecision",
     "ServingParallelismSpec",
+    "SparseJob",
     "SpecModel",
+    "SuccessiveHalvingSpec",
+    "SweepJob",
     "TableSpec",
     "TargetSpec",
     "Task",
+    "TaskSpec",
     "TextPath",
+    "ThenSpec",
     "TokenizerSpec",
     "TrainJob",
     "TrainingSpec",
+    "TransformsSpec",
     "job_schema",
     "parse_any_job",
     "parse_deployment",
     "parse_job",
     "parse_submission",
     "read_replicas",
+    "require_training",
+    "settings_of",
+    "trial_job",
     "upload_path",
     "with_paths",
 ]

@@ -6,11 +6,19 @@ Parts refuse unknown fields, and infinite and NaN numbers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from share_compute.files.strict import StrictModel, nearest
@@ -79,6 +87,17 @@ TextPath = Annotated[Path, AfterValidator(_writable)]
 """A path that is valid Unicode, so that JSON can store it."""
 
 
+HubName: TypeAlias = Annotated[
+    str,
+    Field(max_length=193, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$"),
+]
+"""Name of a model on the Hugging Face Hub: OWNER/NAME."""
+Revision: TypeAlias = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")]
+"""Branch, tag or commit of a repository on the Hub."""
+COMMIT = re.compile(r"^[0-9a-f]{40}$")
+"""Form of a commit on the Hub."""
+
+
 def exactly_one(*fields: str) -> ConfigDict:
     """Return a pydantic ``ConfigDict`` for a model whose ``fields`` are mutually exclusive, with one required.
 
@@ -91,3 +110,21 @@ class SpecModel(StrictModel):
     """Base of all parts of a specification. It refuses infinite and NaN numbers."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+
+_LABEL = r"^[\w][\w .:/=+@-]*$"
+"""Letters, digits and few other characters, so that labels have no control characters and no commas."""
+MOST_TAGS = 50
+
+
+def _once(tags: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(tags)) < len(tags):
+        raise ValueError("a tag is given twice")
+    return tags
+
+
+Tag: TypeAlias = Annotated[str, Field(min_length=1, max_length=60, pattern=_LABEL)]
+Tags: TypeAlias = Annotated[
+    tuple[Tag, ...], Field(max_length=MOST_TAGS, fail_fast=True), AfterValidator(_once)
+]
+Group: TypeAlias = Annotated[str, Field(min_length=1, max_length=80, pattern=_LABEL)]

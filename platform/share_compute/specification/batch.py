@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from share_compute.specification.base import SpecModel, TextPath, exactly_one, plain_json
+from share_compute.specification.base import Group, SpecModel, Tags, TextPath, exactly_one, plain_json
 from share_compute.specification.serve import NAME_PATTERN, ServedModelSpec
 from share_compute.specification.token_options import TokenOptions
 
@@ -116,7 +116,16 @@ class BatchSamplingSpec(TokenOptions):
         return value
 
 
-class _Batch(SpecModel):
+class BatchOptions(SpecModel):
+    """Options of batch jobs that do not depend on the model."""
+
+    output: BatchOutputSpec = BatchOutputSpec()
+    """Format of the output."""
+    concurrency: int | None = Field(default=None, ge=1, le=2**16)
+    """Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment."""
+
+
+class _BatchModel(SpecModel):
     """Common fields of batch jobs; exactly one of ``deployment`` and ``model`` is given."""
 
     model_config = exactly_one("deployment", "model")
@@ -125,16 +134,16 @@ class _Batch(SpecModel):
     """Name of the deployment that answers."""
     model: ServedModelSpec | None = None
     """Model that is deployed for this job alone, and taken down when the job ends."""
-    output: BatchOutputSpec = BatchOutputSpec()
-    """Format of the output."""
-    concurrency: int | None = Field(default=None, ge=1, le=2**16)
-    """Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment."""
 
     @model_validator(mode="after")
     def _exactly_one_model(self) -> Self:
         if (self.deployment is None) == (self.model is None):
             raise ValueError("give exactly one of deployment and model")
         return self
+
+
+class _Batch(BatchOptions, _BatchModel):
+    """Common fields of batch jobs."""
 
 
 class GenerateJob(_Batch):
@@ -144,6 +153,10 @@ class GenerateJob(_Batch):
     """Kind of the job."""
     name: str = Field(default="generate", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
     """Display name of the job."""
+    tags: Tags = ()
+    """Tags by which the job is found."""
+    group: Group | None = None
+    """Group of jobs that belong together."""
     data: GenerateDataSpec
     """Files whose rows are answered."""
     sampling: BatchSamplingSpec = BatchSamplingSpec()
@@ -157,6 +170,10 @@ class EmbedJob(_Batch):
     """Kind of the job."""
     name: str = Field(default="embed", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
     """Display name of the job."""
+    tags: Tags = ()
+    """Tags by which the job is found."""
+    group: Group | None = None
+    """Group of jobs that belong together."""
     data: EmbedDataSpec
     """Files whose texts are embedded into vectors."""
 

@@ -1,25 +1,29 @@
-"""Specification of a training job, and parsers for jobs of all kinds and for deployments."""
+"""Specification of a training job."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from share_compute.errors import UserError
-from share_compute.files.field_errors import invalid
-from share_compute.files.plain_yaml import read_yaml
-from share_compute.specification.base import SpecModel, known
-from share_compute.specification.batch import EmbedJob, GenerateJob
+from share_compute.specification.base import Group, SpecModel, Tags, known
 from share_compute.specification.boundaries import (
     BoundaryCompression,
     FixedBoundaryCompressionSpec,
     PlannedBoundaryCompressionSpec,
 )
+from share_compute.specification.chain import ThenSpec
 from share_compute.specification.data import DataSpec, TokenizerSpec
+from share_compute.specification.layers import (
+    BATCH_NORMS,
+    EMBEDDINGS,
+    every_module,
+    reason_against_tiles,
+    require_few,
+)
 from share_compute.specification.model import ModelSpec
-from share_compute.specification.serve import ServeJob
-from share_compute.specification.task import LOSSES, METRICS, LossName, Task
+from share_compute.specification.task import LOSSES, METRICS, MOST_TASKS, LossName, LossSpec, Task, TaskSpec
 from share_compute.specification.training import TrainingSpec
 
 
@@ -34,6 +38,8 @@ class ParallelismSpec(SpecModel):
     """Number of machines per stage, which share its microbatches; default: the strategy chooses."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
+    threads: int | None = Field(default=None, ge=1, le=2**10, title="CPU threads")
+    """Most CPU threads with which a machine computes; default: all that its owner lends."""
     backups: bool = True
     """Copy state that only one machine holds to another machine, so that any one machine may be lost."""
 
@@ -43,15 +49,33 @@ class ParallelismSpec(SpecModel):
         return (self.stages or 1) * (self.members_per_stage or 1)
 
 
+Report: TypeAlias = Literal["tensorboard", "wandb"]
+"""Format in which a job's curves are written at its end."""
+
+
+def _without_repetition(reports: tuple[Report, ...]) -> tuple[Report, ...]:
+    if len(set(reports)) < len(reports):
+        raise ValueError("a format is given twice")
+    return reports
+
+
 class TrainJob(SpecModel):
-    """Train a model: a causal language model on text, or declared layers on images or tables."""
+    """Train a model: a causal language model on text, or declared layers on images, tables or texts with labels."""
 
     kind: Literal["train"] = "train"
     """Kind of the job."""
     name: str = Field(default="train", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
     """Display name of the job."""
+    tags: Tags = ()
+    """Tags by which the job is found."""
+    group: Group | None = None
+    """Group of jobs that belong together."""
     task: Task | None = None
-    """Task of the model; default: language_model for text, image_classification for images. Tables need it."""
+    """Task of the model; default: it follows from the data. Tables need it."""
+    tasks: tuple[TaskSpec, ...] = Field(
+        default=(), title="Several tasks", max_length=MOST_TASKS, fail_fast=True
+    )
+    """Tasks that share the layers of the model, each with a head, a loss and a weight of its own."""
     model: ModelSpec
     """Model to train."""
     data: DataSpec
@@ -62,11 +86,48 @@ class TrainJob(SpecModel):
     """Steps and options of training."""
     parallelism: ParallelismSpec = ParallelismSpec()
     """Partitioning of the model over the machines."""
+    then: ThenSpec = ThenSpec()
+    """Deployment and batch that start from the result when the job has succeeded."""
+    report: Annotated[tuple[Report, ...], Field(fail_fast=True), AfterValidator(_without_repetition)] = ()
+    """Formats in which the server writes the job's curves at its end, each as a result of the job."""
+
+    @property
+    def single_tasks(self) -> tuple[TrainJob, ...]:
+        """The job as one job for each of its tasks, with the task's data, loss, head and ends; itself without tasks."""
+        if not self.tasks:
+            return (self,)
+        return tuple(self.model_copy(update=self._fields_of(task)) for task in self.tasks)
+
+    def _fields_of(self, task: TaskSpec) -> dict[str, Any]:
+        """Return the fields of a job for one of the tasks that differ from this job's."""
+        training = self.training
+        ends = {
+            name: ending.model_copy(update={"task": None})
+            for name, ending in training.endings
+            if ending.task == task.name
+        }
+        model = self.model
+        if model.layers is not None:
+            model = model.model_copy(update={"layers": (*model.layers, *(task.layers or ()))})
+        return {
+            "tasks": (),
+            "task": task.task,
+            "model": model,
+            "data": task.data or self.data,
+            "training": training.model_copy(
+                update={"loss": task.loss or LossSpec(), "early_stopping": None, "target": None, **ends}
+            ),
+            "then": ThenSpec(),
+        }
 
     def with_microbatches(self, microbatches: int) -> TrainJob:
         """Return a copy of the job with this number of microbatches."""
         training = self.training.model_copy(update={"microbatches": microbatches})
         return self.model_copy(update={"training": training})
+
+    def without_links(self) -> TrainJob:
+        """Return a copy of the job that starts nothing from its result."""
+        return self.model_copy(update={"then": ThenSpec()})
 
     def with_boundaries(self, boundaries: BoundaryCompression) -> TrainJob:
         """Return a copy of the job with this compression at the boundaries between stages."""
@@ -79,19 +140,152 @@ class TrainJob(SpecModel):
         return self.with_boundaries(boundaries) if is_planned else self
 
     @model_validator(mode="after")
-    def _model_fits_data(self) -> Self:
-        if (self.model.layers is None) != self.data.is_text:
+    def _tasks_fit(self) -> Self:
+        if not self.tasks:
+            for name, ending in self.training.endings:
+                if ending.task is not None:
+                    raise ValueError(f"training.{name}.task {ending.task!r} is for a job with tasks")
+            return self
+        self._tasks_are_possible()
+        self._tasks_share_steps()
+        for place, task in enumerate(self.tasks):
+            fields = {name: getattr(self, name) for name in type(self).model_fields}
+            try:
+                TrainJob.model_validate({**fields, **self._fields_of(task)})
+            except ValidationError as failure:
+                problem = str(failure.errors()[0]["msg"]).removeprefix("Value error, ")
+                raise ValueError(f"tasks.{place} ({task.name}): {problem}") from None
+        return self
+
+    def _tasks_are_possible(self) -> None:
+        """Raise ValueError if a field of the job contradicts its tasks."""
+        if self.task is not None:
+            raise ValueError(f"task {self.task}: give it to the first of the tasks")
+        if self.training.loss != LossSpec():
+            raise ValueError("training.loss: give each of the tasks its own loss")
+        if self.tasks[0].data is not None:
+            raise ValueError("tasks.0.data: the first task has the data of the job: give it in data")
+        if self.then.links:
+            raise ValueError(f"then.{self.then.links[0]}: the result of a job with tasks cannot be served")
+        self._heads_are_possible()
+        if self.model.layers is None:
+            self._language_model_can_be_shared()
+            return
+        require_few((*self.model.layers, *(layer for task in self.tasks for layer in task.layers or ())))
+
+    def _heads_are_possible(self) -> None:
+        """Raise ValueError if a task has a name or a head that it cannot have, or data that shares no model."""
+        names = [task.name for task in self.tasks]
+        for place, task in enumerate(self.tasks):
+            if task.name in names[:place]:
+                raise ValueError(f"tasks.{place}.name {task.name!r} is given twice")
+            if not task.layers and self.model.layers is not None:
+                raise ValueError(f"tasks.{place}.layers: {task.name} needs a head, a list of layers")
+            for layer in every_module(task.layers or ()):
+                if layer.type in (*BATCH_NORMS, *EMBEDDINGS):
+                    raise ValueError(
+                        f"tasks.{place}.layers: {layer.type} cannot be in a head: put it into model.layers"
+                    )
+            data = task.data or self.data
+            if data.pairs is not None:
+                raise ValueError(f"tasks.{place}.data.pairs: an embedding cannot be one of several tasks")
+            if data.is_text and self.tokenizer.path is None:
+                raise ValueError(
+                    f"tokenizer.path is needed for tasks.{place}: tasks with texts share a tokenizer, which is a folder"
+                )
+
+    def _language_model_can_be_shared(self) -> None:
+        """Raise ValueError if the tasks cannot share a Hugging Face model, which has a head for each of them."""
+        kinds = [single.resolved_task for single in self.single_tasks]
+        for place, (task, kind) in enumerate(zip(self.tasks, kinds, strict=True)):
+            if kind not in ("language_model", "text_classification"):
+                raise ValueError(
+                    f"tasks.{place} ({task.name}): a Hugging Face model is shared by tasks language_model and "
+                    f"text_classification, not {kind}: give model.layers in its place"
+                )
+            if task.layers:
+                raise ValueError(
+                    f"tasks.{place}.layers: a Hugging Face model has a head for each task: leave layers out"
+                )
+        if len(kinds) > 1 and "language_model" not in kinds:
             raise ValueError(
-                "declared layers train on a dataset, tables or images, language models on text files"
+                "tasks: one of the tasks that share a Hugging Face model must be language_model, since they share a "
+                "language model"
+            )
+        for name in ("lora", "samples"):
+            if getattr(self.training, name) is not None:
+                raise ValueError(f"training.{name} is not possible with tasks")
+
+    def _tasks_share_steps(self) -> None:
+        """Raise ValueError if the steps of the job cannot be divided among its tasks, or an end names no metric."""
+        training, count = self.training, len(self.tasks)
+        if training.rounds is not None:
+            raise ValueError("training.synchronization: only allreduce is possible with tasks")
+        if count > 1 and training.microbatches is None:
+            raise ValueError(
+                f"training.microbatches is needed with {count} tasks: each microbatch belongs to one task"
+            )
+        if training.microbatches is not None and training.microbatches % count:
+            raise ValueError(
+                f"training.microbatches {training.microbatches} is not a multiple of the {count} tasks: each step "
+                "has the same number of microbatches of each task"
+            )
+        if len({(task.data or self.data).validates for task in self.tasks}) > 1:
+            raise ValueError(
+                "tasks: either all of them or none keep samples for validation: set data.validation_fraction alike"
+            )
+        fractions: dict[tuple[Path, ...], tuple[float, float]] = {}
+        for place, task in enumerate(self.tasks):
+            data = task.data or self.data
+            given = data.validation_fraction, data.test_fraction
+            if data.files and fractions.setdefault(data.files, given) != given:
+                raise ValueError(
+                    f"tasks.{place}.data: another task has the same files with another validation_fraction or "
+                    "test_fraction, so it would train on rows that this one keeps for validation"
+                )
+            if task.data is not None and task.data.slicing != self.data.slicing:
+                raise ValueError(
+                    f"tasks.{place}.data.slicing: tasks share their layers, so give that of data"
+                )
+        names = [task.name for task in self.tasks]
+        for name, ending in training.endings:
+            if ending.task is not None:
+                known(ending.task, names, f"task of training.{name}")
+            elif ending.metric != "validation_loss":
+                raise ValueError(
+                    f"training.{name}.metric {ending.metric} is a metric of one task: give training.{name}.task"
+                )
+        plateau = training.schedule.plateau
+        if plateau is not None and plateau.metric != "validation_loss":
+            raise ValueError(
+                f"training.schedule.options.metric {plateau.metric} is a metric of one task: use validation_loss"
+            )
+
+    @model_validator(mode="after")
+    def _model_fits_data(self) -> Self:
+        if self.tasks:
+            return self
+        takes_both = bool(self.data.text_columns) or self.data.images is not None
+        if not takes_both and (self.model.layers is None) != self.data.is_text:
+            raise ValueError(
+                "declared layers train on a dataset, tables, images or texts with data.labels, "
+                "language models on text files"
             )
         return self
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the model is a Hugging Face model for text, whose costs depend on ``training.sequence_length``."""
+        return self.model.layers is None and self.data.images is None
+
     @model_validator(mode="after")
     def _task_fits_data(self) -> Self:
+        if self.tasks:
+            return self
         if self.data.table is not None:
             fitting: tuple[Task, ...] = ("tabular_classification", "tabular_regression")
         else:
-            fitting = ("language_model",) if self.data.is_text else ("image_classification",)
+            fitting = (self._task_of_data,)
         if self.task is None and len(fitting) > 1:
             raise ValueError(f"data.table needs a task: {' or '.join(fitting)}")
         if self.task is not None and self.task not in fitting:
@@ -100,9 +294,25 @@ class TrainJob(SpecModel):
 
     @property
     def resolved_task(self) -> Task:
-        """The task, also if it follows from the data."""
+        """The task, also if it follows from the data; that of the first one of several tasks."""
+        if self.tasks and self.tasks[0].task is not None:
+            return self.tasks[0].task
         if self.task is not None:
             return self.task
+        return self._task_of_data
+
+    @property
+    def model_task(self) -> Task:
+        """The task that determines the model's class; tasks that share a Hugging Face model share a language model."""
+        return "language_model" if len(self.tasks) > 1 and self.model.layers is None else self.resolved_task
+
+    @property
+    def _task_of_data(self) -> Task:
+        """The task that follows from data other than tables."""
+        if self.data.pairs is not None:
+            return "embedding"
+        if self.data.labels is not None:
+            return "text_classification"
         return "language_model" if self.data.is_text else "image_classification"
 
     @property
@@ -112,6 +322,8 @@ class TrainJob(SpecModel):
 
     @model_validator(mode="after")
     def _loss_and_metrics_fit_task(self) -> Self:
+        if self.tasks:
+            return self
         task, training, loss = self.resolved_task, self.training, self.training.loss
         if loss.name not in (None, *LOSSES[task]):
             raise ValueError(
@@ -119,27 +331,104 @@ class TrainJob(SpecModel):
             )
         if loss.label_smoothing and self.resolved_loss != "cross_entropy":
             raise ValueError("training.loss.label_smoothing needs training.loss.name cross_entropy")
-        if loss.class_weights is not None and task in ("language_model", "tabular_regression"):
+        if loss.temperature != LossSpec().temperature and self.resolved_loss != "info_nce":
+            raise ValueError("training.loss.temperature needs training.loss.name info_nce")
+        if loss.class_weights is not None and task in ("language_model", "tabular_regression", "embedding"):
             raise ValueError(f"training.loss.class_weights: {task} has no classes")
-        for name, ending in training.endings:
-            if ending.metric not in METRICS[task]:
+        for field, metric in training.watched:
+            if metric not in METRICS[task]:
                 known_ones = ", ".join(METRICS[task])
-                raise ValueError(
-                    f"training.{name}.metric {ending.metric} is no metric of {task}: {known_ones}"
-                )
+                raise ValueError(f"training.{field} {metric} is no metric of {task}: {known_ones}")
+        return self
+
+    @model_validator(mode="after")
+    def _microbatches_have_negatives(self) -> Self:
+        if self.resolved_task != "embedding":
+            return self
+        training = self.training
+        if training.microbatches is None:
+            raise ValueError(
+                "training.microbatches is needed for embedding: each pair is compared with the others of its "
+                "microbatch, so the loss depends on their number"
+            )
+        if training.microbatch_size < 2:
+            raise ValueError(
+                f"training.batch_size {training.batch_size} with {training.microbatches} microbatches gives "
+                "microbatches of one pair, which has no other pairs to be compared with"
+            )
         return self
 
     @model_validator(mode="after")
     def _training_fits_model(self) -> Self:
         training = self.training
-        if training.samples is not None and self.model.layers is not None:
-            raise ValueError("training.samples: declared layers make no text; only language models do")
-        if training.lora is not None and self.model.path is None:
-            raise ValueError("training.lora adapts a pretrained model: give model.path")
-        for name, _ in training.endings:
+        if training.samples is not None and self.resolved_task != "language_model":
+            raise ValueError(f"training.samples: a model for {self.resolved_task} makes no text")
+        if training.lora is not None and self.model.layers is not None:
+            raise ValueError(
+                "training.lora adapts Hugging Face models, not declared layers: give model.path or model.hub, or "
+                "training.freeze in place of training.lora"
+            )
+        if training.lora is not None and not self.model.is_pretrained:
+            raise ValueError("training.lora adapts a pretrained model: give model.path or model.hub")
+        for field, _ in training.watched:
             if not self.data.validates:
                 raise ValueError(
-                    f"training.{name} needs samples to validate on: raise data.validation_fraction"
+                    f"training.{field.partition('.')[0]} needs samples to validate on: raise data.validation_fraction"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _result_can_be_served(self) -> Self:
+        for name in self.then.links:
+            if self.resolved_task != "language_model":
+                raise ValueError(
+                    f"then.{name}: the result of task {self.resolved_task} cannot be served, only language models can"
+                )
+            if self.training.lora is not None and not self.training.lora.merge:
+                raise ValueError(f"then.{name} needs training.lora.merge: adapters alone cannot be served")
+        return self
+
+    @model_validator(mode="after")
+    def _batch_norm_fits_training(self) -> Self:
+        training = self.training
+        norms = [layer.type for layer in every_module(self.model.layers or ()) if layer.type in BATCH_NORMS]
+        if not norms:
+            return self
+        if training.microbatches is None:
+            raise ValueError(
+                f"model.layers: {norms[0]} has the statistics of each microbatch: give training.microbatches"
+            )
+        if training.microbatch_size < 2:
+            raise ValueError(
+                f"model.layers: {norms[0]} needs microbatches of 2 samples: lower training.microbatches"
+            )
+        for name, is_used in (
+            ("synchronization: only allreduce", training.rounds is not None),
+            ("compression: only none", training.compresses_sums),
+        ):
+            if is_used:
+                raise ValueError(
+                    f"training.{name} is possible with {norms[0]}, because a merge of its statistics is not defined; "
+                    "group_norm has none"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _first_block_can_be_cut(self) -> Self:
+        if self.data.tiles is None:
+            return self
+        layers = self.model.layers
+        if layers is None:
+            raise ValueError("data.slicing in tiles needs declared layers: give model.layers")
+        if layers[0].type != "sequential":
+            raise ValueError(
+                f"data.slicing in tiles computes the first layer in tiles, and model.layers.0 is {layers[0].type}: put "
+                "the convolutions before the first flatten into a sequential block, and make it the first layer"
+            )
+        for layer in every_module(layers[:1]):
+            if (reason := reason_against_tiles(layer)) is not None:
+                raise ValueError(
+                    f"model.layers.0 cannot be computed in tiles, as data.slicing wants: {reason}"
                 )
         return self
 
@@ -152,87 +441,3 @@ class TrainJob(SpecModel):
                 "each member needs at least one"
             )
         return self
-
-
-Job = Annotated[TrainJob | GenerateJob | EmbedJob, Field(discriminator="kind")]
-"""A job of any kind. A `ServeJob` is a deployment, not a job."""
-Kind = Literal["train", "generate", "embed", "serve"]
-_KINDS: dict[str, type[TrainJob | GenerateJob | EmbedJob | ServeJob]] = {
-    "train": TrainJob,
-    "generate": GenerateJob,
-    "embed": EmbedJob,
-    "serve": ServeJob,
-}
-Spec = TypeVar("Spec", bound=SpecModel)
-
-
-def parse_job(source: str | dict[str, Any]) -> TrainJob:
-    """Read a training job from YAML (or JSON) text or from a mapping.
-
-    Raises:
-        UserError: the text or a field is invalid, or the job is of another kind.
-    """
-    job = parse_any_job(source)
-    if not isinstance(job, TrainJob):
-        raise UserError(f"kind: {job.kind} trains nothing", hint="give a job of kind: train")
-    return job
-
-
-def parse_any_job(source: str | dict[str, Any]) -> TrainJob | GenerateJob | EmbedJob:
-    """Read a job of any kind from YAML (or JSON) text or from a mapping.
-
-    Raises:
-        UserError: the text or a field is invalid, or the source is a deployment.
-    """
-    job = parse_submission(source)
-    if isinstance(job, ServeJob):
-        raise UserError(
-            "kind: serve asks for a deployment, not for a job",
-            hint="share-compute submit FILE makes one; REST: POST /api/v1/deployments",
-        )
-    return job
-
-
-def parse_deployment(source: str | dict[str, Any]) -> ServeJob:
-    """Read a deployment from YAML (or JSON) text or from a mapping; ``kind`` may be left out.
-
-    Raises:
-        UserError: the text or a field is invalid.
-    """
-    return _validated(ServeJob, {"kind": "serve", **_mapping(source)})
-
-
-def parse_submission(source: str | dict[str, Any]) -> TrainJob | GenerateJob | EmbedJob | ServeJob:
-    """Read a job or a deployment, depending on its ``kind``, from YAML (or JSON) text or from a mapping.
-
-    Raises:
-        UserError: the text or a field is invalid.
-    """
-    data = _mapping(source)
-    kind = data.get("kind", "train")
-    return _validated(_KINDS.get(kind, TrainJob) if isinstance(kind, str) else TrainJob, data)
-
-
-def _mapping(source: str | dict[str, Any]) -> dict[str, Any]:
-    data: Any = read_yaml(source, "job file") if isinstance(source, str) else source
-    if not isinstance(data, dict):
-        raise UserError(
-            f"a job is a mapping of keys, not {type(data).__name__}", hint="start from a file in examples/"
-        )
-    try:
-        known(data.get("kind", "train"), tuple(_KINDS), "kind")
-    except ValueError as failure:
-        raise UserError(str(failure), hint="fix the job's kind") from failure
-    return data
-
-
-def _validated(kind: type[Spec], data: dict[str, Any]) -> Spec:
-    try:
-        return kind.model_validate(data)
-    except ValidationError as failure:
-        raise invalid(failure, "fix these fields of the job") from failure
-
-
-def job_schema(kind: Kind = "train") -> dict[str, Any]:
-    """Return the JSON schema of a job or deployment of this kind, for editors and forms."""
-    return _KINDS[kind].model_json_schema()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from share_compute.specification.base import SpecModel, known
+from share_compute.specification.task import Metric
 
 _CURVES = ("linear", "cosine", "1-sqrt")
 SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -21,10 +22,39 @@ SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
     "polynomial": ("lr_end", "power"),
     "inverse_sqrt": ("timescale",),
     "warmup_stable_decay": ("num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
+    "reduce_on_plateau": (
+        "metric",
+        "factor",
+        "patience",
+        "threshold",
+        "threshold_mode",
+        "cooldown",
+        "min_lr",
+    ),
 }
-"""Option names of each supported schedule of ``transformers``."""
+"""Option names of each supported schedule: those of ``transformers``, and reduce_on_plateau."""
+PLATEAU = "reduce_on_plateau"
 SCHEDULES = tuple(SCHEDULE_OPTIONS)
 _WHOLE = ("timescale", "num_decay_steps")
+
+
+class PlateauOptions(SpecModel):
+    """Options of schedule reduce_on_plateau, with the names and defaults of torch's ``ReduceLROnPlateau``."""
+
+    metric: Metric = "validation_loss"
+    """Metric of the validations that must improve."""
+    factor: float = Field(default=0.1, gt=0, lt=1)
+    """Factor by which the learning rate is multiplied."""
+    patience: int = Field(default=10, ge=0)
+    """Number of validations without improvement after which the next one reduces the learning rate."""
+    threshold: float = Field(default=1e-4, ge=0)
+    """Improvement that counts: a fraction of the best value, or a difference from it."""
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    """rel: ``threshold`` is a fraction; abs: a difference."""
+    cooldown: int = Field(default=0, ge=0)
+    """Number of validations after a reduction that are not counted."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """Lowest learning rate."""
 
 
 class OptimizerName(StrEnum):
@@ -58,6 +88,8 @@ class OptimizerSpec(SpecModel):
     """Peak learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay: decoupled for adamw, added to the gradient for the other optimizers."""
+    l1: float = Field(default=0.0, ge=0)
+    """L1 penalty: this number times the sign of each weight that decays is added to its clipped gradient."""
     decays: Literal["matrices", "all"] = "matrices"
     """Weights that decay. matrices: all except biases and the weights of norms; all: every weight."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -81,14 +113,14 @@ class OptimizerSpec(SpecModel):
 
 
 class ScheduleSpec(SpecModel):
-    """Learning rate schedule over the steps (the schedules of ``transformers``)."""
+    """Learning rate schedule over the steps: one of ``transformers``, or reduce_on_plateau."""
 
     name: str = Field(default="cosine", title="Schedule", json_schema_extra={"enum": list(SCHEDULES)})
-    """Name of the schedule: constant, linear, cosine, polynomial, ..."""
+    """Name of the schedule: constant, linear, cosine, polynomial, ..., or reduce_on_plateau."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises to its peak; schedule constant ignores them."""
     options: dict[str, float | str] = Field(default_factory=dict, title="Schedule options")
-    """Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``."""
+    """Further options of the schedule, by their names in ``transformers`` or torch, e.g. ``{min_lr_rate: 0.1}``."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -97,6 +129,15 @@ class ScheduleSpec(SpecModel):
 
     @model_validator(mode="after")
     def _options_fit_the_schedule(self) -> Self:
+        if self.name == PLATEAU:
+            for option in self.options:
+                known(option, SCHEDULE_OPTIONS[PLATEAU], f"option of schedule {PLATEAU}:")
+            try:
+                _ = self.plateau
+            except ValidationError as failure:
+                wrong = failure.errors(include_url=False)[0]
+                raise ValueError(f"options.{wrong['loc'][0]}: {wrong['msg']}") from None
+            return self
         for option, value in self.options.items():
             known(option, SCHEDULE_OPTIONS[self.name], f"option of schedule {self.name}:")
             if option.endswith("_type"):
@@ -114,6 +155,11 @@ class ScheduleSpec(SpecModel):
         if self.name == "warmup_stable_decay" and "num_decay_steps" not in self.options:
             raise ValueError("schedule warmup_stable_decay needs option num_decay_steps")
         return self
+
+    @property
+    def plateau(self) -> PlateauOptions | None:
+        """The options of schedule reduce_on_plateau; None for other schedules."""
+        return PlateauOptions.model_validate(self.options) if self.name == PLATEAU else None
 
     @property
     def arguments(self) -> dict[str, float | int | str]:

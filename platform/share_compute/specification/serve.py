@@ -7,7 +7,7 @@ from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from share_compute.specification.base import SpecModel, TextPath, exactly_one
+from share_compute.specification.base import HubName, Revision, SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
 Objective: TypeAlias = Literal["latency", "throughput"]
@@ -21,12 +21,19 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class ServedModelSpec(SpecModel):
-    """The model to serve: exactly one of ``path`` and ``job``."""
+    """The model to serve: exactly one of ``path``, ``hub`` and ``job``.
 
-    model_config = exactly_one("path", "job")
+    In a submitted specification, ``path`` beside ``hub`` is the server's copy of the model; in a file it is ignored.
+    """
+
+    model_config = exactly_one("path", "hub", "job")
 
     path: TextPath | None = Field(default=None, title="Folder")
     """Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``."""
+    hub: HubName | None = Field(default=None, title="Name on the Hub")
+    """Name of a public model on the Hugging Face Hub, which the server fetches."""
+    revision: Revision | None = Field(default=None, title="Revision on the Hub")
+    """Branch, tag or commit of ``hub``, default: main. The deployment keeps the commit that this was at first."""
     job: str | None = Field(default=None, min_length=1, max_length=100, title="Result of a job")
     """Id of a training job whose result is served."""
     artifact: str = Field(default="model", min_length=1, max_length=200)
@@ -34,13 +41,17 @@ class ServedModelSpec(SpecModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.path is None) == (self.job is None):
-            raise ValueError("give exactly one of path and job")
+        if (self.path is None and self.hub is None) == (self.job is None):
+            raise ValueError("give exactly one of path, hub and job")
+        if self.revision is not None and self.hub is None:
+            raise ValueError("revision is that of a model on the Hub: give hub, too")
         return self
 
     @property
     def label(self) -> str:
-        """Short name for display: the name of the folder, or the job and the name of its result."""
+        """Short name for display: the name on the Hub or of the folder, or the job and the name of its result."""
+        if self.hub is not None:
+            return self.hub
         return f"{self.job}/{self.artifact}" if self.path is None else PurePath(self.path).name
 
 
@@ -53,15 +64,16 @@ class ServingParallelismSpec(SpecModel):
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
 
 
-class ServeJob(SpecModel):
-    """Serve a model to clients of the OpenAI API until it is taken down."""
+class DeploymentName(SpecModel):
+    """Name of a deployment."""
 
-    kind: Literal["serve"] = "serve"
-    """Kind of the specification."""
     name: str = Field(min_length=1, max_length=80, pattern=NAME_PATTERN)
     """Name that clients send as ``model``; unique among the deployments that are up."""
-    model: ServedModelSpec
-    """Model to serve."""
+
+
+class ServingOptions(SpecModel):
+    """Limits of a deployment, the number of its replicas and their placement."""
+
     replicas: Replicas = ReplicasSpec(min=1, max=1)
     """Number of copies of the whole pipeline, which share the requests: fixed, or a range for autoscaling."""
     max_seq: int | None = Field(default=None, ge=16, le=2**24, title="Longest sequence")
@@ -92,3 +104,16 @@ class ServeJob(SpecModel):
         if given and self.objective == "latency":
             raise ValueError(f"{given[0]} is for objective throughput; latency is as short as it can be")
         return self
+
+
+class _ServedModel(DeploymentName):
+    """Fields of a deployment that come before its options."""
+
+    kind: Literal["serve"] = "serve"
+    """Kind of the specification."""
+    model: ServedModelSpec
+    """Model to serve."""
+
+
+class ServeJob(ServingOptions, _ServedModel):
+    """Serve a model to clients of the OpenAI API until it is taken down."""

@@ -14,9 +14,14 @@ from share_compute.specification.compression import (
     NoCompressionSpec,
     PowerSgdSpec,
 )
-from share_compute.specification.optimization import GradientFusionSpec, OptimizerSpec, ScheduleSpec
-from share_compute.specification.synchronization import AllReduceSpec, BranchesSpec, SynchronizationSpec
-from share_compute.specification.task import LossSpec, Metric, TargetSpec
+from share_compute.specification.optimization import PLATEAU, GradientFusionSpec, OptimizerSpec, ScheduleSpec
+from share_compute.specification.synchronization import (
+    AllReduceSpec,
+    AutoSpec,
+    BranchesSpec,
+    SynchronizationSpec,
+)
+from share_compute.specification.task import RISING, LossSpec, Metric, TargetSpec, figure_of
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Collective: TypeAlias = Literal["auto", "ring", "tree", "sharded", "hierarchical"]
@@ -42,12 +47,19 @@ class LoraSpec(SpecModel):
 class EarlyStoppingSpec(SpecModel):
     """Rule that ends a job when validations no longer improve."""
 
+    task: str | None = Field(default=None, title="Task of the metric")
+    """Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks."""
     metric: Metric = "validation_loss"
     """Metric of the task that must improve, so that training continues."""
     patience: int = Field(default=3, ge=1)
     """Number of consecutive validations without improvement after which the job ends."""
     min_delta: float = Field(default=0.0, ge=0)
     """Improvement that counts: the metric must be better than the best one by more than this."""
+
+    @property
+    def figure(self) -> str:
+        """Name of the metric among the figures of a validation."""
+        return figure_of(self.task, self.metric)
 
 
 class SamplesSpec(SpecModel):
@@ -152,6 +164,30 @@ class TrainingSpec(SpecModel):
         return self
 
     @model_validator(mode="after")
+    def _plateau_can_be_left(self) -> Self:
+        options, rate = self.schedule.plateau, self.optimizer.learning_rate
+        if options is None:
+            return self
+        name = f"schedule.name {PLATEAU}"
+        if self.validate_every is None:
+            raise ValueError(f"{name} needs validate_every, the steps between validations")
+        if self.validate_every >= self.steps:
+            raise ValueError(
+                f"{name} needs a validation before the last step: validate_every {self.validate_every} must be below "
+                f"steps {self.steps}"
+            )
+        if options.min_lr >= rate:
+            raise ValueError(
+                f"schedule.options.min_lr {options.min_lr:g} must be below optimizer.learning_rate {rate:g}"
+            )
+        if options.threshold_mode == "rel" and options.threshold >= 1 and options.metric not in RISING:
+            raise ValueError(
+                f"schedule.options.threshold {options.threshold:g} must be below 1: {options.metric} cannot fall by "
+                "its whole value; or set threshold_mode to abs"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _microbatches_divide(self) -> Self:
         if self.microbatches is not None and self.batch_size % self.microbatches:
             raise ValueError(
@@ -165,22 +201,29 @@ class TrainingSpec(SpecModel):
         if policy is None:
             self._sums_can_be_compressed()
             return self
+        if self.schedule.plateau is not None:
+            raise ValueError(
+                "schedule.name reduce_on_plateau needs synchronization {kind: allreduce}: only the first branch "
+                "validates, and the others would keep another learning rate"
+            )
         if policy.keeps_own_weights and self.endings:
             raise ValueError(
                 f"{self.endings[0][0]} needs a synchronization with common weights, such as {{kind: local}}: with "
                 f"{self.synchronization.kind}, only the last round gives the merged weights to all branches"
             )
+        if isinstance(policy, AutoSpec):
+            if policy.shortest > self.steps:
+                raise ValueError(
+                    f"synchronization.shortest {policy.shortest} is more than the {self.steps} steps of the job"
+                )
+            policy.length(1, self.steps, [*self.intervals.values()])
+            return self
         if policy.every > self.steps:
             raise ValueError(
                 f"synchronization.every {policy.every} is more than the {self.steps} steps of the job"
             )
-        samples_every = None if self.samples is None else self.samples.every
-        for name, steps in (
-            ("validate_every", self.validate_every),
-            ("checkpoint_every", self.checkpoint_every),
-            ("samples.every", samples_every),
-        ):
-            if steps is not None and steps % policy.every:
+        for name, steps in self.intervals.items():
+            if steps % policy.every:
                 raise ValueError(
                     f"{name} {steps} is not a multiple of synchronization.every {policy.every}: "
                     "branches are merged only after a round"
@@ -209,10 +252,27 @@ class TrainingSpec(SpecModel):
         return isinstance(self.synchronization, AllReduceSpec) and self.compression.name != "none"
 
     @property
+    def intervals(self) -> dict[str, int]:
+        """The given fields with the steps between validations, checkpoints and sample texts: the value of each."""
+        given = {
+            "validate_every": self.validate_every,
+            "checkpoint_every": self.checkpoint_every,
+            "samples.every": None if self.samples is None else self.samples.every,
+        }
+        return {name: steps for name, steps in given.items() if steps is not None}
+
+    @property
     def endings(self) -> tuple[tuple[str, EarlyStoppingSpec | TargetSpec], ...]:
         """The given fields that end the job at a metric: the name and value of each."""
         given = (("early_stopping", self.early_stopping), ("target", self.target))
         return tuple((name, value) for name, value in given if value is not None)
+
+    @property
+    def watched(self) -> tuple[tuple[str, Metric], ...]:
+        """The given fields that name a metric of the validations, and these metrics."""
+        endings = tuple((f"{name}.metric", ending.metric) for name, ending in self.endings)
+        plateau = self.schedule.plateau
+        return endings if plateau is None else (*endings, ("schedule.options.metric", plateau.metric))
 
     @property
     def rounds(self) -> BranchesSpec | None:

@@ -47,6 +47,8 @@ class TrainingWorkload:
     """Bytes of each number in the compressed sum of a run of microbatches; None if stages sum float32 gradients."""
     backups: bool = False
     """Whether state that only one machine holds is backed up on another machine."""
+    batch_bytes: float = 0.0
+    """Bytes of the inputs of a step, if each machine of the first stage reads all of them."""
 
     @property
     def state_tensors(self) -> int:

@@ -14,10 +14,16 @@ from share_compute.store.records import (
     InviteRecord,
     InviteState,
     JobRecord,
+    LinkRecord,
+    LinkState,
     MetricRecord,
     PresenceRecord,
     QueuedJob,
+    RungRecord,
     StreamRecord,
+    SweepProgress,
+    TrialJobRecord,
+    TrialRecord,
 )
 
 if TYPE_CHECKING:
@@ -33,11 +39,17 @@ __all__ = [
     "InviteRecord",
     "InviteState",
     "JobRecord",
+    "LinkRecord",
+    "LinkState",
     "MetricRecord",
     "PresenceRecord",
     "QueuedJob",
+    "RungRecord",
     "Store",
     "StreamRecord",
+    "SweepProgress",
+    "TrialJobRecord",
+    "TrialRecord",
     "upgrade",
 ]
 

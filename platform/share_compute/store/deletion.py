@@ -7,9 +7,10 @@ crash in between leaves no folder behind.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -17,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict
 from share_compute.lifecycle.deployment_states import LIVE, DeploymentState
-from share_compute.lifecycle.folders import job_folder
+from share_compute.lifecycle.folders import REPORTS, job_folder
 from share_compute.lifecycle.states import JobState
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import (
@@ -31,6 +32,7 @@ from share_compute.store.database.tables import (
 from share_compute.store.deployments import deployment_row
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.jobs import ask_to_stop, job_row
+from share_compute.store.links import needs_files
 from share_compute.store.progress import artifact_row
 
 DELETED = "deleted"
@@ -135,16 +137,20 @@ class Deletions:
 
 
 def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) -> None:
-    """Delete a job's rows and record its folder for removal, in the caller's transaction.
+    """Delete a job's rows and record its folder for removal, in the caller's transaction; a sweep with its trials.
 
     Raises:
         Conflict: the job's files are in use (see `user_of`).
     """
     require_unused(session, row.id)
+    for trial in session.scalars(select(JobRow).where(JobRow.sweep_id == row.id)).all():
+        delete_job(session, trial, data_folder, now)
     for table in (EventRow, MetricRow, ArtifactRow):
         session.execute(delete(table).where(table.job_id == row.id))
     session.delete(row)
     remove_folder(session, job_folder(data_folder, row.kind, row.id), now)
+    if row.spec.get("report"):
+        remove_folder(session, data_folder / REPORTS / row.id, now)
     _record_event(session, now, job=row.id, name=row.name)
 
 
@@ -182,24 +188,31 @@ def require_unused(session: Session, job_id: str) -> None:
 def user_of(session: Session, job_id: str) -> str | None:
     """Return the first deployment or other job that uses a job's files, as ``deployment NAME`` or ``job ID``, or None.
 
-    Users are live deployments and other unfinished jobs with the job's id in their model or data.
+    Users are live deployments, and other jobs that need their files, with the job's id in their model, data or links.
+    The users of trials are also users of their sweep, and a sweep that is not over uses its trials.
     """
     live = [state.value for state in LIVE]
+    ids = [job_id, *session.scalars(select(JobRow.id).where(JobRow.sweep_id == job_id))]
     for name, spec in session.execute(
         select(DeploymentRow.name, DeploymentRow.spec).where(DeploymentRow.state.in_(live))
     ):
-        if _names(spec, job_id):
+        if _names(spec, ids):
             return f"deployment {name}"
-    unfinished = (JobRow.state.not_in(FINAL_JOBS), JobRow.id != job_id)
-    for other, spec in session.execute(select(JobRow.id, JobRow.spec).where(*unfinished)):
-        if _names(spec, job_id):
+    sweep = select(JobRow.sweep_id).where(JobRow.id == job_id).scalar_subquery()
+    for other, owner, spec in session.execute(
+        select(JobRow.id, JobRow.sweep_id, JobRow.spec).where(needs_files(), JobRow.id != job_id)
+    ):
+        if owner == job_id or _names(spec, ids):
             return f"job {other}"
-    return None
+    unfinished = session.scalar(select(JobRow.id).where(JobRow.id == sweep, JobRow.state.not_in(FINAL_JOBS)))
+    return None if unfinished is None else f"sweep {unfinished}"
 
 
-def _names(spec: dict[str, object], job_id: str) -> bool:
+def _names(spec: dict[str, Any], job_ids: Sequence[str]) -> bool:
+    inner = spec.get("job") or spec  # the job of a sweep
     # A path into the job's folder also contains the id, because the folder is named after it.
-    return job_id in json.dumps([spec.get("model"), spec.get("data")])
+    text = json.dumps([inner.get("model"), inner.get("data"), inner.get("then")])
+    return any(job_id in text for job_id in job_ids)
 
 
 def _record_event(session: Session, now: datetime, **what: str) -> None:

@@ -47,26 +47,7 @@ class Deployments:
         """
         now = self._clock()
         with self._database.write() as session:
-            twin = _up(session, spec.name)
-            if twin is not None:
-                raise Conflict(
-                    f"a deployment named {spec.name} is up already ({twin.id}, {twin.state})",
-                    hint=f"choose another name, or take it down first: share-compute undeploy {spec.name}",
-                )
-            row = DeploymentRow(
-                id=new_id("dep"),
-                owner=owner,
-                name=spec.name,
-                state=DeploymentState.pending.value,
-                reason=reason,
-                spec=spec.model_dump(mode="json"),
-                plans=[],
-                created_at=now,
-            )
-            session.add(row)
-            session.flush()
-            _record_event(session, row, None, now)
-            return DeploymentRecord.model_validate(row)
+            return DeploymentRecord.model_validate(add_deployment(session, spec, reason, owner, now))
 
     def get(self, key: str) -> DeploymentRecord:
         """Return the deployment with this id, else the live one with this name, else the newest one with this name.
@@ -252,6 +233,36 @@ def _up(session: Session, name: str) -> DeploymentRow | None:
     return session.scalar(
         select(DeploymentRow).where(DeploymentRow.name == name, DeploymentRow.state.in_(_LIVE))
     )
+
+
+def add_deployment(
+    session: Session, spec: ServeJob, reason: str, owner: str | None, now: datetime
+) -> DeploymentRow:
+    """Create a pending deployment, in the caller's transaction; see `Deployments.create`.
+
+    Raises:
+        Conflict: a live deployment has this name.
+    """
+    twin = _up(session, spec.name)
+    if twin is not None:
+        raise Conflict(
+            f"a deployment named {spec.name} is up already ({twin.id}, {twin.state})",
+            hint=f"choose another name, or take it down first: share-compute undeploy {spec.name}",
+        )
+    row = DeploymentRow(
+        id=new_id("dep"),
+        owner=owner,
+        name=spec.name,
+        state=DeploymentState.pending.value,
+        reason=reason,
+        spec=spec.model_dump(mode="json"),
+        plans=[],
+        created_at=now,
+    )
+    session.add(row)
+    session.flush()
+    _record_event(session, row, None, now)
+    return row
 
 
 def deployment_row(session: Session, key: str) -> DeploymentRow:

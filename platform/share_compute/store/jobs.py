@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ScalarSelect, func, select, tuple_, update
+from sqlalchemy import ColumnElement, ScalarSelect, cast, func, select, tuple_, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotFound
 from share_compute.lifecycle.states import ContributorState, JobState, check_transition
-from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
+from share_compute.specification import BATCH_KINDS, AnyJob, SweepJob, TrainJob
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, EventRow, JobRow
 from share_compute.store.events import add_event
+from share_compute.store.links import cancel_links, first_links, move_links, needs_files, restart_links
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
 from share_compute.store.work import lease_changes, record_free, record_work
@@ -30,7 +32,7 @@ class Jobs:
         self._clock = clock
 
     def create(
-        self, spec: TrainJob | BatchJob, *, owner: str | None = None, idempotency_key: str | None = None
+        self, spec: AnyJob, *, owner: str | None = None, idempotency_key: str | None = None
     ) -> JobRecord:
         """Queue a job. A repeated call with the same owner, ``idempotency_key`` and spec returns the existing job.
 
@@ -45,35 +47,30 @@ class Jobs:
         data = spec.model_dump(mode="json")
         now = self._clock()
         with self._database.write() as session:
-            if idempotency_key is not None:
-                idempotency_key = f"{owner or ''}:{idempotency_key}"
-                twin = session.scalar(select(JobRow).where(JobRow.idempotency_key == idempotency_key))
-                if twin is not None and twin.spec != data:
-                    raise Conflict(
-                        f"this Idempotency-Key was used for job {twin.id}, which differs",
-                        hint="send a new key with a new job",
-                        job=twin.id,
-                    )
-                if twin is not None:
-                    return JobRecord.model_validate(twin)
-            row = JobRow(
-                id=new_id("job"),
-                owner=owner,
-                name=spec.name,
-                kind=spec.kind,
-                state=JobState.queued.value,
-                reason="submitted",
-                spec=data,
-                attempt=1,
-                step=0,
-                total_steps=spec.training.steps if isinstance(spec, TrainJob) else 0,
-                created_at=now,
-                idempotency_key=idempotency_key,
-            )
-            session.add(row)
-            session.flush()
-            _record_event(session, row, None, now)
-            return JobRecord.model_validate(row)
+            key = _owned(idempotency_key, owner)
+            twin = _twin(session, key, data)
+            if twin is not None:
+                return JobRecord.model_validate(twin)
+            return JobRecord.model_validate(add_job(session, spec, owner, now, idempotency_key=key))
+
+    def submitted(
+        self, spec: AnyJob, *, owner: str | None = None, idempotency_key: str | None = None
+    ) -> JobRecord | None:
+        """Return the job that `create` would return without queuing a job; None if it would queue one.
+
+        Raises:
+            Conflict: the owner used ``idempotency_key`` for another job.
+        """
+        with self._database.read() as session:
+            twin = _twin(session, _owned(idempotency_key, owner), spec.model_dump(mode="json"))
+            return None if twin is None else JobRecord.model_validate(twin)
+
+    def first(self, idempotency_key: str, *, owner: str | None = None) -> JobRecord | None:
+        """Return the owner's job that was submitted with an idempotency key; None if there is none."""
+        with self._database.read() as session:
+            query = select(JobRow).where(JobRow.idempotency_key == _owned(idempotency_key, owner))
+            row = session.scalar(query)
+            return None if row is None else JobRecord.model_validate(row)
 
     def get(self, job_id: str) -> JobRecord:
         """Return the job with this id, or raise NotFound."""
@@ -86,6 +83,9 @@ class Jobs:
         states: Collection[JobState] | None = None,
         kind: str | None = None,
         name: str | None = None,
+        tags: Collection[str] = (),
+        group: str | None = None,
+        trials: bool = True,
         limit: int = 50,
         cursor: str | None = None,
     ) -> tuple[list[JobRecord], str | None]:
@@ -95,6 +95,9 @@ class Jobs:
             states: only jobs in one of these states; None for all.
             kind: only jobs of this kind; None for all.
             name: only jobs whose name contains this text, ignoring case; None for all.
+            tags: only jobs that have all of these tags.
+            group: only jobs of this group; None for all.
+            trials: whether trials of sweeps are among the jobs.
             limit: maximum number of jobs to return.
             cursor: cursor that came with the previous page; None for the first page.
         """
@@ -105,12 +108,44 @@ class Jobs:
             query = query.where(JobRow.kind == kind)
         if name is not None:
             query = query.where(JobRow.name.icontains(name, autoescape=True))
+        query = query.where(*(_has_tag(tag, self._database.kind) for tag in tags))
+        if group is not None:
+            query = query.where(JobRow.group == group)
+        if not trials:
+            query = query.where(JobRow.sweep_id.is_(None))
         if cursor is not None:
             query = query.where(tuple_(JobRow.created_at, JobRow.id) < tuple_(*read_cursor(cursor)))
         with self._database.read() as session:
             found = [JobRecord.model_validate(row) for row in session.scalars(query)]
         page = found[:limit]
         return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
+
+    def label(
+        self,
+        job_id: str,
+        *,
+        tags: Sequence[str] | None = None,
+        group: str | None = None,
+        ungroup: bool = False,
+    ) -> JobRecord:
+        """Change the tags and the group of a job, also after its end.
+
+        Args:
+            job_id: id of the job.
+            tags: the new tags; None keeps them.
+            group: the new group; None keeps it, unless ``ungroup`` is true.
+            ungroup: whether the job leaves its group.
+
+        Raises:
+            NotFound: no job has this id.
+        """
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            row.tags = row.tags if tags is None else list(tags)
+            row.group = group if group is not None or ungroup else row.group
+            labels = {"tags": row.tags, "group": row.group}
+            add_event(session, "labelled", self._clock(), labels, job=(row.id, row.attempt))
+            return JobRecord.model_validate(row)
 
     def queued(self, kinds: Collection[str] | None = None) -> list[JobRecord]:
         """Return the queued jobs of these kinds, or of all kinds, oldest first."""
@@ -149,9 +184,12 @@ class Jobs:
         """Return the jobs of these kinds, or of all kinds, that are being planned or run, oldest first."""
         return self._in_order([JobState.planning, JobState.running], kinds)
 
-    def unfinished(self) -> list[JobRecord]:
-        """Return all jobs that are not over, oldest first."""
-        return self._in_order([state for state in JobState if not state.is_final], None)
+    def with_needed_files(self) -> list[JobRecord]:
+        """Return the jobs that need the files in their specification (see `needs_files`)."""
+        with self._database.read() as session:
+            return [
+                JobRecord.model_validate(row) for row in session.scalars(select(JobRow).where(needs_files()))
+            ]
 
     def _in_order(self, states: Collection[JobState], kinds: Collection[str] | None) -> list[JobRecord]:
         query = (
@@ -238,13 +276,17 @@ class Jobs:
     def cancel(self, job_id: str) -> JobRecord:
         """Cancel a queued job at once, or ask an active job to stop. A second request to stop changes nothing.
 
+        For a job that has succeeded, cancel its waiting links.
+
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is over.
+            Conflict: the job is over, and none of its links waits.
         """
         now = self._clock()
         with self._database.write() as session:
             row = job_row(session, job_id)
+            if row.state == JobState.succeeded and cancel_links(session, row, now):
+                return JobRecord.model_validate(row)
             if JobState(row.state).is_final:
                 raise Conflict(
                     f"job {job_id} is {row.state} already", hint="nothing is left to cancel", job=job_id
@@ -253,25 +295,27 @@ class Jobs:
             return JobRecord.model_validate(row)
 
     def resume(self, job_id: str) -> JobRecord:
-        """Queue a failed or cancelled job again.
+        """Queue a failed or cancelled job again. For a job that has succeeded, start its links again.
 
         A training job continues from its last checkpoint, a batch job after its finished rows. A job without a
         checkpoint or finished rows starts over.
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is neither failed nor cancelled.
+            Conflict: the job is neither failed nor cancelled, and neither are its links.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
+            is_kept = row.state == JobState.succeeded and row.delete_requested_at is None
+            if is_kept and restart_links(session, row, self._clock()):
+                return JobRecord.model_validate(row)
             if row.state not in (JobState.failed, JobState.cancelled):
                 raise Conflict(
                     f"job {job_id} is {row.state}; only failed and cancelled jobs can be resumed",
                     hint="submit it again" if row.state == JobState.succeeded else "wait for it",
                     job=job_id,
                 )
-            row.fruitless_attempts = 0
-            _again(session, row, f"resumed; continuing from {_from(row)}", self._clock())
+            resume_job(session, row, self._clock())
             return JobRecord.model_validate(row)
 
     def requeue(
@@ -332,6 +376,32 @@ class Jobs:
             return [JobRecord.model_validate(row) for row in rows if row.state == JobState.queued]
 
 
+def _owned(idempotency_key: str | None, owner: str | None) -> str | None:
+    return None if idempotency_key is None else f"{owner or ''}:{idempotency_key}"
+
+
+def _twin(session: Session, key: str | None, data: dict[str, Any]) -> JobRow | None:
+    """Return the job that was created with an idempotency key, or None; raise Conflict if the job differs."""
+    if key is None:
+        return None
+    twin = session.scalar(select(JobRow).where(JobRow.idempotency_key == key))
+    if twin is not None and twin.spec != data:
+        raise Conflict(
+            f"this Idempotency-Key was used for job {twin.id}, which differs",
+            hint="send a new key with a new job",
+            job=twin.id,
+        )
+    return twin
+
+
+def _has_tag(tag: str, database: str) -> ColumnElement[bool]:
+    """Return the condition for jobs with a tag."""
+    if database == "postgresql":
+        return cast(JobRow.tags, JSONB).contains([tag])
+    each = func.json_each(JobRow.tags).table_valued("value")
+    return select(1).select_from(each).where(each.c.value == tag).exists()
+
+
 def _attempt_began() -> ScalarSelect[datetime]:
     """Return a subquery for the time of the first event of a job's current attempt.
 
@@ -353,6 +423,47 @@ def _attempt_began() -> ScalarSelect[datetime]:
         .correlate(JobRow)
         .scalar_subquery()
     )
+
+
+def add_job(
+    session: Session,
+    spec: AnyJob,
+    owner: str | None,
+    now: datetime,
+    *,
+    reason: str = "submitted",
+    idempotency_key: str | None = None,
+) -> JobRow:
+    """Queue a job and write the event, in the caller's transaction; return its row."""
+    links = spec.then.links if isinstance(spec, TrainJob) else ()
+    row = JobRow(
+        id=new_id("job"),
+        owner=owner,
+        name=spec.name,
+        kind=spec.kind,
+        state=JobState.queued.value,
+        reason=reason,
+        spec=spec.model_dump(mode="json"),
+        attempt=1,
+        step=0,
+        total_steps=_total_steps(spec),
+        created_at=now,
+        idempotency_key=idempotency_key,
+        tags=list(spec.tags),
+        group=spec.group,
+        links=first_links(links),
+        has_waiting_links=bool(links),
+    )
+    session.add(row)
+    session.flush()
+    _record_event(session, row, None, now)
+    return row
+
+
+def _total_steps(spec: AnyJob) -> int:
+    if isinstance(spec, SweepJob):
+        return spec.trials
+    return spec.training.steps if isinstance(spec, TrainJob) else 0
 
 
 def job_row(session: Session, job_id: str) -> JobRow:
@@ -383,6 +494,11 @@ def move_job(
     check_transition(row.id, before, state)
     row.state, row.reason, row.error = state.value, reason, error if state is JobState.failed else None
     row.finished_at = now if state.is_final else None
+    if state in (JobState.queued, JobState.succeeded):
+        _unmark_trial(row)
+    row.due_reports = list(row.spec.get("report", ())) if state.is_final else []
+    row.has_due_reports = bool(row.due_reports)
+    move_links(row, state)
     if state is JobState.running and row.started_at is None:
         row.started_at = now
     if state not in (JobState.planning, JobState.running):
@@ -394,6 +510,12 @@ def move_job(
     _record_event(session, row, before.value, now, error=error)
 
 
+def resume_job(session: Session, row: JobRow, now: datetime) -> None:
+    """Queue a failed or cancelled job again, in the caller's transaction."""
+    row.fruitless_attempts = 0
+    _again(session, row, f"resumed; continuing from {_from(row)}", now)
+
+
 def ask_to_stop(session: Session, row: JobRow, now: datetime) -> None:
     """Cancel a queued job, or ask an active job to stop, in the caller's transaction."""
     if row.state == JobState.queued:
@@ -401,6 +523,12 @@ def ask_to_stop(session: Session, row: JobRow, now: datetime) -> None:
     elif row.cancel_requested_at is None:
         row.cancel_requested_at = now
         add_event(session, "cancel-requested", now, {}, job=(row.id, row.attempt))
+
+
+def _unmark_trial(row: JobRow) -> None:
+    """Remove the mark that a sweep has stopped this trial."""
+    if row.trial is not None:
+        row.trial = {**row.trial, "stopped": None, "is_interrupted": False}
 
 
 def _require_attempt(row: JobRow, attempt: int) -> None:
@@ -424,7 +552,7 @@ def _again_unless_cancelled(
     if row.cancel_requested_at is not None:
         move_job(session, row, JobState.cancelled, f"cancelled; its attempt ended on its own: {why}", now)
         return
-    if row.kind in BATCH_KINDS:
+    if row.kind in BATCH_KINDS or row.kind == "sparse":  # no members outlive their coordinator
         _again(session, row, f"{why}; continuing from {_from(row)}", now, error)
         return
     if row.started_at is None:
@@ -454,6 +582,8 @@ def _again(
 
 
 def _from(row: JobRow) -> str:
+    if row.kind == "sweep":
+        return "its trials"
     if row.kind in BATCH_KINDS:
         return f"the {row.rows['done']} rows that are done" if row.rows else "the start"
     return (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Subquery, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Subquery, delete, func, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -19,9 +19,12 @@ from share_compute.lifecycle.attempt_events import (
     LayersTimed,
     LinkCut,
     Measured,
+    Note,
     Offended,
+    Pictured,
     Planned,
     Protection,
+    RangesPlaced,
     Reformed,
     ReplanAbandoned,
     ReplanProposed,
@@ -33,9 +36,10 @@ from share_compute.lifecycle.attempt_events import (
 from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.planning.cost.timings import MachineTimings, merged
 from share_compute.planning.plan import Plan
+from share_compute.specification.job import Report
 from share_compute.store.contributors import note_cut, note_offence
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import ArtifactRow, ContributorRow, JobRow, MetricRow
+from share_compute.store.database.tables import ArtifactRow, ContributorRow, EventRow, JobRow, MetricRow
 from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
 from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
@@ -70,8 +74,13 @@ class Progress:
                 )
             log: list[tuple[str, dict[str, Any]]] = []
             for event in events:
+                if isinstance(event, Pictured):
+                    picture = event.model_dump(mode="json", exclude={"type"})
+                    name = event.split if event.task is None else f"{event.split}.{event.task}"
+                    row.pictures = {**(row.pictures or {}), name: picture}
+                    continue
                 log.append((event.type, event.model_dump(mode="json", exclude={"type"})))
-                if isinstance(event, (Planned, Reformed, RowsDone, AttemptEnded)):
+                if isinstance(event, (Planned, RangesPlaced, Reformed, RowsDone, AttemptEnded)):
                     # Write the log first: `_apply` writes further events (state, work), which must come later.
                     add_job_events(session, (job_id, attempt), now, log)
                     log = []
@@ -119,6 +128,52 @@ class Progress:
             job_row(session, job_id)
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
 
+    def metrics_after(self, job_id: str, last: MetricRecord | None, *, limit: int) -> list[MetricRecord]:
+        """Return at most ``limit`` metrics that follow ``last`` in the order of steps and splits; None: the first."""
+        query = select(MetricRow).where(MetricRow.job_id == job_id)
+        if last is not None:
+            place = tuple_(MetricRow.step, MetricRow.split)
+            query = query.where(place > tuple_(last.step, last.split))
+        query = query.order_by(MetricRow.step, MetricRow.split).limit(limit)
+        with self._database.read() as session:
+            return [MetricRecord.model_validate(row) for row in session.scalars(query)]
+
+    def latest(self, job_id: str) -> dict[str, dict[str, Any]]:
+        """Return the data of a job's last metrics of each split, by split; splits without metrics are missing."""
+        found: dict[str, dict[str, Any]] = {}
+        with self._database.read() as session:
+            for split in ("train", "validation", "test"):
+                wanted = (MetricRow.job_id == job_id, MetricRow.split == split)
+                query = select(MetricRow.data).where(*wanted).order_by(MetricRow.step.desc()).limit(1)
+                data = session.scalar(query)
+                if data is not None:
+                    found[split] = data
+        return found
+
+    def pictures(self, job_id: str) -> list[Pictured]:
+        """Return the last predictions of each split, and of each task, of a job.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        with self._database.read() as session:
+            found = job_row(session, job_id).pictures or {}
+        pictures = [Pictured.model_validate(picture) for picture in found.values()]
+        return [picture for split in ("validation", "test") for picture in pictures if picture.split == split]
+
+    def traffic(self, job_id: str) -> dict[int, tuple[int, int]]:
+        """Return the bytes that all machines of a job sent and received, by the step of the report."""
+        query = select(EventRow.data).where(EventRow.job_id == job_id, EventRow.kind == "traffic")
+        found: dict[int, tuple[int, int]] = {}
+        with self._database.read() as session:
+            for data in session.scalars(query.order_by(EventRow.seq).execution_options(yield_per=1000)):
+                links = data["machines"].values()
+                sent, received = found.get(data["step"], (0, 0))
+                sent += sum(link["sent_bytes"] for link in links)
+                received += sum(link["received_bytes"] for link in links)
+                found[data["step"]] = sent, received
+        return found
+
     def add_artifact(self, job_id: str, saved: ArtifactSaved) -> ArtifactRecord:
         """Record an artifact that was made outside of the job's attempts; replace an artifact with the same name.
 
@@ -132,6 +187,47 @@ class Progress:
             events = [(saved.type, saved.model_dump(mode="json", exclude={"type"}))]
             add_job_events(session, (job_id, row.attempt), now, events)
         return self.artifact(job_id, saved.name)
+
+    def add_report(self, job: JobRecord, saved: ArtifactSaved) -> bool:
+        """Record a written report of a job as an artifact, and note that it is no longer due.
+
+        Returns:
+            False without a change, if the job has been resumed since ``job`` was read.
+
+        Raises:
+            NotFound: no job has this id.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = job_row(session, job.id)
+            if row.finished_at != job.finished_at:
+                return False
+            row.due_reports = [report for report in row.due_reports if report != saved.name]
+            row.has_due_reports = bool(row.due_reports)
+            _apply(session, row, saved, now)
+            events = [(saved.type, saved.model_dump(mode="json", exclude={"type"}))]
+            add_job_events(session, (job.id, row.attempt), now, events)
+        return True
+
+    def add_note(self, job_id: str, note: Note) -> None:
+        """Record a line for the job's log that comes from outside of its attempts; raise NotFound without the job."""
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            events = [(note.type, note.model_dump(mode="json", exclude={"type"}))]
+            add_job_events(session, (job_id, row.attempt), self._clock(), events)
+
+    def unreported(self, since: datetime) -> list[tuple[JobRecord, tuple[Report, ...]]]:
+        """Return the training jobs that have ended, with their reports that were not written since then.
+
+        Args:
+            since: only jobs that ended after this time.
+        """
+        query = select(JobRow).where(
+            JobRow.has_due_reports, JobRow.finished_at > since, JobRow.delete_requested_at.is_(None)
+        )
+        with self._database.read() as session:
+            rows = session.scalars(query.order_by(JobRow.finished_at))
+            return [(JobRecord.model_validate(row), tuple(row.due_reports)) for row in rows]
 
     def artifacts(self, job_id: str) -> list[ArtifactRecord]:
         """Return a job's artifacts sorted by name; raise NotFound if there is no such job."""
@@ -192,11 +288,12 @@ def _decimated(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
 
 def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) -> None:
     match event:
-        case Planned() | Reformed() | Protection() | ReplanProposed() | ReplanAbandoned():
+        case Planned() | RangesPlaced() | Reformed() | Protection() | ReplanProposed() | ReplanAbandoned():
             _apply_plan(session, row, event, now)
         case Started():
             # If members of an earlier attempt continue, their first step is not the one after the checkpoint.
             row.step = event.first_step - 1
+            row.total_steps = event.total_steps
         case StepCommitted():
             row.step, row.loss, row.tokens_per_s = event.step, event.loss, event.tokens_per_s
             _put_metric(session, row.id, "train", event)
@@ -237,7 +334,7 @@ def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) ->
 def _apply_plan(
     session: Session,
     row: JobRow,
-    event: Planned | Reformed | Protection | ReplanProposed | ReplanAbandoned,
+    event: Planned | RangesPlaced | Reformed | Protection | ReplanProposed | ReplanAbandoned,
     now: datetime,
 ) -> None:
     """Apply a report about a job's plans; lease and release machines to match."""
@@ -246,6 +343,11 @@ def _apply_plan(
             _lay(session, row, plan, now)
             if row.state == JobState.planning:
                 move_job(session, row, JobState.running, _placement(plan), now)
+        case RangesPlaced():
+            _release_all_but(session, row, event.machines, now)
+            if row.state == JobState.planning:
+                move_job(session, row, JobState.running, event.sentence, now)
+            row.reason = event.sentence
         case Reformed(plan=plan, expected=expected):
             _lay(session, row, plan, now, expected)
             row.reason = _placement(plan)
@@ -307,7 +409,8 @@ def _count(number: int, word: str) -> str:
 def _put_metric(session: Session, job_id: str, split: str, event: StepCommitted | Validated) -> None:
     # A validation has only the metrics of its task.
     is_validation = isinstance(event, Validated)
-    data = event.model_dump(mode="json", exclude={"type", "step", "split"}, exclude_none=is_validation)
+    left_out = {"type", "step", "split"} if event.tasks else {"type", "step", "split", "tasks"}
+    data = event.model_dump(mode="json", exclude=left_out, exclude_none=is_validation)
     dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
     row = dialect.insert(MetricRow).values(job_id=job_id, split=split, step=event.step, data=data)
     newest = {"data": row.excluded.data}

@@ -16,7 +16,7 @@ from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
 from share_compute.scopes import Scope, held
-from share_compute.specification import Job, ServeJob, TrainJob
+from share_compute.specification import Job, LinkName, ServeJob, SparseJob, SweepJob, TrainJob
 
 
 class Record(BaseModel):
@@ -163,6 +163,85 @@ class ContributorRecord(PresenceRecord):
         )
 
 
+class LinkState(StrEnum):
+    """State of a link of a training job."""
+
+    waiting = "waiting"
+    """The link starts when the job has succeeded."""
+    started = "started"
+    failed = "failed"
+    cancelled = "cancelled"
+    """The job was cancelled. If the job is resumed, the link waits again."""
+
+
+class LinkRecord(Record):
+    """A deployment or batch that starts from the result of a training job."""
+
+    name: LinkName
+    """Name of the field below ``then``."""
+    state: LinkState
+    reason: str
+    """Cause of the state, in one sentence."""
+    started: str | None = None
+    """Id of the deployment or batch; null until it is started."""
+    error: dict[str, Any] | None = None
+    """Code and facts of the error, if the link failed."""
+
+
+class RungRecord(Record):
+    """A comparison of a trial with others at one step."""
+
+    step: int
+    value: float
+    """Value of the sweep's metric."""
+    is_kept: bool
+    """Whether the trial continued."""
+
+
+class TrialRecord(Record):
+    """The part of a sweep that a job has."""
+
+    number: int
+    """Number of the trial in its sweep, from 1."""
+    settings: dict[str, Any]
+    """Values of the searched fields, by their names with dots."""
+    rungs: tuple[RungRecord, ...] = ()
+    """Comparisons with other trials, in order."""
+    stopped: str | None = None
+    """Reason for which the sweep stopped the trial; null if it did not."""
+    is_interrupted: bool = False
+    """Whether the trial was stopped because the sweep was cancelled; it continues if the sweep is resumed."""
+
+
+class TrialJobRecord(Record):
+    """A job that is a trial of a sweep, without its specification."""
+
+    id: str
+    owner: str | None
+    state: JobState
+    reason: str
+    """Cause of the state, in one sentence."""
+    attempt: int
+    step: int
+    total_steps: int
+    trial: TrialRecord
+
+
+class SweepProgress(Record):
+    """The part of a sweep's progress that its trials do not have."""
+
+    last_started: int = 0
+    """Highest number of a trial that was started, also if the trial was deleted since; 0 if there is none."""
+    past_s: float = 0.0
+    """Time that the sweep ran before it was last resumed, in seconds."""
+    began_at: datetime | None = None
+    """Time at which the sweep last became ``running``; null if it does not run."""
+
+    def seconds(self, now: datetime) -> float:
+        """Return the time that the sweep has run, in seconds."""
+        return self.past_s + (0.0 if self.began_at is None else (now - self.began_at).total_seconds())
+
+
 class JobRecord(Record):
     """A job and its progress."""
 
@@ -189,8 +268,10 @@ class JobRecord(Record):
     fruitless_attempts: int
     """Number of consecutive attempts that ended before they committed a step."""
     step: int
-    """Last committed step, or the step of the checkpoint to restart from; 0 if there is neither."""
+    """Last committed step, or the step of the checkpoint to restart from; 0 if there is neither. Finished trials of a
+    sweep."""
     total_steps: int
+    """Number of steps of a training job, or of trials of a sweep."""
     loss: float | None
     """Training loss at the last committed step."""
     tokens_per_s: float | None
@@ -203,6 +284,16 @@ class JobRecord(Record):
     cancel_requested_at: datetime | None
     checkpoint_path: Path | None
     checkpoint_step: int | None
+    tags: tuple[str, ...] = ()
+    """Present tags; ``spec`` has those of the submission."""
+    group: str | None = None
+    """Present group of jobs that belong together; ``spec`` has that of the submission."""
+    links: tuple[LinkRecord, ...] = ()
+    """Deployment and batch that start from the result, in the order in which they start."""
+    sweep_id: str | None = None
+    """Id of the sweep whose trial the job is; null for other jobs."""
+    trial: TrialRecord | None = None
+    """Settings of the trial and its comparisons; null for jobs that are no trial of a sweep."""
 
     @property
     def training(self) -> TrainJob:
@@ -216,9 +307,39 @@ class JobRecord(Record):
         return self.spec
 
     @property
+    def sweep(self) -> SweepJob:
+        """Return the specification of a sweep.
+
+        Raises:
+            Conflict: the job is of another kind.
+        """
+        if not isinstance(self.spec, SweepJob):
+            raise Conflict(f"job {self.id} is no sweep", hint="name a job of kind: sweep", job=self.id)
+        return self.spec
+
+    @property
     def counts_tokens(self) -> bool:
-        """Return whether the job's speed is measured in tokens; otherwise in samples, for models that read no text."""
-        return not isinstance(self.spec, TrainJob) or self.spec.model.layers is None
+        """Return whether the job's speed is measured in tokens; otherwise in samples, for models that write no text."""
+        if isinstance(self.spec, SparseJob):
+            return False
+        return not isinstance(self.spec, TrainJob) or self.spec.data.is_plain_text
+
+    @property
+    def counts_steps(self) -> bool:
+        """Return whether the job's progress is counted in steps; otherwise in rows of a batch."""
+        return isinstance(self.spec, TrainJob | SparseJob)
+
+    @property
+    def machines_needed(self) -> int:
+        """Return the number of machines without which the job cannot start."""
+        return 1 if isinstance(self.spec, SparseJob) else self.training.parallelism.machines_needed
+
+    @property
+    def gains_from_more(self) -> bool:
+        """Return whether the job can use more machines than it needs."""
+        if isinstance(self.spec, SparseJob):
+            return self.spec.machines_used > 1
+        return self.training.parallelism.stages is None
 
 
 class QueuedJob(Record):

@@ -16,6 +16,8 @@ from share_compute.store.database.fence import server_name
 from share_compute.store.database.holding import Lock, Watchdog
 from share_compute.store.deletion import Deletions
 from share_compute.store.deployments import Deployments
+from share_compute.store.derived.chains import Chains
+from share_compute.store.derived.sweeps import Sweeps
 from share_compute.store.events import Events
 from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
@@ -54,6 +56,8 @@ class Store:
         self.invites = Invites(self._database, clock)
         self.contributors = Contributors(self._database, clock)
         self.jobs = Jobs(self._database, clock)
+        self.chains = Chains(self._database, clock)
+        self.sweeps = Sweeps(self._database, clock)
         self.deployments = Deployments(self._database, clock)
         self.leases = Leases(self._database, clock)
         self.progress = Progress(self._database, clock)

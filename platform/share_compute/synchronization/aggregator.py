@@ -172,9 +172,9 @@ class Aggregator:
                 frozen = {name: value for name, value in shard.frozen.items() if name not in known}
                 known |= trained.keys() | frozen.keys()
                 groups.append(sorted(trained))
-                write(weights, _part(number), trained)
+                write(weights, part_file(number), trained)
                 write(weights, f"model-frozen-{number:04}.safetensors", frozen)
-                write(outer, _part(number), outer_state(self._outer, trained))
+                write(outer, part_file(number), outer_state(self._outer, trained))
             weights.write_json(STATE, facts)
             weights.write_json(_GROUPS, groups)
             outer.finish()
@@ -227,7 +227,7 @@ class Aggregator:
             merge_group = self._group_merger(record, found)
             for number, names in enumerate(self._groups):
                 for folder, tensors in merge_group(names).items():
-                    write(writers[folder], _part(number), tensors)
+                    write(writers[folder], part_file(number), tensors)
             for folder in whole:
                 writers[folder].link(frozen)
                 writers[folder].write_json(STATE, facts)
@@ -358,5 +358,11 @@ def payload_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 
 
-def _part(number: int) -> str:
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder, also in folders within it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def part_file(number: int) -> str:
+    """Return the name of the file with the tensors of a shard, before the folder is complete."""
     return f"model-0000-{number:04}.part"

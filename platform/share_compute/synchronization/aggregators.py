@@ -27,6 +27,7 @@ from share_compute.synchronization.merging import (
     mean,
     mix,
 )
+from share_compute.synchronization.ranges import FollowingAggregator
 from share_compute.synchronization.records import Branch, BranchRun, MergeRecord
 
 EDGES = "edges"
@@ -34,8 +35,15 @@ EDGES = "edges"
 
 
 def aggregator_of(folder: Path, training: TrainingSpec) -> Aggregator:
-    """Return the aggregator for the policy of a job with branches."""
+    """Return the aggregator on the server for the policy of a job with branches.
+
+    Args:
+        folder: folder of the aggregator.
+        training: training settings of the job; ``synchronization.servers`` is a number.
+    """
     policy = training.rounds
+    if policy is not None and policy.ranges != 0:
+        return FollowingAggregator(folder, training)
     is_own = policy is not None and policy.keeps_own_weights
     return OwnWeightsAggregator(folder, training) if is_own else Aggregator(folder, training)
 

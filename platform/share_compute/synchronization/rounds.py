@@ -157,15 +157,25 @@ class RoundsMachine:
         Call this when the branch begins a round again without the state with which it began before: it might compute
         another contribution. Late contributions of branches with common weights are kept.
         """
-        keeps_late = not self._policy.keeps_own_weights
-        withdrawn = [
-            run
-            for run in self._waiting
-            if run.branch == branch and not (keeps_late and run.round < self.open_round)
-        ]
+        withdrawn = [run for run in self._waiting if run.branch == branch and self._is_computed_again(run)]
         for run in withdrawn:
             del self._waiting[run]
         return withdrawn
+
+    def _is_computed_again(self, run: BranchRun) -> bool:
+        return self._policy.keeps_own_weights or run.round >= self.open_round
+
+    def may_forget(self, run: BranchRun) -> bool:
+        """Return whether a branch that begins a round again computes this contribution, which did not arrive, again."""
+        return not self.has(run) and self._is_computed_again(run)
+
+    def restart_round(self) -> list[BranchRun]:
+        """Forget all contributions that are not merged, also those of the merge being recorded; return their runs."""
+        being_merged = () if self._record is None else self._record.runs
+        forgotten = [*being_merged, *self._waiting]
+        self._waiting.clear()
+        self._record, self._quorum_s = None, None
+        return forgotten
 
     def updates(self, run: BranchRun) -> range | None:
         """Return the versions whose updates a branch needs to continue after a run; None if it has to wait.
@@ -181,16 +191,20 @@ class RoundsMachine:
             return None
         if policy.keeps_own_weights:
             return range(merged, merged + 1)
-        waits = self.is_done(run.branch) or self._is_too_far_ahead(self.clock(run.branch))
-        if waits and not self.is_over:
-            return None
-        return range(run.round, self.version + 1)
+        return None if self.has_to_wait(run.branch) else range(run.round, self.version + 1)
 
-    def _is_too_far_ahead(self, clock: int) -> bool:
+    def has_to_wait(self, branch: int) -> bool:
+        """Return whether a branch may not begin a round: it has none left, or is too far ahead of the slowest branch.
+
+        When the job is over, no branch waits.
+        """
+        return not self.is_over and (self.is_done(branch) or self._is_too_far_ahead(branch))
+
+    def _is_too_far_ahead(self, branch: int) -> bool:
         policy = self._policy
         if not isinstance(policy, ParameterServerSpec) or policy.staleness == "unbounded":
             return False
-        return clock - self._slowest > policy.staleness
+        return self.clock(branch) - self._slowest > policy.staleness
 
     def handle(self, event: RoundEvent) -> list[RoundEffect]:
         """Process one event, and return the effects to carry out."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from share_compute.specification import EarlyStoppingSpec, Metric, TargetSpec
+from share_compute.specification import EarlyStoppingSpec, TargetSpec
 from share_compute.specification.task import RISING
 
 
@@ -26,12 +26,12 @@ class EarlyStopping:
     best_step: int = 0
     worse: int = 0
 
-    def after(self, step: int, figures: Mapping[Metric, float]) -> EarlyStopping:
+    def after(self, step: int, figures: Mapping[str, float]) -> EarlyStopping:
         """Return the state after one more validation.
 
         A validation without the metric, for example an undefined area under a curve, is no improvement.
         """
-        value = figures.get(self.spec.metric)
+        value = figures.get(self.spec.figure)
         if value is not None and self._improves(value):
             return EarlyStopping(self.spec, value, step)
         return EarlyStopping(self.spec, self.best, self.best_step, self.worse + 1)
@@ -41,7 +41,7 @@ class EarlyStopping:
         best = self.best if self.best is not None else (-math.inf if rises else math.inf)
         return value > best + self.spec.min_delta if rises else value < best - self.spec.min_delta
 
-    def after_all(self, validations: Iterable[tuple[int, Mapping[Metric, float]]]) -> EarlyStopping:
+    def after_all(self, validations: Iterable[tuple[int, Mapping[str, float]]]) -> EarlyStopping:
         """Return the state after more validations: pairs of step and metrics, in order."""
         state = self
         for step, figures in validations:
@@ -56,21 +56,21 @@ class EarlyStopping:
     @property
     def reason(self) -> str:
         """Human-readable reason for which the job ends."""
-        metric = named(self.spec.metric)
+        metric = named(self.spec.figure)
         if self.best is None:
             return f"no validation has a value of {metric}"
         direction = "risen above" if self.spec.metric in RISING else "fallen below"
         return f"{metric} has not {direction} {self.best:.4f} (step {self.best_step}) in {self.worse} validations"
 
 
-def reaches(target: TargetSpec, figures: Mapping[Metric, float]) -> bool:
+def reaches(target: TargetSpec, figures: Mapping[str, float]) -> bool:
     """Return whether a validation is at least as good as the value at which the job ends."""
-    value = figures.get(target.metric)
+    value = figures.get(target.figure)
     if value is None:
         return False
     return value >= target.value if target.metric in RISING else value <= target.value
 
 
-def named(metric: Metric) -> str:
+def named(metric: str) -> str:
     """Return the name of a metric as it is in sentences."""
     return metric.replace("_", " ")

@@ -15,23 +15,23 @@ _CHUNK = 4096
 
 
 def require_metrics(spec: TrainJob, objective: Objective, samples: Samples) -> None:
-    """Raise UserError if early stopping or the target needs a metric that no validation of these samples can have.
+    """Raise UserError if a field needs a metric that no validation of these samples can have.
 
     Args:
         spec: the job.
         objective: task and loss, with the facts about the data.
         samples: the job's samples.
     """
-    for name, wanted in spec.training.endings:
+    for field, metric in spec.training.watched:
         if not samples.size("validation"):
             raise UserError(
-                f"training.{name} needs samples to validate on, but the validation split is empty",
+                f"training.{field.partition('.')[0]} needs samples to validate on, but the validation split is empty",
                 hint="give more samples, or raise data.validation_fraction",
             )
-        reason = _undefined(wanted.metric, objective, samples)
+        reason = _undefined(metric, objective, samples)
         if reason:
             raise UserError(
-                f"training.{name}.metric {wanted.metric} is never defined: {reason}",
+                f"training.{field} {metric} is never defined: {reason}",
                 hint="choose another metric, or give other samples for validation",
             )
 
@@ -51,7 +51,8 @@ def _undefined(metric: Metric, objective: Objective, samples: Samples) -> str:
         return f"{size} samples with {classes} outputs are more than {MOST_SCORES} outputs"
     known = np.zeros(classes, np.bool_)
     for start in range(0, size, _CHUNK):
-        known[samples.take("validation", range(start, min(start + _CHUNK, size)))[1]] = True
+        targets = samples.take("validation", range(start, min(start + _CHUNK, size)))[1]
+        known[targets[:, 0] if targets.ndim > 1 else targets] = True
         if known.all():
             return ""
     return f"the validation split has samples of only {int(known.sum())} of {classes} classes"

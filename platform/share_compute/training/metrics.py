@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.models.objective import Objective
-from share_compute.specification import Metric
+from share_compute.specification.task import figure_of
 
 MOST_SCORES = 1 << 22
 """Maximum number of outputs of a split, over all of its samples, for which ``auroc`` is computed."""
 TOP = 5
 """Number of highest outputs among which ``top_5_accuracy`` looks for the class."""
 
-Figures: TypeAlias = dict[Metric, float]
-"""Values of metrics, by name."""
+Figures: TypeAlias = dict[str, float]
+"""Values of metrics, by name; those of one of several tasks have its name before theirs: ``digit.accuracy``."""
 Numbers: TypeAlias = NDArray[Any]
 
 
@@ -65,6 +65,8 @@ def figures_of(parts: Sequence[Predictions], objective: Objective) -> Figures:
         mean, scale = objective.target_mean, objective.target_scale
         truth, guess = (each.astype(np.float64) * scale + mean for each in (wanted, predicted))
         return {"validation_loss": loss, **_of_numbers(truth, guess)}
+    if objective.task == "embedding":
+        return {"validation_loss": loss, "accuracy": float((predicted == wanted).mean())}
     found: Figures = {"validation_loss": loss, "accuracy": float((predicted == wanted).mean())}
     scores = [part.scores for part in parts if part.scores is not None]
     outputs = max(int(wanted.max()), int(predicted.max())) + 1 if not scores else scores[0].shape[1]
@@ -76,6 +78,23 @@ def figures_of(parts: Sequence[Predictions], objective: Objective) -> Figures:
     area = _area(wanted, np.concatenate(scores), objective) if len(scores) == len(parts) else None
     if area is not None:
         found["auroc"] = area
+    return found
+
+
+def combined(tasks: Mapping[str, Figures], objectives: Sequence[Objective]) -> Figures:
+    """Return the metrics of all tasks, with their mean loss by weight as ``validation_loss``.
+
+    Args:
+        tasks: metrics of each task, by its name.
+        objectives: task and loss of each.
+    """
+    losses = [
+        objective.weight * figures["validation_loss"]
+        for figures, objective in zip(tasks.values(), objectives, strict=True)
+    ]
+    found: Figures = {"validation_loss": math.fsum(losses) / len(losses)}
+    for task, figures in tasks.items():
+        found |= {figure_of(task, name): value for name, value in figures.items()}
     return found
 
 

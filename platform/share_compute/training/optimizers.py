@@ -11,10 +11,13 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
 from share_compute.errors import UserError
+from share_compute.models.batch_norm import BatchNorm
 from share_compute.models.storage.slots import slot_name, split_name
 from share_compute.specification import OptimizerName, OptimizerSpec, TrainingSpec
 from share_compute.synchronization.branch import is_branch_slot
 
+_WARM_UP = "constant_with_warmup"
+"""Schedule whose warm-up reduce_on_plateau has."""
 _NO_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 """Patterns of names of parameters without weight decay (``get_decay_parameter_names`` in ``transformers``)."""
 
@@ -27,10 +30,28 @@ def build_optimizer(
     Args:
         spec: name and options of the optimizer.
         parameters: parameters that are trained.
-        undecayed: parameters without weight decay, unless ``spec.decays`` is "all"; see `undecayed_parameters`.
+        undecayed: parameters without weight decay and L1 penalty, unless ``spec.decays`` is "all"; see
+            `undecayed_parameters`.
     """
+    every, without = list(parameters), set() if spec.decays == "all" else set(undecayed)
+    optimizer = _built(spec, _groups(spec, every, without))
+    if spec.l1:
+        penalized = [parameter for parameter in every if parameter not in without]
+        optimizer.register_step_pre_hook(lambda *_: _penalize(penalized, spec.l1))
+    return optimizer
+
+
+@torch.no_grad()
+def _penalize(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Add the subgradient of ``factor * abs(parameter).sum()`` to the gradients; it is 0 where a parameter is 0."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            # The product is exact. With `alpha`, kernels may round once or twice, depending on the element's place.
+            parameter.grad.add_(parameter.sign().mul_(factor))
+
+
+def _built(spec: OptimizerSpec, given: list[dict[str, Any]]) -> Optimizer:
     rate, decay = spec.learning_rate, spec.weight_decay
-    given = _groups(spec, list(parameters), set(undecayed))
     match spec.name:
         case OptimizerName.sgd:
             return SGD(given, lr=rate, weight_decay=decay, fused=True)
@@ -49,7 +70,7 @@ def build_optimizer(
 def _groups(
     spec: OptimizerSpec, parameters: list[nn.Parameter], undecayed: set[nn.Parameter]
 ) -> list[dict[str, Any]]:
-    if spec.decays == "all" or not spec.weight_decay:
+    if not undecayed or not spec.weight_decay:
         return [{"params": parameters}]
     with_decay = [parameter for parameter in parameters if parameter not in undecayed]
     without = [parameter for parameter in parameters if parameter in undecayed]
@@ -61,12 +82,14 @@ def undecayed_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return the biases and the parameters of norms, which the trainer of Hugging Face excludes from weight decay."""
     from transformers.trainer_pt_utils import get_parameter_names  # noqa: PLC0415 - slow to import
 
-    decayed = set(get_parameter_names(module, [nn.LayerNorm], list(_NO_DECAY)))
+    decayed = set(get_parameter_names(module, [nn.LayerNorm, nn.GroupNorm, BatchNorm], list(_NO_DECAY)))
     return [parameter for name, parameter in module.named_parameters() if name not in decayed]
 
 
 def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 1.
+
+    With reduce_on_plateau, it is the rate before the first reduction; `Plateau` has the reductions.
 
     Raises:
         UserError: ``transformers`` does not accept the options of the schedule.
@@ -76,11 +99,11 @@ def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
     bystander = SGD([nn.Parameter(torch.zeros(1))], lr=spec.optimizer.learning_rate)
     try:
         schedule: LambdaLR = get_scheduler(
-            spec.schedule.name,
+            _WARM_UP if spec.schedule.plateau is not None else spec.schedule.name,
             bystander,
             num_warmup_steps=spec.schedule.warmup_steps,
             num_training_steps=spec.steps,
-            scheduler_specific_kwargs=spec.schedule.arguments,
+            scheduler_specific_kwargs={} if spec.schedule.plateau is not None else spec.schedule.arguments,
         )
     except ValueError as failure:
         raise UserError(

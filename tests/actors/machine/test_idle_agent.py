@@ -1,7 +1,8 @@
-"""The raylet of a head gets idle agents, which report their ports as Ray's own agents do."""
+"""Raylets get idle agents, which report their ports as Ray's own agents do."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from ray._raylet import (
     persist_port,
 )
 
-from share_compute_actors.machine.head_process import with_idle_agents
+from share_compute_actors.machine.ray_start import with_idle_agents
 
 Wait = Callable[..., object]
 NODE = "ab" * 28
@@ -51,7 +52,8 @@ def test_idle_agents_report_their_ports_as_those_of_ray_do(tmp_path: Path, wait_
     assert [word for word in made if word in given] == given[:-2]
     commands = [word.partition("=")[2] for word in made if word not in given]
     assert len(made) == len(given)
-    started = [subprocess.Popen(shlex.split(command)) for command in commands]
+    environment = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
+    started = [subprocess.Popen(shlex.split(command), env=environment) for command in commands]
     try:
         wait_for(lambda: files(ours) == files(theirs), "the files with the ports")
         assert [agent.poll() for agent in started] == [None, None]
@@ -67,7 +69,10 @@ def test_an_idle_agent_ends_after_its_raylet(tmp_path: Path, wait_for: Wait) -> 
         for word in with_idle_agents([word.format(folder=tmp_path) for word in RAYLET])
         if word.startswith("--dashboard_agent_command")
     ]
-    parent = f"import subprocess; subprocess.Popen({shlex.split(command)!r}).wait()"
+    parent = (
+        "import os, subprocess; os.environ['RAY_RAYLET_PID'] = str(os.getpid()); "
+        f"subprocess.Popen({shlex.split(command)!r}).wait()"
+    )
     raylet = subprocess.Popen([sys.executable, "-c", parent])
     wait_for(lambda: len(files(tmp_path)) == 3, "the files with the ports")
     (agent,) = psutil.Process(raylet.pid).children()

@@ -14,9 +14,9 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.specification import LayerSpec, TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale
+from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.training.coordinator.attempt import TrainingAttempt
 from share_compute_actors.training.coordinator.connections import Connections
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.shard_store import ShardStoreFacts, TrainingState
 
 LAYERS = tuple(LayerSpec(type="linear", options={"in_features": 64, "out_features": 64}) for _ in range(8))

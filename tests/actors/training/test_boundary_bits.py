@@ -12,10 +12,11 @@ from share_compute.compression.boundaries import decoded, round_inside
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.boundary import Boundaries
 from share_compute.models.factory import build_stage
+from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
 from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard
-from share_compute.specification import TrainingSpec, parse_job
+from share_compute.specification import LayerSpec, TrainingSpec, parse_job
 from share_compute.specification.boundaries import FixedBoundaryCompressionSpec
 from share_compute_actors.training.member.runner import Runner
 
@@ -30,19 +31,72 @@ LAYERS = [
     {"type": "dropout", "options": {"p": 0.2}},
     {"type": "linear", "options": {"in_features": 40, "out_features": 10}},
 ]
+VIT = {
+    "model_type": "vit", "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10,
+}  # fmt: skip
+
+
+def convolution(inputs: int, outputs: int, **options: Any) -> dict[str, Any]:
+    given = {"in_channels": inputs, "out_channels": outputs, "kernel_size": 3, "padding": 1, **options}
+    return {"type": "conv2d", "options": given}
+
+
+RESIDUAL: list[dict[str, Any]] = [
+    convolution(1, 8),
+    {
+        "type": "residual",
+        "layers": [
+            {"type": "batch_norm2d", "options": {"num_features": 8}},
+            {"type": "relu"},
+            convolution(8, 8),
+        ],
+    },
+    {
+        "type": "residual",
+        "layers": [convolution(8, 12, stride=2)],
+        "projection": [convolution(8, 12, stride=2)],
+    },
+    {
+        "type": "sequential",
+        "layers": [
+            {"type": "flatten"},
+            {"type": "linear", "options": {"in_features": 192, "out_features": 10}},
+        ],
+    },
+]
+"""Layers with activations of four dimensions before each but the first."""
 BOUNDARIES = FixedBoundaryCompressionSpec(bf16=(1,), int8=(2, 3))
 COUNT = 4
 
 
+def declared(layers: list[dict[str, Any]]) -> tuple[LayerSpec, ...]:
+    training = {"steps": 1, "microbatches": 1}
+    document = {"model": {"layers": layers}, "data": {"dataset": "digits"}, "training": training}
+    found = parse_job(document).model.layers
+    assert found is not None
+    return found
+
+
 def blueprints() -> list[Any]:
-    document = {"model": {"layers": LAYERS}, "data": {"dataset": "digits"}, "training": {"steps": 1}}
-    layers = parse_job(document).model.layers
-    assert layers is not None
     source = torch.Generator().manual_seed(0)
     samples, tokens = torch.randn(3, 64, generator=source), torch.randint(50, (3, 16), generator=source)
     llama: Any = LLAMA
+    classes, images = torch.tensor([1, 2, 3]), torch.randn(3, 1, 8, 8, generator=source)
+    residual = Blueprint(layers=declared(RESIDUAL), sample_shape=(1, 8, 8))
+    vit = Blueprint(
+        config=VIT, objective=Objective(task="image_classification", classes=10), sample_shape=(1, 8, 8)
+    )
     return [
-        pytest.param(Blueprint(layers=layers), samples, torch.tensor([1, 2, 3]), id="layers"),
+        pytest.param(Blueprint(layers=declared(LAYERS)), samples, classes, id="layers"),
+        pytest.param(residual, images, classes, id="residual"),
+        pytest.param(
+            residual.model_copy(update={"precision": "bfloat16", "activation_checkpointing": True}),
+            images,
+            classes,
+            id="residual-bfloat16-recomputed",
+        ),
+        pytest.param(vit, images, classes, id="vit"),
         pytest.param(Blueprint(config=llama), tokens, tokens, id="llama"),
         pytest.param(Blueprint(config=llama, precision="bfloat16"), tokens, tokens, id="llama-bfloat16"),
         pytest.param(

@@ -26,8 +26,8 @@ from share_compute.protocol.membership import Membership, fresh
 from share_compute.topology import Link, Topology
 from share_compute_actors.group.allocator import as_reported, is_out_of_memory
 from share_compute_actors.group.backoff import Backoff
+from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.training.membership.changes import Changes, Recopying
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.joining import replicas_of
 from share_compute_actors.training.membership.training_group import TrainingGroup
 

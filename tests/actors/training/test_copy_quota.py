@@ -104,7 +104,7 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
     thanked = [
         copies.take(WireLabel("train", number, "log", place, 0), tensor.clone())
         for place, tensor in gradient_messages(
-            runner.gradients, runner.loss_scale, runner.scale_of(trainer.step)
+            runner.gradients, runner.loss_scale, *runner.update_of(trainer.step)
         )
     ]
     assert thanked[-1] is not None

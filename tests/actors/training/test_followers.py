@@ -38,6 +38,11 @@ LAYERS = (
     LayerSpec(type="gelu"),
     LayerSpec(type="linear", options={"in_features": 37, "out_features": 5}),
 )
+WITH_STATISTICS = (
+    LAYERS[0],
+    LayerSpec(type="batch_norm1d", options={"num_features": 37}),
+    *LAYERS[2:],
+)
 
 
 class Trainer:
@@ -49,13 +54,14 @@ class Trainer:
         freeze: tuple[str, ...] = (),
         shard: ShardRange = WHOLE,
         version: int | None = None,
+        layers: tuple[LayerSpec, ...] = LAYERS,
         **training: Any,
     ) -> None:
         self.shard = shard
         self.training = TrainingSpec.model_validate(
             {"steps": 40, "batch_size": 4, "microbatches": 1, **training}
         )
-        blueprint = Blueprint(layers=LAYERS, freeze=freeze)
+        blueprint = Blueprint(layers=layers, freeze=freeze)
         stage = build_stage(blueprint, Shard("m", *shard, WHOLE[1]), CPU)
         stage.initialize(3)
         self.runner = Runner(stage, self.training, SummationTree((1,)))
@@ -63,6 +69,7 @@ class Trainer:
             self.runner.begin_branch(version)
         self.step = 0
         self.scales: dict[int, float] = {}
+        self.rates: dict[int, float] = {}
         self.let_copy(Copier)
 
     def let_copy(self, kind: type[Copier]) -> None:
@@ -81,16 +88,20 @@ class Trainer:
         self.runner.reduce([])
         if follower is not None:
             sent = gradient_messages(
-                self.runner.gradients, self.runner.loss_scale, self.runner.scale_of(self.step)
+                self.runner.gradients, self.runner.loss_scale, *self.runner.update_of(self.step)
             )
             for place, tensor in [*sent, *sent]:
                 follower.take(step, place, tensor.clone())
 
-    def take_step(self, follower: Follower | None = None, scale: float = 1.0) -> None:
+    def take_step(
+        self, follower: Follower | None = None, scale: float = 1.0, rate: float | None = None
+    ) -> None:
         self.prepare(follower)
         self.step += 1
         self.scales[self.step] = scale
-        self.runner.apply(self.step, scale)
+        if rate is not None:
+            self.rates[self.step] = rate
+        self.runner.apply(self.step, scale, rate)
 
     def state(self) -> dict[str, Tensor]:
         return self.runner.stage.persistent() | self.runner.state_tensors()
@@ -166,6 +177,30 @@ def test_loss_scales_count(follow: Callable[..., Follower]) -> None:
     assert follower.loss_scale() == trainer.runner.loss_scale
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_running_statistics_are_brought_to_the_step(precision: str, follow: Callable[..., Follower]) -> None:
+    trainer = Trainer(layers=WITH_STATISTICS, precision=precision, optimizer={"weight_decay": 0.1})
+    trainer.take_step()
+    follower = fetched(follow(trainer), trainer)
+    before = trainer.state()["layers.1.running_var"].clone()
+    for scale in (1.0, 0.37, SKIPPED, 0.9):
+        trainer.take_step(follower, scale)
+    assert not torch.equal(trainer.state()["layers.1.running_var"], before)
+    assert follower.bring_to(trainer.step, trainer.scales)
+    assert same(follower, trainer)
+
+
+def test_statistics_are_neither_clipped_nor_trained() -> None:
+    runs = [Trainer(layers=WITH_STATISTICS, optimizer={"name": "sgd"}) for _ in range(2)]
+    for trainer, scale in zip(runs, (1.0, 0.01), strict=True):
+        trainer.prepare()
+        assert not any("running" in name for name in trainer.runner.squared_norms())
+        trainer.runner.apply(1, scale)
+    one, other = (trainer.state() for trainer in runs)
+    assert all(torch.equal(one[name], other[name]) for name in one if "running" in name)
+    assert not any(torch.equal(one[name], other[name]) for name in one if name.endswith("weight"))
+
+
 @pytest.mark.parametrize("shard", [WHOLE, (0, 2)])
 def test_what_is_frozen_is_there_too(shard: ShardRange, follow: Callable[..., Follower]) -> None:
     trainer = Trainer(freeze=("layers[:2]",), shard=shard)
@@ -173,6 +208,17 @@ def test_what_is_frozen_is_there_too(shard: ShardRange, follow: Callable[..., Fo
     for _ in range(3):
         trainer.take_step(follower)
     assert follower.bring_to(3, trainer.scales)
+    assert same(follower, trainer)
+
+
+def test_learning_rates_that_followed_from_validations_are_repeated(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+    follower = fetched(follow(trainer), trainer)
+    rates = [1e-2] * 10 + [3e-3] * 10 + [1e-3] * 3
+    for rate in rates:
+        trainer.take_step(follower, rate=rate)
+    assert trainer.rates == dict(enumerate(rates, start=1))
+    assert follower.bring_to(trainer.step, trainer.scales, trainer.rates)
     assert same(follower, trainer)
 
 

@@ -228,7 +228,7 @@ def step_of(trainer: LockedTrainer, copies: Copies) -> None:
 def _step_of(trainer: LockedTrainer, copies: Copies) -> None:
     trainer.prepare()
     runner, number = trainer.runner, trainer.step + 1
-    sent = gradient_messages(runner.gradients, runner.loss_scale, runner.scale_of(trainer.step))
+    sent = gradient_messages(runner.gradients, runner.loss_scale, *runner.update_of(trainer.step))
     for place, tensor in sent:
         copies.take(WireLabel("train", number, "log", place, 0), tensor.clone())
     trainer.step = number

@@ -84,6 +84,10 @@ def rounds_of(events: list[AttemptEvent]) -> list[RoundMerged]:
     return [event for event in events if isinstance(event, RoundMerged)]
 
 
+def validations_of(events: list[AttemptEvent]) -> dict[int, float]:
+    return {event.step: event.loss for event in events if event.type == "validated"}
+
+
 def model(folder: Path) -> dict[str, torch.Tensor]:
     weights = WeightFolder(folder / "artifacts" / "model")
     return {name: weights.read(name) for name in weights.names()}
@@ -302,9 +306,12 @@ def kill_member(nodes: list[Any], index: int) -> Callable[[AttemptEvent, Any], N
 def test_a_branch_whose_island_is_lost_continues_on_another_with_the_same_bits(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, lost: int
 ) -> None:
-    document = job(licence, {"inner_state": "reset"}, compression={"name": "int8", "error_feedback": None})
+    compression = {"name": "int8", "error_feedback": None}
+    # The merged weights from which the first branch continues were written before the validation of their step.
+    document = job(licence, {"inner_state": "reset"}, compression=compression, validate_every=4)
     machines = part(topology, "c0", "c1")
-    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+    undisturbed = attempt(document, folder=tmp_path / "undisturbed", machines=machines)
+    require_success(undisturbed)
     events = attempt(document, folder=tmp_path / "lost", machines=machines, on_event=kill_member(nodes, lost))
     require_success(events)
     assert any(
@@ -312,6 +319,7 @@ def test_a_branch_whose_island_is_lost_continues_on_another_with_the_same_bits(
     )
     assert [event.round for event in rounds_of(events)] == [1, 2, 3]
     assert digest(tmp_path / "undisturbed") == digest(tmp_path / "lost")
+    assert validations_of(events) == validations_of(undisturbed)
 
 
 @pytest.mark.thorough  # training that goes on during merges has the same deaths

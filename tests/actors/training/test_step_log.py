@@ -41,7 +41,8 @@ def step_log(tmp_path: Path) -> Iterator[Open]:
 
 
 def facts(number: int, factor: float = 1.0) -> StepFacts:
-    return StepFacts(step(number), LossScale(factor, clean_steps=number, is_dynamic=True))
+    rate = 0.3 if number == 3 else None
+    return StepFacts(step(number), LossScale(factor, clean_steps=number, is_dynamic=True), rate=rate)
 
 
 def membership(epoch: int) -> Membership:
@@ -75,11 +76,11 @@ def test_what_is_committed_is_found_again(step_log: Open) -> None:
     first.validated(2, {"validation_loss": 0.25})
     first.close()
     again = step_log(2)
-    assert again.read() == (epoch, 3, 1.5, 0)
-    assert again.claim() == (epoch + 1, 3, 1.5, 0)
+    assert again.read() == (epoch, 3, 1.5, 0, 0.3)
+    assert again.claim() == (epoch + 1, 3, 1.5, 0, 0.3)
     assert [one.event.step for one in again.steps(after=1)] == [2, 3]
     assert again.steps(after=2) == [facts(3, 8.0)]
-    assert again.scales() == {1: 0.5, 2: 1.0, 3: 1.5}
+    assert again.updates() == ({1: 0.5, 2: 1.0, 3: 1.5}, {3: 0.3})
     assert again.validations() == ((2, {"validation_loss": 0.25}),)
     group = again.group
     assert group is not None
@@ -110,8 +111,8 @@ def test_only_the_later_of_two_coordinators_writes(step_log: Open) -> None:
         older.claim()
     assert younger.read().committed == 2
     assert [one.event.step for one in younger.steps(after=0)] == [1, 2]
-    assert younger.begin_epoch(taken.epoch + 1) == (taken.epoch + 1, 2, 1.0, 0)
-    assert younger.commit(taken.epoch + 1, 3, 1.0, facts(3)) == (taken.epoch + 1, 3, 1.0, 0)
+    assert younger.begin_epoch(taken.epoch + 1) == (taken.epoch + 1, 2, 1.0, 0, None)
+    assert younger.commit(taken.epoch + 1, 3, 1.0, facts(3)) == (taken.epoch + 1, 3, 1.0, 0, 0.3)
 
 
 def test_a_step_is_committed_once_and_in_its_epoch(step_log: Open) -> None:
@@ -122,14 +123,14 @@ def test_a_step_is_committed_once_and_in_its_epoch(step_log: Open) -> None:
     assert one.commit(epoch - 1, 2, 1.0, facts(2)) is None
     assert one.begin_epoch(epoch) is None
     assert one.read().committed == 1
-    assert list(one.scales()) == [1]
+    assert list(one.updates().scales) == [1]
 
 
 def test_what_is_long_past_is_not_kept(step_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("share_compute_actors.training.step_log._STEPS_KEPT", 2)
     one = step_log(1)
     committed(one, 5)
-    assert list(one.scales()) == [4, 5]
+    assert list(one.updates().scales) == [4, 5]
     assert one.read().committed == 5
 
 
@@ -140,8 +141,8 @@ def test_rewound_to_a_checkpoint(step_log: Open) -> None:
     one.validated(2, {"validation_loss": 0.5})
     one.validated(4, {"validation_loss": 0.25})
     one.rewind(2)
-    assert one.read() == (epoch + 1, 2, 1.0, 0)
-    assert (one.group, one.validations(), list(one.scales())) == (
+    assert one.read() == (epoch + 1, 2, 1.0, 0, None)
+    assert (one.group, one.validations(), list(one.updates().scales)) == (
         None,
         ((2, {"validation_loss": 0.5}),),
         [1, 2],
@@ -173,7 +174,7 @@ def test_a_file_of_another_shape_is_replaced(tmp_path: Path, step_log: Open, ver
         older.execute("INSERT INTO standing VALUES (1, 7, 9, 1.0)")
         older.commit()
     one = step_log(1)
-    assert one.read() == (0, 0, 1.0, 0)
+    assert one.read() == (0, 0, 1.0, 0, None)
     assert one.group is None
     committed(one, 1)
     assert step_log(2).read().committed == 1  # a file of this shape is not touched

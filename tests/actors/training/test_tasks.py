@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
 from sklearn.linear_model import Ridge
-from tests.ray_nodes import Attempt, processes_on
+from tests.actors.training.outcomes import (
+    losses_of,
+    require_no_change_by_a_kill,
+    succeeded,
+    validated,
+    weights_of,
+)
+from tests.ray_nodes import Attempt
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -72,28 +76,12 @@ def job(
     }
 
 
-def succeeded(events: list[AttemptEvent]) -> list[AttemptEvent]:
-    assert ending(events).outcome == "succeeded", ending(events).reason
-    return events
-
-
 def ending(events: list[AttemptEvent]) -> Any:
     return events[-1]
 
 
-def losses_of(events: list[AttemptEvent]) -> list[float]:
-    return [event.loss for event in events if event.type == "step"]
-
-
-def validated(events: list[AttemptEvent], split: str) -> Any:
-    return [event for event in events if event.type == "validated" and event.split == split][-1]
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for file in (folder / "artifacts" / "model").glob("model*.safetensors"):
-        tensors |= load_file(file)
-    return tensors
+def pictured(events: list[AttemptEvent]) -> list[Any]:
+    return [event for event in events if event.type == "pictured"]
 
 
 def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
@@ -143,6 +131,9 @@ def test_losses_and_metrics_do_not_depend_on_the_layout(attempt: Attempt, tmp_pa
         assert losses_of(events) == losses_of(runs[0])
         for split in ("validation", "test"):
             assert validated(events, split) == validated(runs[0], split)
+        assert pictured(events) == pictured(runs[0])
+    matrix = np.array(pictured(runs[0])[-1].confusion)
+    assert np.trace(matrix) / matrix.sum() == pytest.approx(validated(runs[0], "test").accuracy)
     assert validated(runs[0], "test").top_5_accuracy > validated(runs[0], "test").accuracy > 0.5
     first = weights_of(tmp_path / "0")
     for place in (1, 2):
@@ -162,22 +153,7 @@ def test_a_kill_leaves_the_same_weights_and_metrics(
     data = written(tmp_path / "csv", load_wine)
     training = {"steps": 40, "validate_every": 10, "loss": {"class_weights": "balanced", "name": "hinge"}}
     document = job(data, "tabular_classification", network(13, 3), training, members_per_stage=2)
-    calm = succeeded(attempt(document, folder=tmp_path / "calm"))
-    killed: list[int] = []
-
-    def kill(event: AttemptEvent, _coordinator: Any) -> None:
-        if event.type == "step" and event.step >= 5 and not killed:
-            killed.extend(process.pid for process in processes_on(nodes[1], "Member"))
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-
-    rough = succeeded(attempt(document, folder=tmp_path / "rough", on_event=kill))
-    assert killed
-    assert any(event.type == "reformed" and event.lost for event in rough)
-    assert losses_of(rough) == losses_of(calm)
-    assert validated(rough, "test") == validated(calm, "test")
-    weights = weights_of(tmp_path / "calm")
-    assert all(torch.equal(weights[name], each) for name, each in weights_of(tmp_path / "rough").items())
+    require_no_change_by_a_kill(attempt, document, tmp_path, nodes[1])
 
 
 @pytest.mark.thorough

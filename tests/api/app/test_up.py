@@ -17,8 +17,8 @@ import psutil
 import pytest
 from tests.conftest import descendants
 
-from share_compute_actors.machine.head_process import SOUND_S
 from share_compute_actors.machine.processes import is_alive
+from share_compute_actors.machine.ray_start import SOUND_S
 from share_compute_api.terminal.children import own_command
 
 pytestmark = pytest.mark.slow

@@ -101,7 +101,7 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
     followed = run("logs", "-f", job_id)
     assert followed.returncode == 0
     assert "step 2  loss 1.0000" in followed.stdout
-    assert run("metrics", job_id, "--csv").stdout.startswith("step,split,loss,")
+    assert run("metrics", job_id, "--format", "csv").stdout.startswith("step,split,loss,")
     assert len(json.loads(run("metrics", job_id, "--json").stdout)) == 2
     assert "model" in run("artifacts", "list", job_id).stdout
     fetched = run("artifacts", "get", job_id, "--output", str(tmp_path / "out"))

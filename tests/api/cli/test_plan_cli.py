@@ -48,6 +48,20 @@ def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
+def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run) -> None:
+    words = ROOT / "examples" / "words.yaml"
+    done = run("plan", str(words), "--topology", str(LAN), **NOWHERE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("words: 2 workers and 1 server on ")
+    assert "would stay free" in done.stdout
+    found = json.loads(run("plan", str(words), "--topology", str(LAN), "--json", **NOWHERE).stdout)
+    assert len(found["machines"]) == 2
+    refused = run("plan", str(words), "--topology", str(LAN), "--json", "--strategy", "uniform", **NOWHERE)
+    assert "--strategy means nothing for kind: sparse" in error(refused)["detail"]
+    refused = run("simulate", str(words), "--topology", str(LAN), "--json", **NOWHERE)
+    assert "kind: sparse has rows of weights and no layers" in error(refused)["detail"]
+
+
 def test_planning_on_paper_needs_no_server(run: Run) -> None:
     done = run("plan", str(TINY), "--topology", str(LAN), "--compare", **NOWHERE)
     assert done.returncode == 0, done.stderr
@@ -72,6 +86,38 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
     assert "\x1b" not in done.stdout, "no colours in a pipe"
 
 
+def test_operators_are_planned_on_the_devices_of_one_machine(run: Run, tmp_path: Path) -> None:
+    drawn = tmp_path / "layer.dot"
+    options = ("--operators", "--topology", str(LAN), "--devices", "2")
+    done = run("plan", str(TINY), *options, "--fixed", "mlp.down_proj=row", "--dot", str(drawn), **NOWHERE)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for words in ("operators on 2 devices of desk-1", "not measured, assumed", "6 layers", "row (given)"):
+        assert words in done.stdout
+    assert drawn.read_text().startswith("digraph operators {")
+    done = run("plan", str(TINY), *options, "--json", "--search", "sharding_propagation", **NOWHERE)
+    (layer,) = json.loads(done.stdout)["layers"]
+    assert layer["layers"] == [0, 1, 2, 3, 4, 5]
+    assert {each["name"] for each in layer["operators"]} >= {"mlp.down_proj", "self_attn.q_proj"}
+
+
+def test_operators_that_cannot_be_planned_are_refused(run: Run) -> None:
+    options = ("plan", str(TINY), "--operators", "--topology", str(LAN), "--json")
+    refused = run(*options, "--devices", "64", **NOWHERE)
+    assert "no machine has 64 devices" in error(refused)["detail"]
+    refused = run(*options, "--fixed", "mlp.down=row", **NOWHERE)
+    assert "no operator matches 'mlp.down'" in error(refused)["detail"]
+    assert "mlp.down_proj" in error(refused)["hint"]
+    refused = run(*options, "--devices", "4", "--fixed", "*dot_product_attention=heads", **NOWHERE)
+    assert "4 devices cannot divide 2 evenly" in error(refused)["detail"]
+    refused = run(*options, "--fixed", "mlp.down_proj", **NOWHERE)
+    assert "OPERATOR=STRATEGY" in error(refused)["detail"]
+    refused = run(*options, "--strategy", "auto", **NOWHERE)
+    assert "--strategy means nothing with --operators" in error(refused)["detail"]
+    refused = run("plan", str(TINY), "--devices", "2", "--json", **NOWHERE)
+    assert "--devices means nothing without --operators" in error(refused)["detail"]
+
+
 def test_a_job_with_rounds_shows_islands_and_what_a_round_exchanges(run: Run, tmp_path: Path) -> None:
     job = tmp_path / "rounds.yaml"
     job.write_text(
@@ -79,13 +125,14 @@ def test_a_job_with_rounds_shows_islands_and_what_a_round_exchanges(run: Run, tm
         " num_hidden_layers: 4}}\n"
         "data: {files: [corpus.txt]}\n"
         "training:\n"
-        "  synchronization: {kind: local, branches: 2, every: 20}\n"
+        "  synchronization: {kind: local, branches: 2, every: 20, servers: 2}\n"
         "  compression: {name: int8}\n"
     )
     done = run("plan", str(job), "--topology", str(LAN), **NOWHERE)
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     for expected in (
+        "The weights are merged in 2 ranges on ",
         "with 2 branches",
         "a step of branch 0,",
         "a round of 20 steps",
@@ -98,6 +145,7 @@ def test_a_job_with_rounds_shows_islands_and_what_a_round_exchanges(run: Run, tm
     found = json.loads(run("plan", str(job), "--topology", str(LAN), "--json", **NOWHERE).stdout)
     assert [branch["number"] for branch in found["plan"]["branches"]] == [0, 1]
     assert sorted(number for island in found["rounds"]["islands"] for number in island["branches"]) == [0, 1]
+    assert len(found["rounds"]["range_machines"]) == 2
 
 
 def test_the_codec_and_the_bytes_of_a_boundary_are_shown(run: Run, tmp_path: Path) -> None:
@@ -182,6 +230,8 @@ def test_planning_with_the_server(plane: Any, run: Run, tmp_path: Path) -> None:
     planned = run("plan", str(TINY))
     assert planned.returncode == 0, planned.stderr
     assert "ada" in planned.stdout
+    refused = run("plan", str(TINY), "--operators")
+    assert "no machine has 2 devices: ada has the most: 1" in refused.stderr
     file = tmp_path / "cluster.yaml"
     written = run("topology", "--output", str(file))
     assert written.returncode == 0, written.stderr

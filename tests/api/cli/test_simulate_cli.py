@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.warm_commands import run_warm
 
 from share_compute.errors import UserError
 from share_compute.files.topology_file import write_topology
@@ -23,13 +24,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "COLUMNS": "120", "HOME": "/nonexistent"
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**ENVIRONMENT, **environment},
-    )
+    return run_warm(["simulate", *arguments], {**ENVIRONMENT, **environment})
 
 
 def test_it_prints_throughput_losses_and_a_chart() -> None:
@@ -139,7 +134,13 @@ def test_a_chart_shows_nothing_where_there_is_nothing() -> None:
 
 
 def test_a_terminal_without_utf_8_gets_plain_letters() -> None:
-    done = run(str(EXAMPLE), "--machines", "3", "--hours", "1", PYTHONIOENCODING="ascii")
+    done = subprocess.run(  # an interpreter reads this variable when it starts
+        [*COMMAND, str(EXAMPLE), "--machines", "3", "--hours", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert "####" in done.stdout

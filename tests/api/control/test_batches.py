@@ -26,6 +26,7 @@ from share_compute.batches.parts import Parts
 from share_compute.errors import Busy, ContributorLost, ShareComputeError, Unavailable, UserError
 from share_compute.inference.scheduler.events import Emitted
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute.lifecycle.attempt_events import AttemptEnded
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import JobState
 from share_compute.specification import ReplicasSpec, ServeJob, parse_any_job
@@ -767,3 +768,36 @@ class TestSubmission:
             )
         sampling = plane.store.jobs.get(made.id).spec.sampling
         assert (sampling.logit_bias, sampling.stop_token_ids) == (((5, 1.0), (7, -100.0)), (9,))
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_no_other_deployment_of_the_name_answers_the_batch_of_a_link(
+    house: House, llama: LocalEngine, *, is_over: bool
+) -> None:
+    rows = house.folder / "rows.jsonl"
+    rows.write_text(json.dumps(ROWS[0]) + "\n")
+    generate = {"data": {"files": [str(rows)], "prompt": "q"}, "sampling": SAMPLING}
+    then = {"serve": {"name": "llama"}, "generate": generate}
+    spec = {"model": {"config": {"model_type": "llama"}}, "data": {"files": [str(rows)]}, "then": then}
+    store = house.store
+    training = store.jobs.create(parse_any_job(spec))
+    store.jobs.begin(training.id, [])
+    store.jobs.move(training.id, JobState.running, "running", attempt=1)
+    ended = store.progress.record(training.id, 1, [AttemptEnded(outcome="succeeded", reason="done")])
+    links = ended.training.then
+    assert links.serve is not None
+    assert links.generate is not None
+    store.chains.serve(training.id, links.serve.deployment(training.id))
+    serve, generated = store.chains.generate(training.id, links.generate.batch(training.id, "llama")).links
+    if is_over:
+        store.deployments.stop(str(serve.started))
+    else:
+        for state in (DeploymentState.loading, DeploymentState.ready):
+            store.deployments.set_state(str(serve.started), state, state.value)
+    house.serve(llama)
+    over = house.run(
+        store.jobs.get(str(generated.started)), JobState.failed if is_over else JobState.succeeded
+    )
+    if is_over:
+        assert over.reason == f"the deployment of the result, llama ({serve.started}), is over"
+        assert (over.error or {})["hint"].startswith("serve the result again")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.api.playing import laid
+from tests.databases import make_schema
 
 from share_compute.errors import ContributorLost
 from share_compute.lifecycle.attempt_events import Measured, Planned
@@ -17,7 +18,7 @@ from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.planning.plan import Bottleneck, Prediction
 from share_compute.settings import Settings
 from share_compute.specification import parse_job
-from share_compute.store import ContributorRecord, Store, upgrade
+from share_compute.store import ContributorRecord, Store
 from share_compute.topology import HEAD, Device, Link
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.control import AWAY
@@ -66,7 +67,7 @@ class Cluster:
 
     def __init__(self, settings: Settings) -> None:
         self.now = datetime(2026, 1, 31, 12, tzinfo=UTC)
-        upgrade(settings.resolved_database_url)
+        make_schema(settings.resolved_database_url)
         self.store = Store(settings.resolved_database_url, clock=lambda: self.now)
         self.started: list[Played] = []
         self.news = asyncio.Condition()

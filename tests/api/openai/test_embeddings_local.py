@@ -124,5 +124,5 @@ def test_how_vectors_are_made_is_checked_when_it_is_deployed(
     assert model_window(made, config, is_stretched=True) == 128
     pooling = made / "1_Pooling" / "config.json"
     pooling.write_text('{"pooling_mode": "lasttoken"}', encoding="utf-8")
-    with pytest.raises(UserError, match=r"model\.path: this embedder cannot be served: .* made by lasttoken"):
+    with pytest.raises(UserError, match=r"model\.path: this embedder cannot be used: .* made by lasttoken"):
         check_deployment(spec, plane.store, plane.app.state.context.isolated)

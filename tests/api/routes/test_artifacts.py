@@ -42,11 +42,13 @@ def job_id(plane: Any, client: Client, digits: dict[str, Any], tmp_path: Path) -
 def test_a_result_is_downloaded_whole(client: Client, job_id: str, tmp_path: Path) -> None:
     (artifact,) = client.artifacts(job_id)
     sizes = {entry.path: entry.size_bytes for entry in client.artifact(job_id, "model").files}
+    card_bytes = sizes.pop("README.md")
     assert sizes == {name: len(content) for name, content in FILES.items()}
     arrived: list[int] = []
     target = client.download(job_id, "model", tmp_path / "here", progress=arrived.append)
     assert {name: (target / name).read_bytes() for name in FILES} == FILES
-    assert sum(arrived) == artifact.size_bytes
+    assert (target / "README.md").stat().st_size == card_bytes
+    assert sum(arrived) == artifact.size_bytes + card_bytes
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["model"]
     with pytest.raises(Conflict, match="exists already"):
         client.download(job_id, "model", tmp_path / "here")
@@ -79,7 +81,7 @@ def test_progress_counts_each_byte_once_if_the_server_sends_a_file_again(
     target = download(transport, result, tmp_path, arrived.append, "model")
     transport.http.close()
     assert (target / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert sum(arrived) == result.artifact.size_bytes
+    assert sum(arrived) == sum(entry.size_bytes for entry in result.files)
 
 
 def test_a_part_of_a_file_is_served(http: httpx.Client, job_id: str) -> None:

@@ -241,7 +241,7 @@ def test_no_machine_at_all(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"job": {"model": {}, "data": {}}}, "model: give exactly one of path, config and layers"),
+        ({"job": {"model": {}, "data": {}}}, "model: give exactly one of path, hub, config and layers"),
         (
             {"job": {"model": {"path": "/nowhere"}, "data": {"files": ["/x.txt"]}}},
             "/nowhere is not below a folder that jobs may read",

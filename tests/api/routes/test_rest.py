@@ -259,7 +259,9 @@ def test_metrics_come_as_json_and_as_csv(plane: Any, http: httpx.Client, digits:
     plane.store.progress.record(job_id, 1, [step])
     (row,) = http.get(f"/jobs/{job_id}/metrics").json()["metrics"]
     assert (row["step"], row["split"], row["data"]["loss"]) == (1, "train", 0.5)
-    text = http.get(f"/jobs/{job_id}/metrics", params={"format": "csv"})
+    refused = problem(http.get(f"/jobs/{job_id}/metrics", params={"format": "csv"}), 422, "invalid-request")
+    assert "/metrics/file?format=csv" in refused["hint"]
+    text = http.get(f"/jobs/{job_id}/metrics/file", params={"format": "csv"})
     assert text.headers["content-type"].startswith("text/csv")
     header, line = text.text.splitlines()
     assert dict(zip(header.split(","), line.split(","), strict=True))["loss"] == "0.5"
@@ -454,6 +456,43 @@ def test_tables_are_checked_before_they_are_queued(
         }
         with pytest.raises(UserError, match=problem):
             check_job(parse_job(job), an_ordinary_user)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({"labels": {"column": "knid"}}, "data.labels: .*a.csv has no column 'knid'; did you mean 'kind'"),
+        ({"labels": {"column": "kind"}, "text_column": "body"}, "data.labels: .* has no column 'body'"),
+        ({"images": {"height": 8, "width": 8}}, "data.images: manifest .*a.csv has no column 'path'"),
+    ],
+)
+def test_labels_and_manifests_are_checked_before_they_are_queued(
+    an_ordinary_user: IsolatedProcesses, data: dict[str, Any], problem: str
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        file = Path(place, "a.csv")
+        file.write_text("text,kind\nsome text,a\n")
+        job = {
+            "model": {
+                "layers": [{"type": "embedding_bag", "options": {"num_embeddings": 9, "embedding_dim": 2}}]
+            },
+            "data": {**data, "files": [str(file)]},
+        }
+        with pytest.raises(UserError, match=problem):
+            check_job(parse_job(job), an_ordinary_user)
+
+
+@pytest.mark.parametrize("task", ["text_classification", "language_model"])
+def test_a_model_without_a_head_for_the_task_is_refused(
+    an_ordinary_user: IsolatedProcesses, task: str
+) -> None:
+    question = CheckModel(config={"model_type": "granite"}, task=task)
+    if task == "language_model":
+        an_ordinary_user.ask(question)
+        return
+    with pytest.raises(UserError, match="'granite' has no head for classes of texts"):
+        an_ordinary_user.ask(question)
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])

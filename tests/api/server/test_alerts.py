@@ -11,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.databases import make_schema
 
 from share_compute.lifecycle.attempt_events import AttemptEnded
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
 from share_compute.settings import Settings
 from share_compute.specification import parse_deployment, parse_job
-from share_compute.store import ContributorRecord, Store, upgrade
+from share_compute.store import ContributorRecord, Store
 from share_compute.store.store import utc_now
 from share_compute_api.client.client import Client
 from share_compute_api.cluster.cluster import ClusterInfo
@@ -34,7 +35,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         settings = Settings(data_folder=folder, database_url=None)
-        upgrade(settings.resolved_database_url)
+        make_schema(settings.resolved_database_url)
         self.store = Store(settings.resolved_database_url, clock=lambda: self.now)
         self.now = utc_now()
         self.context = Context(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import zlib
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 from sklearn.datasets import load_digits
+from transformers.image_transforms import convert_to_rgb
 
 from share_compute.data import PreparedData, prepare
 from share_compute.data.images import read_image
@@ -85,7 +87,28 @@ def test_images_are_resized_converted_and_normalised(tmp_path: Path) -> None:
     red = inputs[targets == 1][0]
     assert red[:, 0, 0].tolist() == [1.0, 0.0, -0.5]
     means = sorted(image[1].mean() for image in inputs)
-    assert means == pytest.approx([0, 0, 128 / 255], abs=0.01)
+    assert means == pytest.approx([0, 128 / 255, 1], abs=0.01)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB", "1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transparent_images_are_on_white(tmp_path: Path, mode: str, channels: int) -> None:
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (30, 20, 4), dtype=np.uint8), "RGBA")
+    options: dict[str, Any] = {}
+    if mode in ("P", "L", "RGB", "1"):
+        image = image.convert("RGB").quantize(16) if mode == "P" else image.convert(mode)
+        options["transparency"] = image.getpixel((3, 3))
+    elif mode != "RGBA":
+        image = image.convert("LA").convert(mode)
+    image.save(tmp_path / "a.png", **options)
+    with Image.open(tmp_path / "a.png") as opened:
+        coloured = convert_to_rgb(opened, return_numpy=True)
+    wanted = "L" if channels == 1 else "RGB"
+    expected = Image.fromarray(coloured).convert(wanted).resize((5, 10), Image.Resampling.BILINEAR)
+    found = read_image(tmp_path / "a.png", ImagesSpec(height=10, width=5, channels=channels))
+    theirs = np.atleast_3d(np.asarray(expected)).transpose(2, 0, 1)
+    assert np.abs(found.astype(int) - theirs).max() <= 2
 
 
 def test_images_are_turned_as_their_camera_says(tmp_path: Path) -> None:
@@ -118,6 +141,26 @@ def test_validation_may_have_a_folder_of_its_own(pictures: Path, tmp_path: Path)
         UserError, match="class 'eleven' is in the validation split, but not in the training split"
     ):
         prepared(pictures, validation_files=[str(tmp_path / "more")], test_fraction=0)
+
+
+def test_a_row_that_moves_to_another_manifest_changes_the_splits(pictures: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"path": f"pictures/{file.parent.name}/{file.name}", "label": int(file.parent.name)}
+        for file in sorted(pictures.glob("*/*.png"))
+    ]
+    first, second = pictures.parent / "first.jsonl", pictures.parent / "second.jsonl"
+    place = next(at for at, row in enumerate(rows) if row["label"] == 9)
+    sizes = []
+    for moves in (False, True):
+        # The classes of both, and the order of all images, stay.
+        held = [row for row in rows if row["label"] < 9]
+        nines = rows[place:]
+        manifest(first, held + nines[: 2 if moves else 3])
+        manifest(second, nines[2 if moves else 3 :])
+        found = prepared(first, validation_files=[str(second)], test_fraction=0)
+        sizes.append([found.samples.size(split) for split in SPLITS])
+    assert sizes[0] == [len(rows) - len(nines) + 3, len(nines) - 3, 0]
+    assert sizes[1] == [len(rows) - len(nines) + 2, len(nines) - 2, 0]
 
 
 def bomb(file: Path, width: int, height: int) -> Path:
@@ -210,3 +253,93 @@ def test_names_of_files_are_escaped_in_errors(pictures: Path) -> None:
     Path(os.fsdecode(bytes(pictures) + b"/3/a\xff.png")).write_text("no image")
     with pytest.raises(UserError, match=r"3/a\\udcff\.png' cannot be read as an image"):
         prepared(pictures)
+
+
+def manifest(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        [json.dumps(row) for row in rows]
+        if file.suffix == ".jsonl"
+        else [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    )
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_manifest_gives_the_same_samples_as_folders(pictures: Path, suffix: str) -> None:
+    rows = [
+        {"path": f"pictures/{file.parent.name}/{file.name}", "label": int(file.parent.name)}
+        for file in sorted(pictures.glob("*/*.png"))
+    ]
+    listed = prepared(manifest(pictures.parent / f"labels{suffix}", rows), validation_fraction=0.2)
+    whole = prepared(pictures, validation_fraction=0.2)
+    for split in SPLITS:
+        for ours, theirs in zip(
+            *(each.samples.take(split, range(each.samples.size(split))) for each in (listed, whole)),
+            strict=True,
+        ):
+            assert np.array_equal(ours, theirs)
+    assert listed.description == whole.description
+
+
+def test_manifests_and_folders_may_be_mixed(pictures: Path, tmp_path: Path) -> None:
+    save(tmp_path / "more" / "x.png", np.full((8, 8), 9))
+    more = manifest(tmp_path / "more" / "labels.csv", [{"path": "./x.png", "label": " 3"}])
+    found = prepared(pictures, validation_files=[str(more)], test_fraction=0)
+    inputs, targets = found.samples.take("validation", [0])
+    assert (inputs * 255).round().max() == 9
+    assert targets.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"file": "a.png", "label": "x"}], "manifest .*labels.csv has no column 'path'"),
+        ([{"path": "a.png", "labels": "x"}], "has no column 'label'; did you mean 'labels'?"),
+        (
+            [{"path": "../b.png", "label": "x"}],
+            r"row 1 of manifest .*labels.csv names '../b.png', which is not inside",
+        ),
+        (
+            [{"path": "/etc/b.png", "label": "x"}],
+            "names '/etc/b.png', which is not inside the manifest's folder",
+        ),
+        ([{"path": "a/../../b.png", "label": "x"}], "names 'a/../../b.png', which is not inside"),
+        (
+            [{"path": "a.png", "label": "x"}, {"path": "./a.png", "label": "y"}],
+            "row 2 .* names './a.png', as row 1",
+        ),
+        ([{"path": "no.png", "label": "x"}], "names 'no.png', but there is no such file in"),
+        ([{"path": "link.png", "label": "x"}], "names 'link.png', but there is no such file in"),
+        ([{"path": "a.gif", "label": "x"}], "names 'a.gif', which is no PNG or JPEG file"),
+        ([{"path": "", "label": "x"}], "row 1 of manifest .* has no path"),
+        ([{"path": "a.png", "label": ""}], "column 'label' of data file .*labels.csv has no label in row 1"),
+    ],
+)
+def test_manifests_that_cannot_be_used(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+    place = tmp_path / "pictures"
+    save(place / "a.png", np.zeros((8, 8)))
+    save(tmp_path / "b.png", np.zeros((8, 8)))
+    (place / "link.png").symlink_to(tmp_path / "b.png")
+    with pytest.raises(UserError, match=message):
+        prepared(manifest(place / "labels.csv", rows), **UNSPLIT)
+
+
+def test_a_manifest_with_two_columns_of_one_name_is_refused(pictures: Path) -> None:
+    listed = pictures / "labels.csv"
+    listed.write_text("path,label,label\n3/003.png,3,4\n")
+    with pytest.raises(UserError, match=r"labels\.csv has two columns 'label'"):
+        prepared(listed)
+
+
+def test_an_image_in_two_splits_is_refused(pictures: Path) -> None:
+    listed = manifest(pictures / "labels.csv", [{"path": "3/003.png", "label": 3}])
+    with pytest.raises(
+        UserError, match=r"image .*3/003\.png is named twice: in .*pictures and in .*labels\.csv"
+    ):
+        prepared(pictures, validation_files=[str(listed)])
+    empty = pictures / "none.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(UserError, match="has no column 'path'"):
+        prepared(empty)

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage, dissect
+from share_compute.models.huggingface import decoder_profile
+from share_compute.models.huggingface.decoder import trained_sketch
 from share_compute.models.losses import loss_sum
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth
 from share_compute.models.profiles.profiling import NotQuadratic, count, fit
@@ -260,3 +263,14 @@ def test_growth_is_fitted_exactly_and_checked() -> None:
     assert fit(lengths, [grown(length) for length in lengths]) == QuadraticGrowth(5.0, 3.0, 2.0)
     with pytest.raises(NotQuadratic):
         fit(lengths, [min(length, 600) for length in lengths])
+
+
+def test_a_model_without_modules_after_its_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sketch(blueprint: Blueprint) -> tuple[Any, Any]:
+        model, outline = trained_sketch(blueprint)
+        outline.closing, outline.heads = [], []
+        return model, outline
+
+    monkeypatch.setattr(decoder_profile, "trained_sketch", sketch)
+    with pytest.raises(UserError, match="LlamaForCausalLM has no module after its layers"):
+        decoder_profile.profile_config(Blueprint(config={**BASE, "model_type": "llama"}))

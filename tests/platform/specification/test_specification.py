@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,7 @@ from share_compute.errors import UserError
 from share_compute.specification import (
     LAYER_TYPES,
     SCHEDULES,
+    Kind,
     OptimizerName,
     TrainJob,
     job_schema,
@@ -222,7 +223,10 @@ class TestRefused:
             (
                 "data.files",
                 ["a.csv"],
-                "cannot read .csv as text; data.table reads tables; known: .txt, .jsonl, .parquet",
+                (
+                    "cannot read .csv as text; data.table reads tables, data.labels texts with labels; "
+                    "known: .txt, .jsonl, .parquet"
+                ),
             ),
             ("data.files", ["corpus"], "cannot read a file without suffix"),
             ("data.files", ["a.txt", "b.jsonl"], "files are of several kinds: .jsonl, .txt"),
@@ -231,9 +235,12 @@ class TestRefused:
             (
                 "data",
                 {"dataset": "digits"},
-                "declared layers train on a dataset, tables or images, language models on text files",
+                (
+                    "declared layers train on a dataset, tables, images or texts with data.labels, "
+                    "language models on text files"
+                ),
             ),
-            ("model.path", "folder", "give exactly one of path, config and layers; given: path, config"),
+            ("model.path", "folder", "give exactly one of path, hub, config and layers; given: path, config"),
             ("model", {}, "given: none"),
             ("model.config", {"vocab_size": 3}, "config needs a model_type"),
             ("model", {"layers": []}, "layers is empty"),
@@ -262,7 +269,7 @@ class TestRefused:
 
     def test_training_fits_the_model_and_the_data(self) -> None:
         samples = changed("training.samples", {"every": 5, "prompts": ["a"]}, DIGITS)
-        assert "declared layers make no text" in refusal(samples).message
+        assert "a model for image_classification makes no text" in refusal(samples).message
         stopping = {"validate_every": 5, "early_stopping": {}}
         unseen = changed("data.validation_fraction", 0, changed("training", stopping))
         assert "needs samples to validate on" in refusal(unseen).message
@@ -459,10 +466,10 @@ def defaults(schema: dict[str, Any]) -> dict[str, str]:
                 found.setdefault(path, {})[tag] = f"`{json.dumps(field['default'])}`"
             for value, target in choice.get("mapping", {}).items():
                 walk(schema["$defs"][target.rpartition("/")[2]], f"{path}.", value)
-            if choice:
+            if choice and "default" in field:
                 chosen = json.dumps(field["default"][choice["propertyName"]])
                 found[f"{path}.{choice['propertyName']}"] = {"": f"`{chosen}`"}
-            else:
+            elif not choice:
                 for target in re.findall(r"#/\$defs/(\w+)", json.dumps(field)):
                     walk(schema["$defs"][target], f"{path}.", tag)
 
@@ -476,8 +483,8 @@ def defaults(schema: dict[str, Any]) -> dict[str, str]:
 
 
 class TestSchema:
-    def fields(self) -> dict[str, dict[str, Any]]:
-        schema = job_schema()
+    def fields(self, kind: Kind = "train") -> dict[str, dict[str, Any]]:
+        schema = job_schema(kind)
         return dict(schema_fields(schema, schema))
 
     def test_it_is_json_and_closed(self) -> None:
@@ -486,9 +493,10 @@ class TestSchema:
         objects = [schema, *(one for one in schema["$defs"].values() if one.get("type") == "object")]
         assert all(one["additionalProperties"] is False for one in objects)
 
-    def test_every_field_is_described(self) -> None:
+    @pytest.mark.parametrize("kind", get_args(Kind))
+    def test_every_field_is_described(self, kind: Kind) -> None:
         # A part is described by the model that it refers to.
-        plain = {name: field for name, field in self.fields().items() if "$ref" not in field}
+        plain = {name: field for name, field in self.fields(kind).items() if "$ref" not in field}
         assert [name for name, field in plain.items() if not field.get("description")] == []
 
     def test_choices_are_listed_for_forms(self) -> None:
@@ -497,13 +505,14 @@ class TestSchema:
         assert fields["model.layers.type"]["enum"] == list(LAYER_TYPES)
         assert definitions["OptimizerName"]["enum"] == [name.value for name in OptimizerName]
 
-    def test_the_guide_has_every_field_with_its_default(self) -> None:
-        guide = (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8")
+    @pytest.mark.parametrize(("kind", "page"), [("train", "job-file.md"), ("sparse", "sparse.md")])
+    def test_the_guide_has_every_field_with_its_default(self, kind: Kind, page: str) -> None:
+        guide = (ROOT / "docs" / page).read_text(encoding="utf-8")
         rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", guide, flags=re.MULTILINE))
-        fields = self.fields()
+        fields = self.fields(kind)
         parts = {name.rpartition(".")[0] for name in fields} - {"", "model.layers"}
         assert set(rows) == set(fields) - parts
-        shown = defaults(job_schema())
+        shown = defaults(job_schema(kind))
         assert {name: rows[name] for name in shown if name not in parts} == {
             name: shown[name] for name in shown if name not in parts
         }

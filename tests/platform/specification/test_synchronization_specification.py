@@ -60,7 +60,7 @@ def test_all_kinds_are_listed() -> None:
     ("options", "message"),
     [
         ({"kind": "locl"}, "unknown synchronization 'locl'; did you mean 'local'?"),
-        ({"kind": "ddp"}, "known: allreduce, local, elastic"),
+        ({"kind": "ddp"}, "known: allreduce, auto, local"),
         ({}, "kind"),
         ("local", "dictionary"),
         ({"kind": "allreduce", "every": 3}, "unknown key 'every'"),
@@ -103,7 +103,7 @@ def test_all_kinds_are_listed() -> None:
         ({"kind": "gossip", "branches": 4, "graph": "star"}, "graph: Input"),
         ({"kind": "parameter_server", "branches": 4, "staleness": -1}, "staleness"),
         ({"kind": "parameter_server", "branches": 4, "staleness": "none"}, "staleness"),
-        ({"kind": "parameter_server", "branches": 4, "servers": 0}, "unknown key 'servers'"),
+        ({"kind": "elastic", "branches": 4, "servers": 2}, "unknown key 'servers'"),
     ],
 )
 def test_the_field_is_named(options: Any, message: str) -> None:
@@ -116,7 +116,7 @@ def test_a_preset_fills_what_is_not_given() -> None:
     diloco = LocalSpec.model_validate({"branches": 8, "preset": "diloco"})
     assert (diloco.every, diloco.outer, diloco.inner_state) == (500, OuterNesterovSpec(), "keep")
     sparse = LocalSpec.model_validate({"branches": 8, "preset": "sparse_loco", "every": 15})
-    assert (sparse.every, sparse.outer) == (15, OuterSgdSpec(learning_rate=0.4))
+    assert (sparse.every, sparse.outer) == (15, OuterSgdSpec(learning_rate=1.0))
     assert set(PRESETS) == {"diloco", "sparse_loco"}
 
 

@@ -558,3 +558,23 @@ def test_failures_are_found_by_when_they_happened(store: Store, clock: Any) -> N
     clock.pass_s(1)
     assert [one.id for one in store.jobs.failed_since(failed_at)] == [job.id]
     assert store.jobs.failed_since(clock()) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "counts_tokens"),
+    [
+        ({"files": ["a.txt"]}, True),
+        ({"files": ["a.csv"], "labels": {"column": "rating"}, "text_column": "text"}, False),
+        ({"files": ["a.csv"], "table": {"target": "price"}}, False),
+        ({"dataset": "digits"}, False),
+    ],
+)
+def test_only_the_speed_of_language_models_is_counted_in_tokens(
+    store: Store, data: dict[str, Any], counts_tokens: bool
+) -> None:
+    config = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2}
+    declared = spec().model_dump(mode="json")["model"]
+    model = declared if {"table", "dataset"} & set(data) else {"config": config}
+    task = {"task": "tabular_regression"} if "table" in data else {}
+    job = parse_job({"model": model, "data": data, "training": {"steps": 4, "sequence_length": 16}, **task})
+    assert store.jobs.create(job).counts_tokens is counts_tokens

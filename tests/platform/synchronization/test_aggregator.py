@@ -17,7 +17,7 @@ from share_compute.errors import UserError, VerificationFailed
 from share_compute.models.storage.checksums import damage
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.specification import TrainingSpec
-from share_compute.synchronization.aggregator import Aggregator, InitialShard, payload_bytes
+from share_compute.synchronization.aggregator import Aggregator, InitialShard, folder_bytes, payload_bytes
 from share_compute.synchronization.records import BranchRun, Contribution, MergeRecord, MergeTerm
 
 SHAPES = {"embed": (9, 4), "layer.weight": (4, 4), "layer.bias": (4,)}
@@ -257,3 +257,10 @@ def test_fragments_without_parameters_are_refused(tmp_path: Path, fragments: int
     aggregator.begin([InitialShard(weights, {})], {"step": 0})
     with nullcontext() if is_right else pytest.raises(UserError, match=r"fragments: round 3 would merge no"):
         aggregator.require_fragments()
+
+
+def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_bytes(b"12345")
+    (tmp_path / "config.json").write_bytes(b"123")
+    assert folder_bytes(tmp_path) == 8

@@ -268,4 +268,4 @@ def test_a_missing_contribution_is_named() -> None:
 def test_presets_have_the_outer_optimizers_of_the_papers() -> None:
     diloco = LocalSpec(branches=2, preset="diloco")
     assert diloco.outer == OuterNesterovSpec(learning_rate=0.7, momentum=0.9)
-    assert LocalSpec(branches=2, preset="sparse_loco").outer == OuterSgdSpec(learning_rate=0.4)
+    assert LocalSpec(branches=2, preset="sparse_loco").outer == OuterSgdSpec(learning_rate=1.0)

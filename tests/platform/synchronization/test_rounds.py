@@ -162,6 +162,8 @@ class World:
         self.trains = dict.fromkeys(range(spec.branches), True)
         self.kept: dict[int, Contributed] = {}
         """Contributions that branches have announced and for which they have no updates yet."""
+        self.waiting: set[int] = set()
+        """Branches that lost their islands and wait for others before they begin again."""
         self.log: list[MergeRecord] = []
         self.pending: list[MergeRecord] = []
         self.ignored: list[BranchRun] = []
@@ -194,9 +196,14 @@ class World:
             if not self.spec.keeps_own_weights:
                 assert versions.start == self.bases[branch] + 1
                 assert versions.stop - 1 == self.machine.version
-            self._check_staleness(branch)
             del self.kept[branch]
-            self.bases[branch], self.trains[branch] = versions.stop - 1, True
+            self._begin(branch, versions.stop - 1)
+        for branch in list(self.waiting):
+            self._begin_again(branch)
+
+    def _begin(self, branch: int, version: int) -> None:
+        self._check_staleness(branch)
+        self.bases[branch], self.trains[branch] = version, True
 
     def _check_staleness(self, branch: int) -> None:
         spec = self.spec
@@ -210,12 +217,19 @@ class World:
             self.store()
         self.kept.pop(branch, None)
         self.machine.withdraw(branch)
+        self.trains[branch] = False
+        self.waiting.add(branch)
+        self._begin_again(branch)
+
+    def _begin_again(self, branch: int) -> None:
+        if self.machine.is_over or self.machine.has_to_wait(branch):
+            return
+        self.waiting.remove(branch)
+        version = self.machine.version
         if self.spec.keeps_own_weights:
             own = [record.version for record in self.log for run in record.runs if run.branch == branch]
-            self.bases[branch] = max(own, default=0)
-        else:
-            self.bases[branch] = self.machine.version
-        self.trains[branch] = not self.machine.is_done(branch)
+            version = max(own, default=0)
+        self._begin(branch, version)
 
     def repeat(self, run: BranchRun) -> None:
         self._take(self.machine.handle(contributed(*run)))

@@ -37,7 +37,11 @@ def check(
     }
     if validation:
         data["validation_files"] = [write(folder / "b.csv", validation)]
-    for ending in ({"early_stopping": {"metric": metric}}, {"target": {"metric": metric, "value": 0.5}}):
+    for ending in (
+        {"early_stopping": {"metric": metric}},
+        {"target": {"metric": metric, "value": 0.5}},
+        {"schedule": {"name": "reduce_on_plateau", "options": {"metric": metric}}},
+    ):
         spec = parse_job(
             {
                 "task": "tabular_regression" if regression else "tabular_classification",

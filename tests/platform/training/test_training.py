@@ -82,7 +82,7 @@ OPTIONS: dict[str, dict[str, float | str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", sorted({*SCHEDULES} - {"reduce_on_plateau"}))
 def test_learning_rates_are_those_of_transformers(name: str) -> None:
     options = OPTIONS.get(name, {})
     spec = TrainingSpec(steps=12, schedule=ScheduleSpec(name=name, warmup_steps=3, options=options))
@@ -143,6 +143,40 @@ class TestDecay:
         optimizer.step()
         assert torch.allclose(module.weight, torch.full((3, 3), 0.9))
         assert torch.allclose(module.bias, torch.full((3,), bias_after))
+
+    @pytest.mark.parametrize("name", list(OptimizerName))
+    def test_the_l1_penalty_is_added_to_the_gradient(self, name: OptimizerName) -> None:
+        spec = OptimizerSpec(name=name, learning_rate=0.01, l1=0.03, weight_decay=0.1)
+        ours, theirs = model(), model()
+        with torch.no_grad():
+            for module in (ours, theirs):
+                next(module.parameters())[:1].zero_()  # where a weight is 0, so is its penalty's gradient
+        optimizer = build_optimizer(spec, ours.parameters(), undecayed_parameters(ours))
+        plain = build_optimizer(
+            spec.model_copy(update={"l1": 0.0}), theirs.parameters(), undecayed_parameters(theirs)
+        )
+        for step in range(3):
+            torch.manual_seed(step)
+            inputs = torch.rand(4, 6)
+            optimizer.zero_grad()
+            ours(inputs).square().sum().backward()
+            optimizer.step()
+            plain.zero_grad()
+            penalty = 0.03 * sum(weight.abs().sum() for weight in theirs.parameters() if weight.dim() > 1)
+            (theirs(inputs).square().sum() + penalty).backward()
+            plain.step()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.allclose(one, other, atol=1e-6)
+
+    def test_the_l1_penalty_makes_weights_zero(self) -> None:
+        weight = nn.Parameter(torch.tensor([[0.5, -0.25]]))
+        optimizer = build_optimizer(
+            OptimizerSpec(name=OptimizerName.sgd, learning_rate=0.125, l1=1.0), [weight]
+        )
+        for _ in range(4):
+            weight.grad = torch.zeros_like(weight)
+            optimizer.step()
+        assert weight.tolist() == [[0.0, 0.0]]
 
 
 class TestLossScale:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.databases import make_schema
 
 from share_compute.errors import Conflict
 from share_compute.settings import Settings
-from share_compute.store import ContributorRecord, Store, upgrade
+from share_compute.store import ContributorRecord, Store
 from share_compute_api.app.app import create_app
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.cluster.cluster import ClusterInfo
@@ -31,7 +32,7 @@ ADDRESS = "192.0.2.7"
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     settings = Settings(data_folder=tmp_path, database_url=None)
-    upgrade(settings.resolved_database_url)
+    make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     yield store
     store.close()

@@ -110,11 +110,14 @@ export interface JobFilter {
   kind?: JobKind | undefined;
   /** Part of the name. */
   name?: string | undefined;
+  tag?: string | undefined;
+  /** Whether trials of sweeps are among the jobs. */
+  trials?: true | undefined;
 }
 
-export function jobs({ state, kind, name }: JobFilter = {}) {
+export function jobs({ state, kind, name, tag, trials }: JobFilter = {}) {
   return infiniteQueryOptions({
-    queryKey: ["jobs", state ?? "all", kind ?? "all", name ?? ""],
+    queryKey: ["jobs", state ?? "all", kind ?? "all", name ?? "", tag ?? "", trials ?? false],
     queryFn: ({ signal, pageParam }) =>
       body(
         api.GET("/api/v1/jobs", {
@@ -125,6 +128,8 @@ export function jobs({ state, kind, name }: JobFilter = {}) {
               ...(state !== undefined && { state: [state] }),
               ...(kind !== undefined && { kind }),
               ...(name !== undefined && { name }),
+              ...(tag !== undefined && { tag: [tag] }),
+              ...(trials !== undefined && { trials }),
               ...(pageParam !== null && { cursor: pageParam }),
             },
           },
@@ -139,6 +144,30 @@ export function job(id: string) {
   return queryOptions({
     queryKey: ["job", id],
     queryFn: ({ signal }) => body(api.GET("/api/v1/jobs/{job_id}", { signal, params: { path: { job_id: id } } })),
+  });
+}
+
+/** Predictions of the last validation and test. */
+export function pictures(id: string) {
+  return queryOptions({
+    queryKey: ["job", id, "pictures"],
+    queryFn: ({ signal }) => body(api.GET("/api/v1/jobs/{job_id}/pictures", { signal, params: { path: { job_id: id } } })),
+  });
+}
+
+/** Trials of a sweep, best first. */
+export function trials(id: string) {
+  return queryOptions({
+    queryKey: ["trials", id],
+    queryFn: ({ signal }) => body(api.GET("/api/v1/jobs/{job_id}/trials", { signal, params: { path: { job_id: id } } })),
+  });
+}
+
+/** Results of some jobs, and the differences of their job files. */
+export function comparison(ids: readonly string[]) {
+  return queryOptions({
+    queryKey: ["comparison", ...ids],
+    queryFn: ({ signal }) => body(api.GET("/api/v1/jobs/compare", { signal, params: { query: { job: [...ids] } } })),
   });
 }
 
@@ -282,7 +311,7 @@ export const uploads = queryOptions({
 });
 
 /** The JSON schema of a job kind; it does not change while the server runs. */
-export function jobSchema(kind: "train" | "generate" | "embed" | "serve") {
+export function jobSchema(kind: "train" | "generate" | "embed" | "sparse" | "sweep" | "serve") {
   return queryOptions({
     queryKey: ["schema", kind],
     staleTime: Infinity,

@@ -570,6 +570,8 @@ export interface paths {
         /**
          * List Jobs
          * @description List jobs, newest first, in pages. In jobs of other keys, ``hidden`` replaces the paths in ``spec``.
+         *
+         *     Trials of sweeps are left out, unless ``trials`` or a group is given.
          */
         get: operations["listJobs"];
         put?: never;
@@ -604,6 +606,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/compare": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Compare Jobs
+         * @description Return results of several jobs, and the fields in which their job files differ.
+         *
+         *     In jobs of other keys, ``hidden`` replaces the paths.
+         */
+        get: operations["compareJobs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Preview Data
+         * @description Return the first ten rows of a training job's data as training would read them; nothing is queued.
+         *
+         *     The errors are those of submission. Texts and images are shortened.
+         */
+        post: operations["previewData"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}": {
         parameters: {
             query?: never;
@@ -628,7 +674,11 @@ export interface paths {
         delete: operations["deleteJob"];
         options?: never;
         head?: never;
-        patch?: never;
+        /**
+         * Label Job
+         * @description Change the tags or the group of a job, also after its end; fields that are left out keep their values.
+         */
+        patch: operations["labelJob"];
         trace?: never;
     };
     "/api/v1/jobs/{job_id}/artifacts": {
@@ -660,7 +710,7 @@ export interface paths {
         };
         /**
          * Get Artifact
-         * @description Return one artifact and its files.
+         * @description Return one artifact and its files. The model card, README.md, is written when it is read.
          */
         get: operations["getArtifact"];
         put?: never;
@@ -706,7 +756,7 @@ export interface paths {
         put?: never;
         /**
          * Cancel Job
-         * @description Cancel a queued job at once; ask a running job to stop soon.
+         * @description Cancel a queued job at once; ask a running job to stop. After success, cancel the links that wait.
          */
         post: operations["cancelJob"];
         delete?: never;
@@ -806,9 +856,51 @@ export interface paths {
         };
         /**
          * Get Metrics
-         * @description Return the metrics of each step, as JSON or as CSV with one column per metric.
+         * @description Return the metrics of each step.
          */
         get: operations["getMetrics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}/metrics/file": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Metrics File
+         * @description Return the series of a job as a file: losses, metrics, learning rate, speed and bytes, a row for each step.
+         *
+         *     The file is written while it is sent. It has all metrics that are stored when its last rows are sent.
+         */
+        get: operations["getMetricsFile"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}/pictures": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Pictures
+         * @description Return the predictions of the job's last validation and test: confusion matrices, or points of a regression.
+         */
+        get: operations["getPictures"];
         put?: never;
         post?: never;
         delete?: never;
@@ -829,6 +921,8 @@ export interface paths {
         /**
          * Resume Job
          * @description Queue a failed or cancelled job again; its ``reason`` says where the job continues.
+         *
+         *     For a job that has succeeded, links that failed or were cancelled are started again.
          */
         post: operations["resumeJob"];
         delete?: never;
@@ -849,6 +943,26 @@ export interface paths {
          * @description Return the predicted timeline of one step of the job's plan, based on the layer times measured so far.
          */
         get: operations["getTimeline"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}/trials": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Trials
+         * @description Return the trials of a sweep, best first, with their settings and values.
+         */
+        get: operations["getTrials"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1436,9 +1550,9 @@ export interface components {
             strategy: string;
         };
         /** AnyJob */
-        AnyJobRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"];
+        AnyJobRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"] | components["schemas"]["SparseJobRequest"] | components["schemas"]["SweepJobRequest"];
         /** AnySpec */
-        AnySpecRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"] | components["schemas"]["DeploymentRequest"];
+        AnySpecRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"] | components["schemas"]["SparseJobRequest"] | components["schemas"]["SweepJobRequest"] | components["schemas"]["DeploymentRequest"];
         /**
          * ApiKeyRecord
          * @description An API key, without its secret.
@@ -1501,6 +1615,182 @@ export interface components {
             path: string;
             /** Size Bytes */
             size_bytes: number;
+        };
+        /**
+         * AutoSpec
+         * @description Let the first plan choose between lockstep, and rounds of as few steps as keep the links from slowing them.
+         *
+         *     Lockstep is ``allreduce`` with the batches of all branches in each step, so both train the same samples.
+         */
+        AutoSpec: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Largest number of steps in a round that may be chosen.
+             * @default 100
+             */
+            every: number;
+            /**
+             * Fragments
+             * @description Parts of the model, of which each round merges one in turn; the last round merges all of them.
+             * @default 1
+             */
+            fragments: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "auto";
+            /**
+             * Late
+             * @description Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it.
+             * @default merge
+             * @enum {string}
+             */
+            late: "merge" | "drop";
+            /**
+             * Outer
+             * @description Optimizer that adds the branches' mean change to the weights.
+             * @default {
+             *       "learning_rate": 1,
+             *       "name": "sgd"
+             *     }
+             */
+            outer: components["schemas"]["OuterSgdSpec"] | components["schemas"]["OuterNesterovSpec"] | components["schemas"]["OuterAdamSpec"];
+            /**
+             * Overlapping steps
+             * @description Steps that a branch trains on while the server merges its round; less than ``every``.
+             * @default 0
+             */
+            overlap: number;
+            /**
+             * Preset
+             * @description Settings of a paper for ``every``, ``outer`` and ``inner_state``, unless these are given.
+             */
+            preset?: ("diloco" | "sparse_loco") | null;
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             */
+            quorum?: number | null;
+            /**
+             * Machines that merge
+             * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.
+             * @default 0
+             */
+            servers: number | "auto";
+            /**
+             * Fewest steps in a round
+             * @description Smallest number of steps in a round that may be chosen; more than ``overlap``.
+             * @default 1
+             */
+            shortest: number;
+        };
+        /**
+         * AutoSpec
+         * @description Let the first plan choose between lockstep, and rounds of as few steps as keep the links from slowing them.
+         *
+         *     Lockstep is ``allreduce`` with the batches of all branches in each step, so both train the same samples.
+         */
+        AutoSpecRequest: {
+            /**
+             * Branches
+             * @description Number of branches: virtual workers that train apart. It is independent of the number of machines.
+             */
+            branches: number;
+            /**
+             * Steps in a round
+             * @description Largest number of steps in a round that may be chosen.
+             * @default 100
+             */
+            every: number;
+            /**
+             * Fragments
+             * @description Parts of the model, of which each round merges one in turn; the last round merges all of them.
+             * @default 1
+             */
+            fragments: number;
+            /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
+             * Inner State
+             * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
+             * @default keep
+             * @enum {string}
+             */
+            inner_state: "keep" | "reset";
+            /**
+             * @description Name of the policy. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "auto";
+            /**
+             * Late
+             * @description Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it.
+             * @default merge
+             * @enum {string}
+             */
+            late: "merge" | "drop";
+            /**
+             * Outer
+             * @description Optimizer that adds the branches' mean change to the weights.
+             * @default {
+             *       "learning_rate": 1,
+             *       "name": "sgd"
+             *     }
+             */
+            outer: components["schemas"]["OuterSgdSpecRequest"] | components["schemas"]["OuterNesterovSpecRequest"] | components["schemas"]["OuterAdamSpecRequest"];
+            /**
+             * Overlapping steps
+             * @description Steps that a branch trains on while the server merges its round; less than ``every``.
+             * @default 0
+             */
+            overlap: number;
+            /**
+             * Preset
+             * @description Settings of a paper for ``every``, ``outer`` and ``inner_state``, unless these are given.
+             * @default null
+             */
+            preset: ("diloco" | "sparse_loco") | null;
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             * @default null
+             */
+            quorum: number | null;
+            /**
+             * Machines that merge
+             * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.
+             * @default 0
+             */
+            servers: number | "auto";
+            /**
+             * Fewest steps in a round
+             * @description Smallest number of steps in a round that may be chosen; more than ``overlap``.
+             * @default 1
+             */
+            shortest: number;
         };
         /**
          * BatchOutputSpec
@@ -2146,6 +2436,39 @@ export interface components {
             machines: components["schemas"]["MachineSummaryRecord"][];
         };
         /**
+         * ComparedJob
+         * @description A job in a comparison, with its results.
+         */
+        ComparedJob: {
+            /** Group */
+            group: string | null;
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /**
+             * Results
+             * @description Last metrics by name: ``loss`` of training, and those of the splits with the prefix ``validation_`` or ``test_``.
+             */
+            results: {
+                [key: string]: number;
+            };
+            /**
+             * Seconds
+             * @description Time from the first start to the end, in seconds; null unless the job is over.
+             */
+            seconds: number | null;
+            state: components["schemas"]["JobState"];
+            /** Step */
+            step: number;
+            /** Tags */
+            tags: string[];
+            /** Tokens Per S */
+            tokens_per_s: number | null;
+            /** Total Steps */
+            total_steps: number;
+        };
+        /**
          * CompletionRequest
          * @description Request to continue a text.
          * @example {
@@ -2635,6 +2958,69 @@ export interface components {
             wanted: "run" | "leave";
         };
         /**
+         * CropSpec
+         * @description Part of each image that is a sample: at a random place in training, in the middle otherwise.
+         */
+        CropSpec: {
+            /**
+             * Height
+             * @description Height of the part in pixels.
+             */
+            height: number;
+            /**
+             * Padding
+             * @description Black pixels that are added to each side of the resized image first, fewer than height and width.
+             * @default 0
+             */
+            padding: number;
+            /**
+             * Width
+             * @description Width of the part in pixels.
+             */
+            width: number;
+        };
+        /**
+         * CropSpec
+         * @description Part of each image that is a sample: at a random place in training, in the middle otherwise.
+         */
+        CropSpecRequest: {
+            /**
+             * Height
+             * @description Height of the part in pixels.
+             */
+            height: number;
+            /**
+             * Padding
+             * @description Black pixels that are added to each side of the resized image first, fewer than height and width.
+             * @default 0
+             */
+            padding: number;
+            /**
+             * Width
+             * @description Width of the part in pixels.
+             */
+            width: number;
+        };
+        /**
+         * DataPreview
+         * @description The first rows of data.
+         */
+        DataPreview: {
+            /** Columns */
+            columns: components["schemas"]["PreviewColumn"][];
+            /**
+             * Left Out
+             * @description Number of features that are not shown, because the table has too many.
+             * @default 0
+             */
+            left_out: number;
+            /**
+             * Rows
+             * @description At most ten rows, each with a value for each column.
+             */
+            rows: (string | number | null)[][];
+        };
+        /**
          * DataSpec
          * @description Training data: ``files`` with text, tables or images, or a ``dataset`` that ships with a package.
          */
@@ -2646,14 +3032,24 @@ export interface components {
             dataset?: "digits" | null;
             /**
              * Files
-             * @description Files on the server, or of an upload: .txt, .jsonl, .parquet; as tables .csv, .parquet; as images folders.
+             * @description Files on the server, or of an upload: .txt, .jsonl, .parquet; folders of images; tables and labels also .csv.
              */
             files?: string[] | null;
             /**
              * Images
-             * @description Read the files as folders of images, with one folder for each class; null: as text.
+             * @description Read the files as folders of images, with one folder for each class, or as manifests of images; null: as text.
              */
             images?: components["schemas"]["ImagesSpec"] | null;
+            /**
+             * Texts with labels
+             * @description Read each row of the files as a text with a label, for text_classification; null: as plain text.
+             */
+            labels?: components["schemas"]["LabelsSpec"] | null;
+            /**
+             * Pairs of texts
+             * @description Read each row of the files as two texts that belong together, for embedding; null: as plain text.
+             */
+            pairs?: components["schemas"]["PairsSpec"] | null;
             /**
              * Shuffle
              * @description Whether each pass visits the samples in a new order, drawn from the seed.
@@ -2661,13 +3057,24 @@ export interface components {
              */
             shuffle: boolean;
             /**
+             * Slicing
+             * @description Division of a batch: data_parallel, full_batch (machines read all samples), or [1, 1, 2, 2] for image tiles.
+             * @default data_parallel
+             */
+            slicing: ("data_parallel" | "full_batch") | [
+                number,
+                number,
+                number,
+                number
+            ];
+            /**
              * Columns of tables
              * @description Read the files as tables, with these columns; null: as text.
              */
             table?: components["schemas"]["TableSpec"] | null;
             /**
              * Test Files
-             * @description Tables or folders of images for the final test, instead of ``test_fraction``.
+             * @description Tables, folders of images or texts with labels for the final test, instead of ``test_fraction``.
              */
             test_files?: string[] | null;
             /**
@@ -2678,13 +3085,18 @@ export interface components {
             test_fraction: number;
             /**
              * Text Column
-             * @description Column of .jsonl and .parquet files that holds the text.
+             * @description Column that holds the text, in files with columns.
              * @default text
              */
             text_column: string;
             /**
+             * Random changes
+             * @description Random changes of training samples, drawn from the seed, the step and the sample; null: none.
+             */
+            transforms?: components["schemas"]["TransformsSpec"] | null;
+            /**
              * Validation Files
-             * @description Tables or folders of images for validation, instead of ``validation_fraction``.
+             * @description Tables, folders of images or texts with labels for validation, instead of ``validation_fraction``.
              */
             validation_files?: string[] | null;
             /**
@@ -2707,22 +3119,45 @@ export interface components {
             dataset: "digits" | null;
             /**
              * Files
-             * @description Files on the server, or of an upload: .txt, .jsonl, .parquet; as tables .csv, .parquet; as images folders.
+             * @description Files on the server, or of an upload: .txt, .jsonl, .parquet; folders of images; tables and labels also .csv.
              * @default null
              */
             files: string[] | null;
             /**
              * Images
-             * @description Read the files as folders of images, with one folder for each class; null: as text.
+             * @description Read the files as folders of images, with one folder for each class, or as manifests of images; null: as text.
              * @default null
              */
             images: components["schemas"]["ImagesSpecRequest"] | null;
+            /**
+             * Texts with labels
+             * @description Read each row of the files as a text with a label, for text_classification; null: as plain text.
+             * @default null
+             */
+            labels: components["schemas"]["LabelsSpecRequest"] | null;
+            /**
+             * Pairs of texts
+             * @description Read each row of the files as two texts that belong together, for embedding; null: as plain text.
+             * @default null
+             */
+            pairs: components["schemas"]["PairsSpecRequest"] | null;
             /**
              * Shuffle
              * @description Whether each pass visits the samples in a new order, drawn from the seed.
              * @default true
              */
             shuffle: boolean;
+            /**
+             * Slicing
+             * @description Division of a batch: data_parallel, full_batch (machines read all samples), or [1, 1, 2, 2] for image tiles.
+             * @default data_parallel
+             */
+            slicing: ("data_parallel" | "full_batch") | [
+                number,
+                number,
+                number,
+                number
+            ];
             /**
              * Columns of tables
              * @description Read the files as tables, with these columns; null: as text.
@@ -2731,7 +3166,7 @@ export interface components {
             table: components["schemas"]["TableSpecRequest"] | null;
             /**
              * Test Files
-             * @description Tables or folders of images for the final test, instead of ``test_fraction``.
+             * @description Tables, folders of images or texts with labels for the final test, instead of ``test_fraction``.
              * @default null
              */
             test_files: string[] | null;
@@ -2743,13 +3178,19 @@ export interface components {
             test_fraction: number;
             /**
              * Text Column
-             * @description Column of .jsonl and .parquet files that holds the text.
+             * @description Column that holds the text, in files with columns.
              * @default text
              */
             text_column: string;
             /**
+             * Random changes
+             * @description Random changes of training samples, drawn from the seed, the step and the sample; null: none.
+             * @default null
+             */
+            transforms: components["schemas"]["TransformsSpecRequest"] | null;
+            /**
              * Validation Files
-             * @description Tables or folders of images for validation, instead of ``validation_fraction``.
+             * @description Tables, folders of images or texts with labels for validation, instead of ``validation_fraction``.
              * @default null
              */
             validation_files: string[] | null;
@@ -3124,6 +3565,80 @@ export interface components {
             ports: number[];
         };
         /**
+         * DrawnFieldSpec
+         * @description Values of one field of the job; give exactly one of the four.
+         */
+        DrawnFieldSpec: {
+            /**
+             * Integers
+             * @description Lowest and highest whole number, both included.
+             */
+            integers?: [
+                number,
+                number
+            ] | null;
+            /**
+             * Log Uniform
+             * @description Lowest and highest number, whose logarithm is drawn uniformly.
+             */
+            log_uniform?: [
+                number,
+                number
+            ] | null;
+            /**
+             * Uniform
+             * @description Lowest and highest number, drawn uniformly.
+             */
+            uniform?: [
+                number,
+                number
+            ] | null;
+            /**
+             * Values
+             * @description List of values.
+             */
+            values?: unknown[] | null;
+        };
+        /**
+         * DrawnFieldSpec
+         * @description Values of one field of the job; give exactly one of the four.
+         */
+        DrawnFieldSpecRequest: {
+            /**
+             * Integers
+             * @description Lowest and highest whole number, both included.
+             * @default null
+             */
+            integers: [
+                number,
+                number
+            ] | null;
+            /**
+             * Log Uniform
+             * @description Lowest and highest number, whose logarithm is drawn uniformly.
+             * @default null
+             */
+            log_uniform: [
+                number,
+                number
+            ] | null;
+            /**
+             * Uniform
+             * @description Lowest and highest number, drawn uniformly.
+             * @default null
+             */
+            uniform: [
+                number,
+                number
+            ] | null;
+            /**
+             * Values
+             * @description List of values.
+             * @default null
+             */
+            values: unknown[] | null;
+        };
+        /**
          * EarlyStoppingSpec
          * @description Rule that ends a job when validations no longer improve.
          */
@@ -3147,6 +3662,11 @@ export interface components {
              * @default 3
              */
             patience: number;
+            /**
+             * Task of the metric
+             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             */
+            task?: string | null;
         };
         /**
          * EarlyStoppingSpec
@@ -3172,6 +3692,12 @@ export interface components {
              * @default 3
              */
             patience: number;
+            /**
+             * Task of the metric
+             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             * @default null
+             */
+            task: string | null;
         };
         /**
          * ElasticSpec
@@ -3318,6 +3844,11 @@ export interface components {
              */
             deployment?: string | null;
             /**
+             * Group
+             * @description Group of jobs that belong together.
+             */
+            group?: string | null;
+            /**
              * @description Kind of the job. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
@@ -3332,6 +3863,12 @@ export interface components {
             name: string;
             /** @default {} */
             output: components["schemas"]["BatchOutputSpec"];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
         };
         /**
          * EmbedJob
@@ -3352,6 +3889,12 @@ export interface components {
              * @default null
              */
             deployment: string | null;
+            /**
+             * Group
+             * @description Group of jobs that belong together.
+             * @default null
+             */
+            group: string | null;
             /**
              * Kind
              * @description Kind of the job.
@@ -3376,6 +3919,12 @@ export interface components {
              *     }
              */
             output: components["schemas"]["BatchOutputSpecRequest"];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
         };
         /**
          * Embedding
@@ -3524,6 +4073,76 @@ export interface components {
             seq: number;
         };
         /**
+         * FactorizationMachineSpec
+         * @description Factorisation machine of degree 2 for two classes, by FTRL-Proximal and AdaGrad.
+         */
+        FactorizationMachineSpec: {
+            /**
+             * Factors
+             * @description Numbers in the vector of each feature, user or item.
+             * @default 8
+             */
+            factors: number;
+            /**
+             * Initial Deviation
+             * @description Standard deviation of the first vectors.
+             * @default 0.1
+             */
+            initial_deviation: number;
+            /**
+             * L1
+             * @description Strength of L1 regularisation for each row of data: larger values set more weights to exactly 0.
+             * @default 0
+             */
+            l1: number;
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "factorization_machine";
+        };
+        /**
+         * FactorizationMachineSpec
+         * @description Factorisation machine of degree 2 for two classes, by FTRL-Proximal and AdaGrad.
+         */
+        FactorizationMachineSpecRequest: {
+            /**
+             * Factors
+             * @description Numbers in the vector of each feature, user or item.
+             * @default 8
+             */
+            factors: number;
+            /**
+             * Initial Deviation
+             * @description Standard deviation of the first vectors.
+             * @default 0.1
+             */
+            initial_deviation: number;
+            /**
+             * L1
+             * @description Strength of L1 regularisation for each row of data: larger values set more weights to exactly 0.
+             * @default 0
+             */
+            l1: number;
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "factorization_machine";
+        };
+        /**
          * FailureMade
          * @description Fault that was injected into a member.
          */
@@ -3569,6 +4188,22 @@ export interface components {
              * @enum {string}
              */
             kind: "kill" | "stop";
+        };
+        /**
+         * FieldDifference
+         * @description A field that is not the same in all compared job files.
+         */
+        FieldDifference: {
+            /**
+             * Field
+             * @description Name of the field, with dots.
+             */
+            field: string;
+            /**
+             * Values
+             * @description Value in each job, in the order of the jobs; null also if the job has no such field.
+             */
+            values: unknown[];
         };
         /**
          * FieldProblem
@@ -3823,6 +4458,11 @@ export interface components {
              */
             deployment?: string | null;
             /**
+             * Group
+             * @description Group of jobs that belong together.
+             */
+            group?: string | null;
+            /**
              * @description Kind of the job. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
@@ -3847,6 +4487,12 @@ export interface components {
              *     }
              */
             sampling: components["schemas"]["BatchSamplingSpec"];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
         };
         /**
          * GenerateJob
@@ -3868,6 +4514,12 @@ export interface components {
              */
             deployment: string | null;
             /**
+             * Group
+             * @description Group of jobs that belong together.
+             * @default null
+             */
+            group: string | null;
+            /**
              * Kind
              * @description Kind of the job.
              * @default generate
@@ -3882,6 +4534,91 @@ export interface components {
             /**
              * Name
              * @description Display name of the job.
+             * @default generate
+             */
+            name: string;
+            /**
+             * @default {
+             *       "format": null
+             *     }
+             */
+            output: components["schemas"]["BatchOutputSpecRequest"];
+            /**
+             * @description Sampling options and end conditions of answers.
+             * @default {
+             *       "frequency_penalty": null,
+             *       "ignore_eos": null,
+             *       "logit_bias": {},
+             *       "max_tokens": null,
+             *       "min_p": null,
+             *       "min_tokens": null,
+             *       "presence_penalty": null,
+             *       "repetition_penalty": null,
+             *       "response_format": null,
+             *       "seed": 0,
+             *       "skip_special_tokens": null,
+             *       "stop": [],
+             *       "stop_token_ids": [],
+             *       "temperature": null,
+             *       "top_k": null,
+             *       "top_p": null
+             *     }
+             */
+            sampling: components["schemas"]["BatchSamplingSpecRequest"];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
+        };
+        /**
+         * GenerateLinkSpec
+         * @description Batch whose rows the result answers, with the fields of a batch except its model.
+         */
+        GenerateLinkSpec: {
+            /**
+             * Concurrency
+             * @description Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment.
+             */
+            concurrency?: number | null;
+            /** @description Files whose rows are answered. */
+            data: components["schemas"]["GenerateDataSpec"];
+            /**
+             * Name
+             * @description Display name of the batch.
+             * @default generate
+             */
+            name: string;
+            /** @default {} */
+            output: components["schemas"]["BatchOutputSpec"];
+            /**
+             * @description Sampling options and end conditions of answers.
+             * @default {
+             *       "logit_bias": {},
+             *       "seed": 0,
+             *       "stop": [],
+             *       "stop_token_ids": []
+             *     }
+             */
+            sampling: components["schemas"]["BatchSamplingSpec"];
+        };
+        /**
+         * GenerateLinkSpec
+         * @description Batch whose rows the result answers, with the fields of a batch except its model.
+         */
+        GenerateLinkSpecRequest: {
+            /**
+             * Concurrency
+             * @description Most rows in progress at one time; default: 2 x ``max_concurrent`` x ``replicas.max`` of the deployment.
+             * @default null
+             */
+            concurrency: number | null;
+            /** @description Files whose rows are answered. */
+            data: components["schemas"]["GenerateDataSpecRequest"];
+            /**
+             * Name
+             * @description Display name of the batch.
              * @default generate
              */
             name: string;
@@ -4056,6 +4793,28 @@ export interface components {
              * @enum {string}
              */
             mode: "auto" | "size" | "index";
+        };
+        /**
+         * GridSearchSpec
+         * @description Search that tries all combinations of the values.
+         */
+        GridSearchSpec: {
+            /**
+             * @description Kind of the search. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "grid";
+        };
+        /**
+         * GridSearchSpec
+         * @description Search that tries all combinations of the values.
+         */
+        GridSearchSpecRequest: {
+            /**
+             * @description Kind of the search. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "grid";
         };
         /**
          * Health
@@ -4534,6 +5293,22 @@ export interface components {
             type: "input_text" | "output_text" | "text";
         };
         /**
+         * JobComparison
+         * @description Results of several jobs, and the differences of their job files.
+         */
+        JobComparison: {
+            /**
+             * Differences
+             * @description Fields that differ, in the order of the job file; names and labels are left out.
+             */
+            differences: components["schemas"]["FieldDifference"][];
+            /**
+             * Jobs
+             * @description The jobs, in the requested order.
+             */
+            jobs: components["schemas"]["ComparedJob"][];
+        };
+        /**
          * JobMetrics
          * @description Metrics of a job's steps.
          */
@@ -4553,6 +5328,17 @@ export interface components {
              * @description Cursor of the next page; null on the last page.
              */
             next_cursor: string | null;
+        };
+        /**
+         * JobPreview
+         * @description First rows of the data of a training job, as training would read them.
+         */
+        JobPreview: {
+            /**
+             * Tasks
+             * @description One preview for each task; a job without ``tasks`` has one.
+             */
+            tasks: components["schemas"]["TaskPreview"][];
         };
         /**
          * JobRecord
@@ -4589,6 +5375,11 @@ export interface components {
              * @description Number of consecutive attempts that ended before they committed a step.
              */
             fruitless_attempts: number;
+            /**
+             * Group
+             * @description Present group of jobs that belong together; ``spec`` has that of the submission.
+             */
+            group?: string | null;
             /** Id */
             id: string;
             /**
@@ -4599,6 +5390,12 @@ export interface components {
             is_protected: boolean;
             /** Kind */
             kind: string;
+            /**
+             * Links
+             * @description Deployment and batch that start from the result, in the order in which they start.
+             * @default []
+             */
+            links: components["schemas"]["LinkRecord"][];
             /**
              * Loss
              * @description Training loss at the last committed step.
@@ -4624,7 +5421,7 @@ export interface components {
             /** @description Progress of a batch job; null before it began, and for training jobs. */
             rows?: components["schemas"]["RowsDone"] | null;
             /** Spec */
-            spec: components["schemas"]["TrainJob"] | components["schemas"]["GenerateJob"] | components["schemas"]["EmbedJob"];
+            spec: components["schemas"]["TrainJob"] | components["schemas"]["GenerateJob"] | components["schemas"]["EmbedJob"] | components["schemas"]["SparseJob"] | components["schemas"]["SweepJob"];
             /**
              * Started At
              * @description Time at which the job first became ``running``, in any attempt; null before.
@@ -4633,21 +5430,44 @@ export interface components {
             state: components["schemas"]["JobState"];
             /**
              * Step
-             * @description Last committed step, or the step of the checkpoint to restart from; 0 if there is neither.
+             * @description Last committed step, or the step of the checkpoint to restart from; 0 if there is neither. Finished trials of a
+             *     sweep.
              */
             step: number;
+            /**
+             * Sweep Id
+             * @description Id of the sweep whose trial the job is; null for other jobs.
+             */
+            sweep_id?: string | null;
+            /**
+             * Tags
+             * @description Present tags; ``spec`` has those of the submission.
+             * @default []
+             */
+            tags: string[];
             /** Tokens Per S */
             tokens_per_s: number | null;
-            /** Total Steps */
+            /**
+             * Total Steps
+             * @description Number of steps of a training job, or of trials of a sweep.
+             */
             total_steps: number;
+            /** @description Settings of the trial and its comparisons; null for jobs that are no trial of a sweep. */
+            trial?: components["schemas"]["TrialRecord"] | null;
         };
         /**
          * TrainJob
-         * @description Train a model: a causal language model on text, or declared layers on images or tables.
+         * @description Train a model: a causal language model on text, or declared layers on images, tables or texts with labels.
          */
         JobRequest: {
             /** @description Training data. */
             data: components["schemas"]["DataSpecRequest"];
+            /**
+             * Group
+             * @description Group of jobs that belong together.
+             * @default null
+             */
+            group: string | null;
             /**
              * Kind
              * @description Kind of the job.
@@ -4669,16 +5489,43 @@ export interface components {
              *       "channel": "auto",
              *       "members_per_stage": null,
              *       "stages": null,
-             *       "strategy": "auto"
+             *       "strategy": "auto",
+             *       "threads": null
              *     }
              */
             parallelism: components["schemas"]["ParallelismSpecRequest"];
             /**
+             * Report
+             * @description Formats in which the server writes the job's curves at its end, each as a result of the job.
+             * @default []
+             */
+            report: ("tensorboard" | "wandb")[];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
+            /**
              * Task
-             * @description Task of the model; default: language_model for text, image_classification for images. Tables need it.
+             * @description Task of the model; default: it follows from the data. Tables need it.
              * @default null
              */
-            task: ("language_model" | "image_classification" | "tabular_classification" | "tabular_regression") | null;
+            task: ("language_model" | "text_classification" | "image_classification" | "tabular_classification" | "tabular_regression" | "embedding") | null;
+            /**
+             * Several tasks
+             * @description Tasks that share the layers of the model, each with a head, a loss and a weight of its own.
+             * @default []
+             */
+            tasks: components["schemas"]["TaskSpecRequest"][];
+            /**
+             * @description Deployment and batch that start from the result when the job has succeeded.
+             * @default {
+             *       "generate": null,
+             *       "serve": null
+             *     }
+             */
+            then: components["schemas"]["ThenSpecRequest"];
             /**
              * @description Tokenizer that turns text into token ids.
              * @default {
@@ -4711,7 +5558,8 @@ export interface components {
              *       "loss": {
              *         "class_weights": null,
              *         "label_smoothing": 0,
-             *         "name": null
+             *         "name": null,
+             *         "temperature": 0.05
              *       },
              *       "max_gradient_norm": 1,
              *       "microbatches": null,
@@ -4722,6 +5570,7 @@ export interface components {
              *         ],
              *         "decays": "matrices",
              *         "epsilon": 1e-8,
+             *         "l1": 0,
              *         "learning_rate": 0.001,
              *         "momentum": 0.9,
              *         "name": "adamw",
@@ -4892,6 +5741,64 @@ export interface components {
             scopes: components["schemas"]["Scope"][];
         };
         /**
+         * LabelsRequest
+         * @description New labels of a job. Fields that are left out keep their values.
+         * @example {
+         *       "group": "learning rates",
+         *       "tags": [
+         *         "baseline",
+         *         "lr:0.01"
+         *       ]
+         *     }
+         */
+        LabelsRequest: {
+            /**
+             * Group
+             * @description Group of the job from now on; null takes the job out of its group.
+             */
+            group?: string | null;
+            /**
+             * Tags
+             * @description All tags of the job from now on; null keeps them.
+             */
+            tags?: string[] | null;
+        };
+        /**
+         * LabelsSpec
+         * @description Columns of files whose rows are texts with labels; ``data.text_column`` is the column of the text.
+         */
+        LabelsSpec: {
+            /**
+             * Column
+             * @description Column with the class of each text.
+             * @default label
+             */
+            column: string;
+            /**
+             * Pair
+             * @description Column with a second text of each row, for classes of pairs of texts.
+             */
+            pair?: string | null;
+        };
+        /**
+         * LabelsSpec
+         * @description Columns of files whose rows are texts with labels; ``data.text_column`` is the column of the text.
+         */
+        LabelsSpecRequest: {
+            /**
+             * Column
+             * @description Column with the class of each text.
+             * @default label
+             */
+            column: string;
+            /**
+             * Pair
+             * @description Column with a second text of each row, for classes of pairs of texts.
+             * @default null
+             */
+            pair: string | null;
+        };
+        /**
          * LatencyStatus
          * @description Measured and predicted latency, in seconds; None where unknown.
          */
@@ -4908,10 +5815,15 @@ export interface components {
         };
         /**
          * LayerSpec
-         * @description One declared torch layer of a model that is given as a list of layers.
+         * @description One declared layer: a torch module, or a block of layers.
          */
         LayerSpec: {
             /**
+             * Layers
+             * @description Layers of a block, each with the same fields as this one.
+             */
+            layers?: Record<string, never>[] | null;
+            /**
              * Options
              * @description Arguments of the torch module, e.g. ``{in_features: 64, out_features: 128}``.
              */
@@ -4919,17 +5831,33 @@ export interface components {
                 [key: string]: number | boolean | number[];
             };
             /**
+             * Projection
+             * @description Layers on the shortcut of a residual block, e.g. a 1 x 1 conv2d; default: the block's input is added as it is.
+             */
+            projection?: Record<string, never>[] | null;
+            /**
+             * Times
+             * @description Number of times that a repeat block has its layers, each time with weights of their own.
+             */
+            times?: number | null;
+            /**
              * Type
-             * @description Name of the layer: linear, conv2d, relu, ...
+             * @description Name of the layer: linear, conv2d, relu, ..., or of a block: residual, sequential, repeat.
              * @enum {string}
              */
-            type: "avg_pool2d" | "conv2d" | "dropout" | "flatten" | "gelu" | "layer_norm" | "linear" | "max_pool2d" | "relu" | "sigmoid" | "tanh" | "unflatten";
+            type: "adaptive_avg_pool2d" | "adaptive_max_pool2d" | "avg_pool2d" | "batch_norm1d" | "batch_norm2d" | "conv2d" | "dropout" | "dropout2d" | "embedding" | "embedding_bag" | "flatten" | "gelu" | "group_norm" | "layer_norm" | "linear" | "max_pool2d" | "relu" | "sigmoid" | "silu" | "tanh" | "unflatten" | "repeat" | "residual" | "sequential";
         };
         /**
          * LayerSpec
-         * @description One declared torch layer of a model that is given as a list of layers.
+         * @description One declared layer: a torch module, or a block of layers.
          */
         LayerSpecRequest: {
+            /**
+             * Layers
+             * @description Layers of a block, each with the same fields as this one.
+             * @default null
+             */
+            layers: Record<string, never>[] | null;
             /**
              * Options
              * @description Arguments of the torch module, e.g. ``{in_features: 64, out_features: 128}``.
@@ -4938,11 +5866,81 @@ export interface components {
                 [key: string]: number | boolean | number[];
             };
             /**
+             * Projection
+             * @description Layers on the shortcut of a residual block, e.g. a 1 x 1 conv2d; default: the block's input is added as it is.
+             * @default null
+             */
+            projection: Record<string, never>[] | null;
+            /**
+             * Times
+             * @description Number of times that a repeat block has its layers, each time with weights of their own.
+             * @default null
+             */
+            times: number | null;
+            /**
              * Type
-             * @description Name of the layer: linear, conv2d, relu, ...
+             * @description Name of the layer: linear, conv2d, relu, ..., or of a block: residual, sequential, repeat.
              * @enum {string}
              */
-            type: "avg_pool2d" | "conv2d" | "dropout" | "flatten" | "gelu" | "layer_norm" | "linear" | "max_pool2d" | "relu" | "sigmoid" | "tanh" | "unflatten";
+            type: "adaptive_avg_pool2d" | "adaptive_max_pool2d" | "avg_pool2d" | "batch_norm1d" | "batch_norm2d" | "conv2d" | "dropout" | "dropout2d" | "embedding" | "embedding_bag" | "flatten" | "gelu" | "group_norm" | "layer_norm" | "linear" | "max_pool2d" | "relu" | "sigmoid" | "silu" | "tanh" | "unflatten" | "repeat" | "residual" | "sequential";
+        };
+        /**
+         * LdaSpec
+         * @description Topics of documents (latent Dirichlet allocation), by online variational Bayes.
+         */
+        LdaSpec: {
+            /**
+             * Alpha
+             * @description Prior of the topics of a document: small values give each document few topics.
+             * @default 0.1
+             */
+            alpha: number;
+            /**
+             * Eta
+             * @description Prior of the words of a topic: small values give each topic few words.
+             * @default 0.1
+             */
+            eta: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "lda";
+            /**
+             * Topics
+             * @description Number of topics.
+             * @default 10
+             */
+            topics: number;
+        };
+        /**
+         * LdaSpec
+         * @description Topics of documents (latent Dirichlet allocation), by online variational Bayes.
+         */
+        LdaSpecRequest: {
+            /**
+             * Alpha
+             * @description Prior of the topics of a document: small values give each document few topics.
+             * @default 0.1
+             */
+            alpha: number;
+            /**
+             * Eta
+             * @description Prior of the words of a topic: small values give each topic few words.
+             * @default 0.1
+             */
+            eta: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "lda";
+            /**
+             * Topics
+             * @description Number of topics.
+             * @default 10
+             */
+            topics: number;
         };
         /**
          * Link
@@ -5024,6 +6022,42 @@ export interface components {
             target: string;
         };
         /**
+         * LinkRecord
+         * @description A deployment or batch that starts from the result of a training job.
+         */
+        LinkRecord: {
+            /**
+             * Error
+             * @description Code and facts of the error, if the link failed.
+             */
+            error?: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Name
+             * @description Name of the field below ``then``.
+             * @enum {string}
+             */
+            name: "serve" | "generate";
+            /**
+             * Reason
+             * @description Cause of the state, in one sentence.
+             */
+            reason: string;
+            /**
+             * Started
+             * @description Id of the deployment or batch; null until it is started.
+             */
+            started?: string | null;
+            state: components["schemas"]["LinkState"];
+        };
+        /**
+         * LinkState
+         * @description State of a link of a training job.
+         * @enum {string}
+         */
+        LinkState: "waiting" | "started" | "failed" | "cancelled";
+        /**
          * LocalSpec
          * @description Let branches train apart for some steps, then merge them: local SGD, DiLoCo, SparseLoCo.
          */
@@ -5095,6 +6129,12 @@ export interface components {
              * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
              */
             quorum?: number | null;
+            /**
+             * Machines that merge
+             * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.
+             * @default 0
+             */
+            servers: number | "auto";
         };
         /**
          * LocalSpec
@@ -5170,6 +6210,58 @@ export interface components {
              * @default null
              */
             quorum: number | null;
+            /**
+             * Machines that merge
+             * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.
+             * @default 0
+             */
+            servers: number | "auto";
+        };
+        /**
+         * LogisticSpec
+         * @description Logistic regression for two classes, by FTRL-Proximal.
+         */
+        LogisticSpec: {
+            /**
+             * L1
+             * @description Strength of L1 regularisation for each row of data: larger values set more weights to exactly 0.
+             * @default 0
+             */
+            l1: number;
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "logistic";
+        };
+        /**
+         * LogisticSpec
+         * @description Logistic regression for two classes, by FTRL-Proximal.
+         */
+        LogisticSpecRequest: {
+            /**
+             * L1
+             * @description Strength of L1 regularisation for each row of data: larger values set more weights to exactly 0.
+             * @default 0
+             */
+            l1: number;
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "logistic";
         };
         /**
          * LoraSpec
@@ -5260,9 +6352,15 @@ export interface components {
             label_smoothing: number;
             /**
              * Loss
-             * @description Loss of a sample; default: cross_entropy, or mse for tabular_regression.
+             * @description Loss of a sample; default: cross_entropy, mse for tabular_regression, info_nce for embedding.
              */
-            name?: ("cross_entropy" | "bce" | "hinge" | "mse" | "mae") | null;
+            name?: ("cross_entropy" | "bce" | "hinge" | "mse" | "mae" | "info_nce") | null;
+            /**
+             * Temperature
+             * @description Divisor of the cosines of info_nce.
+             * @default 0.05
+             */
+            temperature: number;
         };
         /**
          * LossSpec
@@ -5283,10 +6381,16 @@ export interface components {
             label_smoothing: number;
             /**
              * Loss
-             * @description Loss of a sample; default: cross_entropy, or mse for tabular_regression.
+             * @description Loss of a sample; default: cross_entropy, mse for tabular_regression, info_nce for embedding.
              * @default null
              */
-            name: ("cross_entropy" | "bce" | "hinge" | "mse" | "mae") | null;
+            name: ("cross_entropy" | "bce" | "hinge" | "mse" | "mae" | "info_nce") | null;
+            /**
+             * Temperature
+             * @description Divisor of the cosines of info_nce.
+             * @default 0.05
+             */
+            temperature: number;
         };
         /**
          * MachineLimits
@@ -5391,6 +6495,64 @@ export interface components {
             /** Reason */
             reason: string;
             state: components["schemas"]["ContributorState"];
+        };
+        /**
+         * MatrixFactorizationSpec
+         * @description Ratings as mean + bias of the user + bias of the item + product of their vectors, by AdaGrad.
+         */
+        MatrixFactorizationSpec: {
+            /**
+             * Factors
+             * @description Numbers in the vector of each feature, user or item.
+             * @default 8
+             */
+            factors: number;
+            /**
+             * Initial Deviation
+             * @description Standard deviation of the first vectors.
+             * @default 0.1
+             */
+            initial_deviation: number;
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "matrix_factorization";
+        };
+        /**
+         * MatrixFactorizationSpec
+         * @description Ratings as mean + bias of the user + bias of the item + product of their vectors, by AdaGrad.
+         */
+        MatrixFactorizationSpecRequest: {
+            /**
+             * Factors
+             * @description Numbers in the vector of each feature, user or item.
+             * @default 8
+             */
+            factors: number;
+            /**
+             * Initial Deviation
+             * @description Standard deviation of the first vectors.
+             * @default 0.1
+             */
+            initial_deviation: number;
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "matrix_factorization";
         };
         /**
          * Measured
@@ -5609,7 +6771,10 @@ export interface components {
         };
         /**
          * ModelSpec
-         * @description The model to train: exactly one of ``path``, ``config`` and ``layers``.
+         * @description The model to train: exactly one of ``path``, ``hub``, ``config`` and ``layers``.
+         *
+         *     In a submitted job, ``path`` beside ``hub`` is the server's copy of the model; in a job file it is ignored. So is
+         *     ``config`` beside ``hub`` at a commit: the server adds it to check and plan a job whose model is not fetched.
          */
         ModelSpec: {
             /**
@@ -5620,6 +6785,11 @@ export interface components {
                 [key: string]: unknown;
             } | null;
             /**
+             * Name on the Hub
+             * @description Name of a public model on the Hugging Face Hub, which the server fetches; training starts from it.
+             */
+            hub?: string | null;
+            /**
              * Layers
              * @description Declared list of torch layers; training starts from random weights.
              */
@@ -5629,10 +6799,18 @@ export interface components {
              * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from it.
              */
             path?: string | null;
+            /**
+             * Revision on the Hub
+             * @description Branch, tag or commit of ``hub``, default: main. The job keeps the commit that this was when it was submitted.
+             */
+            revision?: string | null;
         };
         /**
          * ModelSpec
-         * @description The model to train: exactly one of ``path``, ``config`` and ``layers``.
+         * @description The model to train: exactly one of ``path``, ``hub``, ``config`` and ``layers``.
+         *
+         *     In a submitted job, ``path`` beside ``hub`` is the server's copy of the model; in a job file it is ignored. So is
+         *     ``config`` beside ``hub`` at a commit: the server adds it to check and plan a job whose model is not fetched.
          */
         ModelSpecRequest: {
             /**
@@ -5643,6 +6821,12 @@ export interface components {
             config: {
                 [key: string]: unknown;
             } | null;
+            /**
+             * Name on the Hub
+             * @description Name of a public model on the Hugging Face Hub, which the server fetches; training starts from it.
+             * @default null
+             */
+            hub: string | null;
             /**
              * Layers
              * @description Declared list of torch layers; training starts from random weights.
@@ -5655,6 +6839,12 @@ export interface components {
              * @default null
              */
             path: string | null;
+            /**
+             * Revision on the Hub
+             * @description Branch, tag or commit of ``hub``, default: main. The job keeps the commit that this was when it was submitted.
+             * @default null
+             */
+            revision: string | null;
         };
         /**
          * NamedFunction
@@ -5792,6 +6982,12 @@ export interface components {
              */
             epsilon: number;
             /**
+             * L1
+             * @description L1 penalty: this number times the sign of each weight that decays is added to its clipped gradient.
+             * @default 0
+             */
+            l1: number;
+            /**
              * Learning Rate
              * @description Peak learning rate.
              * @default 0.001
@@ -5846,6 +7042,12 @@ export interface components {
              * @default 1e-8
              */
             epsilon: number;
+            /**
+             * L1
+             * @description L1 penalty: this number times the sign of each weight that decays is added to its clipped gradient.
+             * @default 0
+             */
+            l1: number;
             /**
              * Learning Rate
              * @description Peak learning rate.
@@ -6116,6 +7318,30 @@ export interface components {
             reasoning_tokens: 0;
         };
         /**
+         * PairsSpec
+         * @description Columns of files whose rows are two texts that belong together; the first is in ``data.text_column``.
+         */
+        PairsSpec: {
+            /**
+             * Column
+             * @description Column with the text that belongs to the first one.
+             * @default positive
+             */
+            column: string;
+        };
+        /**
+         * PairsSpec
+         * @description Columns of files whose rows are two texts that belong together; the first is in ``data.text_column``.
+         */
+        PairsSpecRequest: {
+            /**
+             * Column
+             * @description Column with the text that belongs to the first one.
+             * @default positive
+             */
+            column: string;
+        };
+        /**
          * ParallelismSpec
          * @description Partitioning of the model over the machines.
          */
@@ -6149,6 +7375,11 @@ export interface components {
              * @default auto
              */
             strategy: string;
+            /**
+             * CPU threads
+             * @description Most CPU threads with which a machine computes; default: all that its owner lends.
+             */
+            threads?: number | null;
         };
         /**
          * ParallelismSpec
@@ -6186,6 +7417,12 @@ export interface components {
              * @default auto
              */
             strategy: string;
+            /**
+             * CPU threads
+             * @description Most CPU threads with which a machine computes; default: all that its owner lends.
+             * @default null
+             */
+            threads: number | null;
         };
         /**
          * ParameterServerSpec
@@ -6215,6 +7452,12 @@ export interface components {
              * @enum {string}
              */
             kind: "parameter_server";
+            /**
+             * Machines that merge
+             * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.
+             * @default 0
+             */
+            servers: number | "auto";
             /**
              * Staleness
              * @description Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous.
@@ -6251,11 +7494,59 @@ export interface components {
              */
             kind: "parameter_server";
             /**
+             * Machines that merge
+             * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.
+             * @default 0
+             */
+            servers: number | "auto";
+            /**
              * Staleness
              * @description Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous.
              * @default 0
              */
             staleness: number | "unbounded";
+        };
+        /**
+         * Pictured
+         * @description Report of the predictions for a whole split; it replaces the earlier one of this split, and is not in the log.
+         */
+        Pictured: {
+            /**
+             * Confusion
+             * @description Number of samples by true class and predicted class, for a classifier of at most 100 classes.
+             */
+            confusion?: number[][] | null;
+            /**
+             * Points
+             * @description True and predicted value of at most 1,000 samples, for a regression.
+             */
+            points?: [
+                number,
+                number
+            ][] | null;
+            /**
+             * Samples
+             * @description Number of samples in the split.
+             */
+            samples: number;
+            /**
+             * Split
+             * @enum {string}
+             */
+            split: "validation" | "test";
+            /** Step */
+            step: number;
+            /**
+             * Task
+             * @description Name of the task; None without several tasks.
+             */
+            task?: string | null;
+            /**
+             * Type
+             * @default pictured
+             * @constant
+             */
+            type: "pictured";
         };
         /**
          * Plan
@@ -6312,6 +7603,8 @@ export interface components {
              * @default []
              */
             alternatives: components["schemas"]["Alternative"][];
+            /** @description Chosen policy of a job with ``synchronization: {kind: auto}``; the plan and the figures are those of this policy. */
+            choice?: components["schemas"]["PolicyChoice"] | null;
             /** @description Proposal of islands for a job that trains in lockstep; None if islands would not be much faster. */
             islands?: components["schemas"]["IslandProposal"] | null;
             /** @description The training plan; the serving plan if serving was requested and the machines can only serve the model. */
@@ -6419,6 +7712,27 @@ export interface components {
              * @enum {string}
              */
             name: "auto" | "bf16" | "int8";
+        };
+        /**
+         * PolicyChoice
+         * @description Choice between lockstep and rounds, for a job with ``synchronization: {kind: auto}``.
+         */
+        PolicyChoice: {
+            /**
+             * Every
+             * @description Steps in a round; None for lockstep.
+             */
+            every: number | null;
+            /**
+             * Lockstep Samples Per S
+             * @description Predicted samples per second in lockstep; None if there is no plan, or no measured speed.
+             */
+            lockstep_samples_per_s?: number | null;
+            /**
+             * Rounds Samples Per S
+             * @description Predicted samples per second in rounds; None if there is no plan, or no measured speed.
+             */
+            rounds_samples_per_s?: number | null;
         };
         /**
          * PolicyFigures
@@ -6606,6 +7920,26 @@ export interface components {
             /** Invite */
             invite: string;
             versions: components["schemas"]["Versions"];
+        };
+        /**
+         * PreviewColumn
+         * @description A column of a preview.
+         */
+        PreviewColumn: {
+            /**
+             * Is Target
+             * @description Whether the model predicts this column.
+             * @default false
+             */
+            is_target: boolean;
+            /**
+             * Kind
+             * @description Type of the values. An image is a small PNG file in base64; a missing number or category is null.
+             * @enum {string}
+             */
+            kind: "number" | "category" | "class" | "text" | "image";
+            /** Name */
+            name: string;
         };
         /**
          * Problem
@@ -6880,6 +8214,50 @@ export interface components {
              * @description Time at which the job was submitted, resumed, or put back after an attempt.
              */
             waiting_since: string;
+        };
+        /**
+         * RandomSearchSpec
+         * @description Search that draws the values of each trial at random.
+         */
+        RandomSearchSpec: {
+            /**
+             * @description Kind of the search. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "random";
+            /**
+             * Seed of the search
+             * @description Seed of the search; the values of a trial depend on this seed and the trial's number only.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * Trials
+             * @description Number of trials.
+             */
+            trials: number;
+        };
+        /**
+         * RandomSearchSpec
+         * @description Search that draws the values of each trial at random.
+         */
+        RandomSearchSpecRequest: {
+            /**
+             * @description Kind of the search. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "random";
+            /**
+             * Seed of the search
+             * @description Seed of the search; the values of a trial depend on this seed and the trial's number only.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * Trials
+             * @description Number of trials.
+             */
+            trials: number;
         };
         /**
          * ReasoningItem
@@ -7337,6 +8715,40 @@ export interface components {
             truncation?: "disabled" | null;
         };
         /**
+         * RidgeSpec
+         * @description Linear regression with L2 regularisation, by CoCoA+, which proves how far the result is from the optimum.
+         */
+        RidgeSpec: {
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0.0001
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "ridge";
+        };
+        /**
+         * RidgeSpec
+         * @description Linear regression with L2 regularisation, by CoCoA+, which proves how far the result is from the optimum.
+         */
+        RidgeSpecRequest: {
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0.0001
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "ridge";
+        };
+        /**
          * RoundsPrediction
          * @description Predicted figures of a job whose branches merge in rounds.
          */
@@ -7373,6 +8785,17 @@ export interface components {
              * @description Samples per second of one plan for all machines with the batches of all branches; None if there is no plan.
              */
             lockstep_samples_per_s?: number | null;
+            /**
+             * Merge S
+             * @description Predicted time in which the data of a merge passes the busiest link where it is merged; None if unknown.
+             */
+            merge_s?: number | null;
+            /**
+             * Range Machines
+             * @description Names of the machines on which ranges of the weights are merged, in order; empty if the server merges all.
+             * @default []
+             */
+            range_machines: string[];
             /**
              * Round S
              * @description Predicted time of a round, which is that of the slowest island; None if no machine's speed was measured.
@@ -7429,6 +8852,24 @@ export interface components {
             type: "rows";
         };
         /**
+         * RungRecord
+         * @description A comparison of a trial with others at one step.
+         */
+        RungRecord: {
+            /**
+             * Is Kept
+             * @description Whether the trial continued.
+             */
+            is_kept: boolean;
+            /** Step */
+            step: number;
+            /**
+             * Value
+             * @description Value of the sweep's metric.
+             */
+            value: number;
+        };
+        /**
          * SamplesSpec
          * @description Sample texts that the model generates during training, by greedy decoding.
          */
@@ -7474,19 +8915,19 @@ export interface components {
         };
         /**
          * ScheduleSpec
-         * @description Learning rate schedule over the steps (the schedules of ``transformers``).
+         * @description Learning rate schedule over the steps: one of ``transformers``, or reduce_on_plateau.
          */
         ScheduleSpec: {
             /**
              * Schedule
-             * @description Name of the schedule: constant, linear, cosine, polynomial, ...
+             * @description Name of the schedule: constant, linear, cosine, polynomial, ..., or reduce_on_plateau.
              * @default cosine
              * @enum {string}
              */
-            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
+            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay" | "reduce_on_plateau";
             /**
              * Schedule options
-             * @description Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``.
+             * @description Further options of the schedule, by their names in ``transformers`` or torch, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
                 [key: string]: number | string;
@@ -7500,19 +8941,19 @@ export interface components {
         };
         /**
          * ScheduleSpec
-         * @description Learning rate schedule over the steps (the schedules of ``transformers``).
+         * @description Learning rate schedule over the steps: one of ``transformers``, or reduce_on_plateau.
          */
         ScheduleSpecRequest: {
             /**
              * Schedule
-             * @description Name of the schedule: constant, linear, cosine, polynomial, ...
+             * @description Name of the schedule: constant, linear, cosine, polynomial, ..., or reduce_on_plateau.
              * @default cosine
              * @enum {string}
              */
-            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
+            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay" | "reduce_on_plateau";
             /**
              * Schedule options
-             * @description Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``.
+             * @description Further options of the schedule, by their names in ``transformers`` or torch, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
                 [key: string]: number | string;
@@ -7625,8 +9066,185 @@ export interface components {
             tool_format: "auto" | "hermes" | "llama" | "mistral";
         };
         /**
+         * ServeLinkSpec
+         * @description Deployment of the result, with the fields of a deployment except its model.
+         */
+        ServeLinkSpec: {
+            /**
+             * Precision
+             * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
+             * @default float32
+             * @enum {string}
+             */
+            dtype: "float32" | "bfloat16" | "float16" | "int8";
+            /**
+             * First Token Limit S
+             * @description Longest wait for the first token; for objective throughput.
+             */
+            first_token_limit_s?: number | null;
+            /**
+             * Sequences at one time
+             * @description Most sequences that are generated at one time on one replica; others wait.
+             * @default 16
+             */
+            max_concurrent: number;
+            /**
+             * Longest sequence
+             * @description Maximum number of tokens of a prompt and its answer together; default: the model's context window.
+             */
+            max_seq?: number | null;
+            /**
+             * Name
+             * @description Name that clients send as ``model``; unique among the deployments that are up.
+             */
+            name: string;
+            /**
+             * New Tokens
+             * @description Tokens of a typical answer, for which machines are chosen and KV capacity is reserved.
+             * @default 128
+             */
+            new_tokens: number;
+            /**
+             * Next Token Limit S
+             * @description Longest wait for each token after the first; for objective throughput.
+             */
+            next_token_limit_s?: number | null;
+            /**
+             * Objective
+             * @description Objective of the placement: the shortest time of one request, or the most tokens per second within the limits.
+             * @default latency
+             * @enum {string}
+             */
+            objective: "latency" | "throughput";
+            /**
+             * @description Partitioning of the model over the machines.
+             * @default {
+             *       "channel": "auto"
+             *     }
+             */
+            parallelism: components["schemas"]["ServingParallelismSpec"];
+            /**
+             * Prompt Tokens
+             * @description Tokens of a typical prompt, for which machines are chosen.
+             * @default 512
+             */
+            prompt_tokens: number;
+            /**
+             * @description Number of copies of the whole pipeline, which share the requests: fixed, or a range for autoscaling.
+             * @default {
+             *       "cold_start_timeout_s": 120,
+             *       "downscale_delay_s": 60,
+             *       "downscale_to_zero_delay_s": 300,
+             *       "max": 1,
+             *       "min": 1,
+             *       "reserve": false,
+             *       "upscale_delay_s": 2
+             *     }
+             */
+            replicas: components["schemas"]["ReplicasSpec"];
+            /**
+             * Tool Format
+             * @description Format in which the model writes tool calls; auto finds it from the chat template.
+             * @default auto
+             * @enum {string}
+             */
+            tool_format: "auto" | "hermes" | "llama" | "mistral";
+        };
+        /**
+         * ServeLinkSpec
+         * @description Deployment of the result, with the fields of a deployment except its model.
+         */
+        ServeLinkSpecRequest: {
+            /**
+             * Precision
+             * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
+             * @default float32
+             * @enum {string}
+             */
+            dtype: "float32" | "bfloat16" | "float16" | "int8";
+            /**
+             * First Token Limit S
+             * @description Longest wait for the first token; for objective throughput.
+             * @default null
+             */
+            first_token_limit_s: number | null;
+            /**
+             * Sequences at one time
+             * @description Most sequences that are generated at one time on one replica; others wait.
+             * @default 16
+             */
+            max_concurrent: number;
+            /**
+             * Longest sequence
+             * @description Maximum number of tokens of a prompt and its answer together; default: the model's context window.
+             * @default null
+             */
+            max_seq: number | null;
+            /**
+             * Name
+             * @description Name that clients send as ``model``; unique among the deployments that are up.
+             */
+            name: string;
+            /**
+             * New Tokens
+             * @description Tokens of a typical answer, for which machines are chosen and KV capacity is reserved.
+             * @default 128
+             */
+            new_tokens: number;
+            /**
+             * Next Token Limit S
+             * @description Longest wait for each token after the first; for objective throughput.
+             * @default null
+             */
+            next_token_limit_s: number | null;
+            /**
+             * Objective
+             * @description Objective of the placement: the shortest time of one request, or the most tokens per second within the limits.
+             * @default latency
+             * @enum {string}
+             */
+            objective: "latency" | "throughput";
+            /**
+             * @description Partitioning of the model over the machines.
+             * @default {
+             *       "channel": "auto",
+             *       "stages": null
+             *     }
+             */
+            parallelism: components["schemas"]["ServingParallelismSpecRequest"];
+            /**
+             * Prompt Tokens
+             * @description Tokens of a typical prompt, for which machines are chosen.
+             * @default 512
+             */
+            prompt_tokens: number;
+            /**
+             * @description Number of copies of the whole pipeline, which share the requests: fixed, or a range for autoscaling.
+             * @default {
+             *       "cold_start_timeout_s": 120,
+             *       "downscale_delay_s": 60,
+             *       "downscale_to_zero_delay_s": 300,
+             *       "max": 1,
+             *       "min": 1,
+             *       "reserve": false,
+             *       "target_ongoing_requests": null,
+             *       "upscale_delay_s": 2
+             *     }
+             */
+            replicas: number | string | components["schemas"]["ReplicasSpecRequest"];
+            /**
+             * Tool Format
+             * @description Format in which the model writes tool calls; auto finds it from the chat template.
+             * @default auto
+             * @enum {string}
+             */
+            tool_format: "auto" | "hermes" | "llama" | "mistral";
+        };
+        /**
          * ServedModelSpec
-         * @description The model to serve: exactly one of ``path`` and ``job``.
+         * @description The model to serve: exactly one of ``path``, ``hub`` and ``job``.
+         *
+         *     In a submitted specification, ``path`` beside ``hub`` is the server's copy of the model; in a file it is ignored.
          */
         ServedModelSpec: {
             /**
@@ -7635,6 +9253,11 @@ export interface components {
              * @default model
              */
             artifact: string;
+            /**
+             * Name on the Hub
+             * @description Name of a public model on the Hugging Face Hub, which the server fetches.
+             */
+            hub?: string | null;
             /**
              * Result of a job
              * @description Id of a training job whose result is served.
@@ -7645,10 +9268,17 @@ export interface components {
              * @description Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``.
              */
             path?: string | null;
+            /**
+             * Revision on the Hub
+             * @description Branch, tag or commit of ``hub``, default: main. The deployment keeps the commit that this was at first.
+             */
+            revision?: string | null;
         };
         /**
          * ServedModelSpec
-         * @description The model to serve: exactly one of ``path`` and ``job``.
+         * @description The model to serve: exactly one of ``path``, ``hub`` and ``job``.
+         *
+         *     In a submitted specification, ``path`` beside ``hub`` is the server's copy of the model; in a file it is ignored.
          */
         ServedModelSpecRequest: {
             /**
@@ -7657,6 +9287,12 @@ export interface components {
              * @default model
              */
             artifact: string;
+            /**
+             * Name on the Hub
+             * @description Name of a public model on the Hugging Face Hub, which the server fetches.
+             * @default null
+             */
+            hub: string | null;
             /**
              * Result of a job
              * @description Id of a training job whose result is served.
@@ -7669,6 +9305,12 @@ export interface components {
              * @default null
              */
             path: string | null;
+            /**
+             * Revision on the Hub
+             * @description Branch, tag or commit of ``hub``, default: main. The deployment keeps the commit that this was at first.
+             * @default null
+             */
+            revision: string | null;
         };
         /**
          * ServingParallelismSpec
@@ -8012,6 +9654,375 @@ export interface components {
             key?: string | null;
         };
         /**
+         * SparseDataSpec
+         * @description Files with rows that have few entries.
+         */
+        SparseDataSpec: {
+            /**
+             * Columns of ratings
+             * @description Columns of user, item and rating, for the format ratings.
+             * @default [
+             *       "user",
+             *       "item",
+             *       "rating"
+             *     ]
+             */
+            columns: [
+                string,
+                string,
+                string
+            ];
+            /**
+             * Files
+             * @description Files on the server, or of an upload, with the rows to train on.
+             */
+            files: string[];
+            /**
+             * Format
+             * @description Format of the files: libsvm, ratings (tables, .csv or .parquet), or bags (bags of words as at UCI).
+             * @default libsvm
+             * @enum {string}
+             */
+            format: "libsvm" | "ratings" | "bags";
+            /**
+             * Validation files
+             * @description Files of the same format, on which the model is measured after each pass.
+             * @default []
+             */
+            validation_files: string[];
+        };
+        /**
+         * SparseDataSpec
+         * @description Files with rows that have few entries.
+         */
+        SparseDataSpecRequest: {
+            /**
+             * Columns of ratings
+             * @description Columns of user, item and rating, for the format ratings.
+             * @default [
+             *       "user",
+             *       "item",
+             *       "rating"
+             *     ]
+             */
+            columns: [
+                string,
+                string,
+                string
+            ];
+            /**
+             * Files
+             * @description Files on the server, or of an upload, with the rows to train on.
+             */
+            files: string[];
+            /**
+             * Format
+             * @description Format of the files: libsvm, ratings (tables, .csv or .parquet), or bags (bags of words as at UCI).
+             * @default libsvm
+             * @enum {string}
+             */
+            format: "libsvm" | "ratings" | "bags";
+            /**
+             * Validation files
+             * @description Files of the same format, on which the model is measured after each pass.
+             * @default []
+             */
+            validation_files: string[];
+        };
+        /**
+         * SparseJob
+         * @description Train a sparse model, with workers that hold rows of data, and servers that hold rows of weights.
+         */
+        SparseJob: {
+            data: components["schemas"]["SparseDataSpec"];
+            /**
+             * Group
+             * @description Group of jobs that belong together.
+             */
+            group?: string | null;
+            /**
+             * @description Kind of the job. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "sparse";
+            /**
+             * Model
+             * @description Sparse model to train.
+             */
+            model: components["schemas"]["LogisticSpec"] | components["schemas"]["FactorizationMachineSpec"] | components["schemas"]["MatrixFactorizationSpec"] | components["schemas"]["LdaSpec"] | components["schemas"]["RidgeSpec"] | components["schemas"]["SvmSpec"];
+            /**
+             * Name
+             * @description Display name of the job.
+             * @default sparse
+             */
+            name: string;
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
+            /**
+             * @default {
+             *       "batch_size": 1024,
+             *       "learning_rate": 0.1,
+             *       "passes": 1,
+             *       "reproducible": false,
+             *       "seed": 0,
+             *       "servers": 1,
+             *       "staleness": 0,
+             *       "threshold": 0,
+             *       "values": "float32",
+             *       "workers": 2
+             *     }
+             */
+            training: components["schemas"]["SparseTrainingSpec"];
+        };
+        /**
+         * SparseJob
+         * @description Train a sparse model, with workers that hold rows of data, and servers that hold rows of weights.
+         */
+        SparseJobRequest: {
+            data: components["schemas"]["SparseDataSpecRequest"];
+            /**
+             * Group
+             * @description Group of jobs that belong together.
+             * @default null
+             */
+            group: string | null;
+            /**
+             * Kind
+             * @description Kind of the job.
+             * @default sparse
+             * @constant
+             */
+            kind: "sparse";
+            /**
+             * Model
+             * @description Sparse model to train.
+             */
+            model: components["schemas"]["LogisticSpecRequest"] | components["schemas"]["FactorizationMachineSpecRequest"] | components["schemas"]["MatrixFactorizationSpecRequest"] | components["schemas"]["LdaSpecRequest"] | components["schemas"]["RidgeSpecRequest"] | components["schemas"]["SvmSpecRequest"];
+            /**
+             * Name
+             * @description Display name of the job.
+             * @default sparse
+             */
+            name: string;
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
+            /**
+             * @default {
+             *       "batch_size": 1024,
+             *       "hogwild_threads": null,
+             *       "learning_rate": 0.1,
+             *       "passes": 1,
+             *       "reproducible": false,
+             *       "seed": 0,
+             *       "servers": 1,
+             *       "staleness": 0,
+             *       "target": null,
+             *       "threshold": 0,
+             *       "values": "float32",
+             *       "workers": 2
+             *     }
+             */
+            training: components["schemas"]["SparseTrainingSpecRequest"];
+        };
+        /**
+         * SparseTargetSpec
+         * @description Value of a metric at which the job ends.
+         */
+        SparseTargetSpec: {
+            /**
+             * Metric
+             * @description Metric of the validations, or duality_gap, which ridge and svm have after each round.
+             * @enum {string}
+             */
+            metric: "validation_loss" | "accuracy" | "auroc" | "rmse" | "mae" | "perplexity" | "duality_gap";
+            /**
+             * Value
+             * @description The job ends after the first validation that is at least as good as this.
+             */
+            value: number;
+        };
+        /**
+         * SparseTargetSpec
+         * @description Value of a metric at which the job ends.
+         */
+        SparseTargetSpecRequest: {
+            /**
+             * Metric
+             * @description Metric of the validations, or duality_gap, which ridge and svm have after each round.
+             * @enum {string}
+             */
+            metric: "validation_loss" | "accuracy" | "auroc" | "rmse" | "mae" | "perplexity" | "duality_gap";
+            /**
+             * Value
+             * @description The job ends after the first validation that is at least as good as this.
+             */
+            value: number;
+        };
+        /**
+         * SparseTrainingSpec
+         * @description Passes over the data, and how workers and servers share the work.
+         */
+        SparseTrainingSpec: {
+            /**
+             * Batch Size
+             * @description Rows in one minibatch of one worker.
+             * @default 1024
+             */
+            batch_size: number;
+            /**
+             * Hogwild threads
+             * @description Train on one machine with this many threads that share all rows without locks; null: with servers.
+             */
+            hogwild_threads?: number | null;
+            /**
+             * Learning Rate
+             * @description Learning rate of FTRL-Proximal and AdaGrad; other models have none.
+             * @default 0.1
+             */
+            learning_rate: number;
+            /**
+             * Passes
+             * @description Passes over the data; for ridge and svm, rounds of CoCoA.
+             * @default 1
+             */
+            passes: number;
+            /**
+             * Reproducible
+             * @description Refuse options with which a repeated run has other bits.
+             * @default false
+             */
+            reproducible: boolean;
+            /**
+             * Seed
+             * @description Seed of the first weights and of the order of rows.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * Servers
+             * @description Ranges of weights. Each is held by one machine, with a backup on another one.
+             * @default 1
+             */
+            servers: number;
+            /**
+             * Staleness
+             * @description Minibatches that a worker may be ahead of the slowest one; 0 is synchronous, unbounded is asynchronous.
+             * @default 0
+             */
+            staleness: number | "unbounded";
+            /**
+             * Goal
+             * @description End the job as soon as a validation reaches this value of a metric.
+             */
+            target?: components["schemas"]["SparseTargetSpec"] | null;
+            /**
+             * Threshold
+             * @description Send changes of a row later that are below this multiple of the root mean square of the message; 0 sends all.
+             * @default 0
+             */
+            threshold: number;
+            /**
+             * Type of sent values
+             * @description Type of the values in messages; with int8, what is rounded away is added to the next change.
+             * @default float32
+             * @enum {string}
+             */
+            values: "float32" | "int8";
+            /**
+             * Workers
+             * @description Parts of the data that are worked on at the same time. It is independent of the number of machines.
+             * @default 2
+             */
+            workers: number;
+        };
+        /**
+         * SparseTrainingSpec
+         * @description Passes over the data, and how workers and servers share the work.
+         */
+        SparseTrainingSpecRequest: {
+            /**
+             * Batch Size
+             * @description Rows in one minibatch of one worker.
+             * @default 1024
+             */
+            batch_size: number;
+            /**
+             * Hogwild threads
+             * @description Train on one machine with this many threads that share all rows without locks; null: with servers.
+             * @default null
+             */
+            hogwild_threads: number | null;
+            /**
+             * Learning Rate
+             * @description Learning rate of FTRL-Proximal and AdaGrad; other models have none.
+             * @default 0.1
+             */
+            learning_rate: number;
+            /**
+             * Passes
+             * @description Passes over the data; for ridge and svm, rounds of CoCoA.
+             * @default 1
+             */
+            passes: number;
+            /**
+             * Reproducible
+             * @description Refuse options with which a repeated run has other bits.
+             * @default false
+             */
+            reproducible: boolean;
+            /**
+             * Seed
+             * @description Seed of the first weights and of the order of rows.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * Servers
+             * @description Ranges of weights. Each is held by one machine, with a backup on another one.
+             * @default 1
+             */
+            servers: number;
+            /**
+             * Staleness
+             * @description Minibatches that a worker may be ahead of the slowest one; 0 is synchronous, unbounded is asynchronous.
+             * @default 0
+             */
+            staleness: number | "unbounded";
+            /**
+             * Goal
+             * @description End the job as soon as a validation reaches this value of a metric.
+             * @default null
+             */
+            target: components["schemas"]["SparseTargetSpecRequest"] | null;
+            /**
+             * Threshold
+             * @description Send changes of a row later that are below this multiple of the root mean square of the message; 0 sends all.
+             * @default 0
+             */
+            threshold: number;
+            /**
+             * Type of sent values
+             * @description Type of the values in messages; with int8, what is rounded away is added to the next change.
+             * @default float32
+             * @enum {string}
+             */
+            values: "float32" | "int8";
+            /**
+             * Workers
+             * @description Parts of the data that are worked on at the same time. It is independent of the number of machines.
+             * @default 2
+             */
+            workers: number;
+        };
+        /**
          * SpecCheck
          * @description Errors that submitting a job or deployment would cause.
          */
@@ -8025,7 +10036,7 @@ export interface components {
              * Kind
              * @description Kind of the job or deployment; null if parsing the specification fails.
              */
-            kind: ("train" | "generate" | "embed" | "serve") | null;
+            kind: ("train" | "generate" | "embed" | "sparse" | "sweep" | "serve") | null;
             /**
              * Problems
              * @description Errors; empty if the specification would be accepted.
@@ -8215,6 +10226,54 @@ export interface components {
             include_usage?: boolean | null;
         };
         /**
+         * SuccessiveHalvingSpec
+         * @description Early stopping of trials that are worse than others at the same step (ASHA).
+         */
+        SuccessiveHalvingSpec: {
+            /**
+             * Factor
+             * @description At each comparison, one trial in ``factor`` continues.
+             * @default 3
+             */
+            factor: number;
+            /**
+             * Steps to the first comparison
+             * @description Step of the first comparison; later ones are at ``factor`` times the step of the one before.
+             */
+            first: number;
+            /**
+             * Kind
+             * @description Kind of the early stopping.
+             * @default successive_halving
+             * @constant
+             */
+            kind: "successive_halving";
+        };
+        /**
+         * SuccessiveHalvingSpec
+         * @description Early stopping of trials that are worse than others at the same step (ASHA).
+         */
+        SuccessiveHalvingSpecRequest: {
+            /**
+             * Factor
+             * @description At each comparison, one trial in ``factor`` continues.
+             * @default 3
+             */
+            factor: number;
+            /**
+             * Steps to the first comparison
+             * @description Step of the first comparison; later ones are at ``factor`` times the step of the one before.
+             */
+            first: number;
+            /**
+             * Kind
+             * @description Kind of the early stopping.
+             * @default successive_halving
+             * @constant
+             */
+            kind: "successive_halving";
+        };
+        /**
          * SumPlan
          * @description Algorithm by which the members of a stage sum their gradients, and predictions for all algorithms.
          */
@@ -8249,6 +10308,220 @@ export interface components {
              * @description Number of the site of each member. Members of one site have similar links.
              */
             sites: number[];
+        };
+        /**
+         * SvmSpec
+         * @description Linear support vector machine for two classes, by CoCoA+, which proves how far the result is from the optimum.
+         */
+        SvmSpec: {
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0.0001
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "svm";
+        };
+        /**
+         * SvmSpec
+         * @description Linear support vector machine for two classes, by CoCoA+, which proves how far the result is from the optimum.
+         */
+        SvmSpecRequest: {
+            /**
+             * L2
+             * @description Strength of L2 regularisation for each row of data.
+             * @default 0.0001
+             */
+            l2: number;
+            /**
+             * @description Name of the sparse model. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            name: "svm";
+        };
+        /**
+         * SweepJob
+         * @description Search for the best values of some fields of a training job, by running the job with different values.
+         */
+        SweepJob: {
+            /**
+             * Stop bad trials early
+             * @description End trials that are worse than others at the same step; null runs all to their end.
+             */
+            early_stopping?: components["schemas"]["SuccessiveHalvingSpec"] | null;
+            /**
+             * Searched fields
+             * @description Fields of the job that differ between trials, by their names with dots, with their values.
+             */
+            fields: {
+                [key: string]: components["schemas"]["DrawnFieldSpec"];
+            };
+            /**
+             * Goal
+             * @description Whether lower or higher values are better; default: it follows from the metric.
+             */
+            goal?: ("min" | "max") | null;
+            /**
+             * Group
+             * @description Group of jobs that belong together.
+             */
+            group?: string | null;
+            /** @description Training job that the trials run. */
+            job: components["schemas"]["TrainJob"];
+            /**
+             * Jobs At Once
+             * @description Most trials that run or wait for machines at one time.
+             * @default 1
+             */
+            jobs_at_once: number;
+            /**
+             * @description Kind of the job. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "sweep";
+            /**
+             * Metric
+             * @description Metric by which trials are compared.
+             * @default validation_loss
+             * @enum {string}
+             */
+            metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
+            /**
+             * Name
+             * @description Display name of the sweep; trials have it with their number.
+             * @default sweep
+             */
+            name: string;
+            /**
+             * Search
+             * @description Choice of the trials: all combinations, or random ones.
+             * @default {
+             *       "kind": "grid"
+             *     }
+             */
+            search: components["schemas"]["GridSearchSpec"] | components["schemas"]["RandomSearchSpec"];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
+            /**
+             * Time Limit S
+             * @description Longest time of the sweep, in seconds; then running trials are stopped, and no more start.
+             */
+            time_limit_s?: number | null;
+        };
+        /**
+         * SweepJob
+         * @description Search for the best values of some fields of a training job, by running the job with different values.
+         */
+        SweepJobRequest: {
+            /**
+             * Stop bad trials early
+             * @description End trials that are worse than others at the same step; null runs all to their end.
+             * @default null
+             */
+            early_stopping: components["schemas"]["SuccessiveHalvingSpecRequest"] | null;
+            /**
+             * Searched fields
+             * @description Fields of the job that differ between trials, by their names with dots, with their values.
+             */
+            fields: {
+                [key: string]: components["schemas"]["DrawnFieldSpecRequest"];
+            };
+            /**
+             * Goal
+             * @description Whether lower or higher values are better; default: it follows from the metric.
+             * @default null
+             */
+            goal: ("min" | "max") | null;
+            /**
+             * Group
+             * @description Group of jobs that belong together.
+             * @default null
+             */
+            group: string | null;
+            /** @description Training job that the trials run. */
+            job: components["schemas"]["JobRequest"];
+            /**
+             * Jobs At Once
+             * @description Most trials that run or wait for machines at one time.
+             * @default 1
+             */
+            jobs_at_once: number;
+            /**
+             * Kind
+             * @description Kind of the job.
+             * @default sweep
+             * @constant
+             */
+            kind: "sweep";
+            /**
+             * Metric
+             * @description Metric by which trials are compared.
+             * @default validation_loss
+             * @enum {string}
+             */
+            metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
+            /**
+             * Name
+             * @description Display name of the sweep; trials have it with their number.
+             * @default sweep
+             */
+            name: string;
+            /**
+             * Search
+             * @description Choice of the trials: all combinations, or random ones.
+             * @default {
+             *       "kind": "grid"
+             *     }
+             */
+            search: components["schemas"]["GridSearchSpecRequest"] | components["schemas"]["RandomSearchSpecRequest"];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
+            /**
+             * Time Limit S
+             * @description Longest time of the sweep, in seconds; then running trials are stopped, and no more start.
+             * @default null
+             */
+            time_limit_s: number | null;
+        };
+        /**
+         * SweepView
+         * @description Trials of a sweep, best first.
+         */
+        SweepView: {
+            /**
+             * Best
+             * @description Number of the best trial; null while no trial has a value.
+             */
+            best: number | null;
+            /**
+             * Fields
+             * @description Names of the searched fields, in the order of the job file.
+             */
+            fields: string[];
+            /**
+             * Goal
+             * @enum {string}
+             */
+            goal: "min" | "max";
+            /** Metric */
+            metric: string;
+            /**
+             * Trials
+             * @description All trials: those that ran to their end by their values, then other ones with values, then those without.
+             */
+            trials: components["schemas"]["TrialView"][];
         };
         /**
          * TableSpec
@@ -8335,6 +10608,11 @@ export interface components {
              */
             metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
             /**
+             * Task of the metric
+             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             */
+            task?: string | null;
+            /**
              * Value
              * @description The job ends after the first validation that is at least as good as this.
              */
@@ -8352,10 +10630,98 @@ export interface components {
              */
             metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
             /**
+             * Task of the metric
+             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             * @default null
+             */
+            task: string | null;
+            /**
              * Value
              * @description The job ends after the first validation that is at least as good as this.
              */
             value: number;
+        };
+        /**
+         * TaskPreview
+         * @description First rows of the data of one task.
+         */
+        TaskPreview: {
+            data: components["schemas"]["DataPreview"];
+            /**
+             * Task
+             * @description Name of the task; null without ``tasks``.
+             */
+            task?: string | null;
+        };
+        /**
+         * TaskSpec
+         * @description One of several tasks of a model.
+         */
+        TaskSpec: {
+            /** @description Data of the task, with the fields of ``data``; default: ``data`` of the job, which the first task always has. */
+            data?: Record<string, never> | null;
+            /**
+             * Layers
+             * @description Head of the task: declared layers after ``model.layers``, with the same fields as these.
+             */
+            layers?: Record<string, never>[] | null;
+            /** @description Loss of the task, with the fields of ``training.loss``. */
+            loss?: Record<string, never> | null;
+            /**
+             * Name
+             * @description Name of the task, before the names of its metrics: small letters, digits and _.
+             */
+            name: string;
+            /**
+             * Task
+             * @description Kind of the task; default: it follows from the data. Tables need it.
+             */
+            task?: ("language_model" | "text_classification" | "image_classification" | "tabular_classification" | "tabular_regression" | "embedding") | null;
+            /**
+             * Weight
+             * @description Factor of the task's loss in the loss that training minimizes.
+             * @default 1
+             */
+            weight: number;
+        };
+        /**
+         * TaskSpec
+         * @description One of several tasks of a model.
+         */
+        TaskSpecRequest: {
+            /**
+             * @description Data of the task, with the fields of ``data``; default: ``data`` of the job, which the first task always has.
+             * @default null
+             */
+            data: Record<string, never> | null;
+            /**
+             * Layers
+             * @description Head of the task: declared layers after ``model.layers``, with the same fields as these.
+             * @default null
+             */
+            layers: Record<string, never>[] | null;
+            /**
+             * @description Loss of the task, with the fields of ``training.loss``.
+             * @default null
+             */
+            loss: Record<string, never> | null;
+            /**
+             * Name
+             * @description Name of the task, before the names of its metrics: small letters, digits and _.
+             */
+            name: string;
+            /**
+             * Task
+             * @description Kind of the task; default: it follows from the data. Tables need it.
+             * @default null
+             */
+            task: ("language_model" | "text_classification" | "image_classification" | "tabular_classification" | "tabular_regression" | "embedding") | null;
+            /**
+             * Weight
+             * @description Factor of the task's loss in the loss that training minimizes.
+             * @default 1
+             */
+            weight: number;
         };
         /**
          * TextChoice
@@ -8471,6 +10837,40 @@ export interface components {
              * @constant
              */
             type: "text";
+        };
+        /**
+         * ThenSpec
+         * @description Links that start from the result of a training job when it has succeeded.
+         */
+        ThenSpec: {
+            /**
+             * Answer rows with the result
+             * @description Answer rows with the result when the job has succeeded; by the deployment of ``serve``, if it is given.
+             */
+            generate?: components["schemas"]["GenerateLinkSpec"] | null;
+            /**
+             * Serve the result
+             * @description Serve the result when the job has succeeded.
+             */
+            serve?: components["schemas"]["ServeLinkSpec"] | null;
+        };
+        /**
+         * ThenSpec
+         * @description Links that start from the result of a training job when it has succeeded.
+         */
+        ThenSpecRequest: {
+            /**
+             * Answer rows with the result
+             * @description Answer rows with the result when the job has succeeded; by the deployment of ``serve``, if it is given.
+             * @default null
+             */
+            generate: components["schemas"]["GenerateLinkSpecRequest"] | null;
+            /**
+             * Serve the result
+             * @description Serve the result when the job has succeeded.
+             * @default null
+             */
+            serve: components["schemas"]["ServeLinkSpecRequest"] | null;
         };
         /**
          * TimelineCell
@@ -8833,11 +11233,16 @@ export interface components {
         };
         /**
          * TrainJob
-         * @description Train a model: a causal language model on text, or declared layers on images or tables.
+         * @description Train a model: a causal language model on text, or declared layers on images, tables or texts with labels.
          */
         TrainJob: {
             /** @description Training data. */
             data: components["schemas"]["DataSpec"];
+            /**
+             * Group
+             * @description Group of jobs that belong together.
+             */
+            group?: string | null;
             /**
              * @description Kind of the job. (enum property replaced by openapi-typescript)
              * @enum {string}
@@ -8860,10 +11265,33 @@ export interface components {
              */
             parallelism: components["schemas"]["ParallelismSpec"];
             /**
-             * Task
-             * @description Task of the model; default: language_model for text, image_classification for images. Tables need it.
+             * Report
+             * @description Formats in which the server writes the job's curves at its end, each as a result of the job.
+             * @default []
              */
-            task?: ("language_model" | "image_classification" | "tabular_classification" | "tabular_regression") | null;
+            report: ("tensorboard" | "wandb")[];
+            /**
+             * Tags
+             * @description Tags by which the job is found.
+             * @default []
+             */
+            tags: string[];
+            /**
+             * Task
+             * @description Task of the model; default: it follows from the data. Tables need it.
+             */
+            task?: ("language_model" | "text_classification" | "image_classification" | "tabular_classification" | "tabular_regression" | "embedding") | null;
+            /**
+             * Several tasks
+             * @description Tasks that share the layers of the model, each with a head, a loss and a weight of its own.
+             * @default []
+             */
+            tasks: components["schemas"]["TaskSpec"][];
+            /**
+             * @description Deployment and batch that start from the result when the job has succeeded.
+             * @default {}
+             */
+            then: components["schemas"]["ThenSpec"];
             /**
              * @description Tokenizer that turns text into token ids.
              * @default {}
@@ -8886,7 +11314,8 @@ export interface components {
              *         "mode": "auto"
              *       },
              *       "loss": {
-             *         "label_smoothing": 0
+             *         "label_smoothing": 0,
+             *         "temperature": 0.05
              *       },
              *       "max_gradient_norm": 1,
              *       "optimizer": {
@@ -8896,6 +11325,7 @@ export interface components {
              *         ],
              *         "decays": "matrices",
              *         "epsilon": 1e-8,
+             *         "l1": 0,
              *         "learning_rate": 0.001,
              *         "momentum": 0.9,
              *         "name": "adamw",
@@ -8994,7 +11424,8 @@ export interface components {
             /**
              * @description Loss that training minimizes.
              * @default {
-             *       "label_smoothing": 0
+             *       "label_smoothing": 0,
+             *       "temperature": 0.05
              *     }
              */
             loss: components["schemas"]["LossSpec"];
@@ -9017,6 +11448,7 @@ export interface components {
              *       ],
              *       "decays": "matrices",
              *       "epsilon": 1e-8,
+             *       "l1": 0,
              *       "learning_rate": 0.001,
              *       "momentum": 0.9,
              *       "name": "adamw",
@@ -9070,7 +11502,7 @@ export interface components {
              *       "kind": "allreduce"
              *     }
              */
-            synchronization: components["schemas"]["AllReduceSpec"] | components["schemas"]["LocalSpec"] | components["schemas"]["ElasticSpec"] | components["schemas"]["GossipSpec"] | components["schemas"]["ParameterServerSpec"];
+            synchronization: components["schemas"]["AllReduceSpec"] | components["schemas"]["AutoSpec"] | components["schemas"]["LocalSpec"] | components["schemas"]["ElasticSpec"] | components["schemas"]["GossipSpec"] | components["schemas"]["ParameterServerSpec"];
             /**
              * Goal
              * @description End the job as soon as a validation reaches this value of a metric.
@@ -9166,7 +11598,8 @@ export interface components {
              * @default {
              *       "class_weights": null,
              *       "label_smoothing": 0,
-             *       "name": null
+             *       "name": null,
+             *       "temperature": 0.05
              *     }
              */
             loss: components["schemas"]["LossSpecRequest"];
@@ -9190,6 +11623,7 @@ export interface components {
              *       ],
              *       "decays": "matrices",
              *       "epsilon": 1e-8,
+             *       "l1": 0,
              *       "learning_rate": 0.001,
              *       "momentum": 0.9,
              *       "name": "adamw",
@@ -9244,7 +11678,7 @@ export interface components {
              *       "kind": "allreduce"
              *     }
              */
-            synchronization: components["schemas"]["AllReduceSpecRequest"] | components["schemas"]["LocalSpecRequest"] | components["schemas"]["ElasticSpecRequest"] | components["schemas"]["GossipSpecRequest"] | components["schemas"]["ParameterServerSpecRequest"];
+            synchronization: components["schemas"]["AllReduceSpecRequest"] | components["schemas"]["AutoSpecRequest"] | components["schemas"]["LocalSpecRequest"] | components["schemas"]["ElasticSpecRequest"] | components["schemas"]["GossipSpecRequest"] | components["schemas"]["ParameterServerSpecRequest"];
             /**
              * Goal
              * @description End the job as soon as a validation reaches this value of a metric.
@@ -9257,6 +11691,150 @@ export interface components {
              * @default null
              */
             validate_every: number | null;
+        };
+        /**
+         * TransformsSpec
+         * @description Random changes of the samples, in the order of these fields; other than crop, only in training.
+         */
+        TransformsSpec: {
+            /** @description Part of each image that is a sample; null: the whole image. */
+            crop?: components["schemas"]["CropSpec"] | null;
+            /**
+             * Flip
+             * @description Probability that an image is mirrored, left to right.
+             * @default 0
+             */
+            flip: number;
+            /**
+             * Mask
+             * @description Probability that a token of a text is replaced by the tokenizer's mask token.
+             * @default 0
+             */
+            mask: number;
+            /**
+             * Noise
+             * @description Standard deviation of noise that is added to the scaled values of an image.
+             * @default 0
+             */
+            noise: number;
+        };
+        /**
+         * TransformsSpec
+         * @description Random changes of the samples, in the order of these fields; other than crop, only in training.
+         */
+        TransformsSpecRequest: {
+            /**
+             * @description Part of each image that is a sample; null: the whole image.
+             * @default null
+             */
+            crop: components["schemas"]["CropSpecRequest"] | null;
+            /**
+             * Flip
+             * @description Probability that an image is mirrored, left to right.
+             * @default 0
+             */
+            flip: number;
+            /**
+             * Mask
+             * @description Probability that a token of a text is replaced by the tokenizer's mask token.
+             * @default 0
+             */
+            mask: number;
+            /**
+             * Noise
+             * @description Standard deviation of noise that is added to the scaled values of an image.
+             * @default 0
+             */
+            noise: number;
+        };
+        /**
+         * TrialRecord
+         * @description The part of a sweep that a job has.
+         */
+        TrialRecord: {
+            /**
+             * Is Interrupted
+             * @description Whether the trial was stopped because the sweep was cancelled; it continues if the sweep is resumed.
+             * @default false
+             */
+            is_interrupted: boolean;
+            /**
+             * Number
+             * @description Number of the trial in its sweep, from 1.
+             */
+            number: number;
+            /**
+             * Rungs
+             * @description Comparisons with other trials, in order.
+             * @default []
+             */
+            rungs: components["schemas"]["RungRecord"][];
+            /**
+             * Settings
+             * @description Values of the searched fields, by their names with dots.
+             */
+            settings: {
+                [key: string]: unknown;
+            };
+            /**
+             * Stopped
+             * @description Reason for which the sweep stopped the trial; null if it did not.
+             */
+            stopped?: string | null;
+        };
+        /**
+         * TrialView
+         * @description A trial of a sweep.
+         */
+        TrialView: {
+            /**
+             * Is Stopped
+             * @description Whether the sweep stopped the trial before its end.
+             */
+            is_stopped: boolean;
+            /**
+             * Job Id
+             * @description Id of the trial's job; null before it starts, and after the job was deleted.
+             */
+            job_id: string | null;
+            /**
+             * Number
+             * @description Number of the trial, from 1.
+             */
+            number: number;
+            /**
+             * Reason
+             * @description Cause of the state, in one sentence.
+             */
+            reason: string;
+            /**
+             * Rungs
+             * @description Comparisons with other trials, in order.
+             */
+            rungs: components["schemas"]["RungRecord"][];
+            /**
+             * Settings
+             * @description Values of the searched fields, by their names with dots.
+             */
+            settings: {
+                [key: string]: unknown;
+            };
+            /** @description State of the job; null if there is none. */
+            state: components["schemas"]["JobState"] | null;
+            /** Step */
+            step: number;
+            /** Total Steps */
+            total_steps: number;
+            /**
+             * Value
+             * @description Value of the metric at the last validation; null before the first one.
+             */
+            value: number | null;
+            /**
+             * Value Step
+             * @description Step of this validation.
+             */
+            value_step: number | null;
         };
         /**
          * UploadFile
@@ -10879,6 +13457,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
     getDeployment: {
@@ -11512,6 +14099,12 @@ export interface operations {
                 kind?: string | null;
                 /** @description Part of the name; case is ignored. */
                 name?: string | null;
+                /** @description Jobs that have all of these tags. */
+                tag?: string[];
+                /** @description Jobs of this group. */
+                group?: string | null;
+                /** @description Trials of sweeps, too; with a group they are always listed. */
+                trials?: boolean;
                 limit?: number;
                 cursor?: string | null;
             };
@@ -11701,6 +14294,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
     checkJob: {
@@ -11740,6 +14342,198 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["SpecCheck"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    compareJobs: {
+        parameters: {
+            query: {
+                /** @description Id; given several times. */
+                job: string[];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobComparison"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    previewData: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "data": {
+                 *         "dataset": "digits"
+                 *       },
+                 *       "model": {
+                 *         "layers": [
+                 *           {
+                 *             "options": {
+                 *               "in_features": 64,
+                 *               "out_features": 10
+                 *             },
+                 *             "type": "linear"
+                 *           }
+                 *         ]
+                 *       }
+                 *     }
+                 */
+                "application/json": components["schemas"]["JobRequest"];
+                /**
+                 * @example {
+                 *       "data": {
+                 *         "dataset": "digits"
+                 *       },
+                 *       "model": {
+                 *         "layers": [
+                 *           {
+                 *             "options": {
+                 *               "in_features": 64,
+                 *               "out_features": 10
+                 *             },
+                 *             "type": "linear"
+                 *           }
+                 *         ]
+                 *       }
+                 *     }
+                 */
+                "application/yaml": components["schemas"]["JobRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobPreview"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
             /** @description Unauthorized */
@@ -11917,6 +14711,68 @@ export interface operations {
             };
             /** @description Conflict */
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    labelJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LabelsRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -12538,7 +15394,6 @@ export interface operations {
     getMetrics: {
         parameters: {
             query?: {
-                format?: "json" | "csv";
                 after_step?: number;
                 /** @description Last step to return (inclusive). */
                 until_step?: number | null;
@@ -12560,7 +15415,127 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["JobMetrics"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getMetricsFile: {
+        parameters: {
+            query?: {
+                /** @description JSON is one array of rows. */
+                format?: "csv" | "json" | "parquet";
+            };
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": string;
+                    "application/vnd.apache.parquet": string;
                     "text/csv": string;
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getPictures: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Pictured"][];
                 };
             };
             /** @description Unauthorized */
@@ -12744,6 +15719,73 @@ export interface operations {
             };
             /** @description Service Unavailable */
             503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getTrials: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SweepView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -13143,7 +16185,7 @@ export interface operations {
     getJobSchema: {
         parameters: {
             query?: {
-                kind?: "train" | "generate" | "embed" | "serve";
+                kind?: "train" | "generate" | "embed" | "sparse" | "sweep" | "serve";
             };
             header?: never;
             path?: never;

@@ -1,6 +1,6 @@
 /** Submits jobs and deployments as YAML, for which the generated client has no types. */
 import { authorizedFetch } from "./client";
-import type { Deployment, Job, SpecCheck } from "./types";
+import type { Deployment, Job, JobPreview, SpecCheck } from "./types";
 
 const YAML = { "Content-Type": "application/yaml" };
 
@@ -34,6 +34,11 @@ export function deployYaml(text: string): Promise<Deployment> {
 /** Return the problems that a job would have if it were submitted now. */
 export function check(text: string, signal: AbortSignal): Promise<SpecCheck> {
   return post("/api/v1/jobs/check", text, YAML, signal);
+}
+
+/** Return the first rows of a training job's data, as training would read them. */
+export function previewData(text: string): Promise<JobPreview> {
+  return post("/api/v1/jobs/preview", text, YAML);
 }
 
 async function post<T>(url: string, text: string, headers: HeadersInit, signal?: AbortSignal): Promise<T> {

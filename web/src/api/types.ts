@@ -24,7 +24,12 @@ export type Invite = Schemas["InviteView"];
 export type Island = Schemas["Island"];
 export type InviteCreated = Schemas["InviteCreated"];
 export type Job = Schemas["JobRecord"];
+export type SweepTrials = Schemas["SweepView"];
+export type Trial = Schemas["TrialView"];
+export type Comparison = Schemas["JobComparison"];
+export type Picture = Schemas["Pictured"];
 export type JobPage = Schemas["JobPage"];
+export type LinkState = Schemas["LinkState"];
 export type JobState = Schemas["JobState"];
 export type Machine = Schemas["ContributorView"];
 export type Measured = Schemas["Measured"];
@@ -38,7 +43,7 @@ export type ClusterEvent = Schemas["EventRecord"];
 export type ClusterView = Schemas["ClusterView"];
 export type Prediction = Schemas["Prediction"];
 
-export const JOB_KINDS = ["train", "generate", "embed"] as const satisfies readonly Job["spec"]["kind"][];
+export const JOB_KINDS = ["train", "generate", "embed", "sparse", "sweep"] as const satisfies readonly Job["spec"]["kind"][];
 export type JobKind = (typeof JOB_KINDS)[number];
 /** Status of a deployment at one moment: an event of kind `figures`, which has no number and is not stored. */
 export interface Figures {
@@ -66,6 +71,7 @@ export const LIVE_STATES = ["pending", "loading", "ready", "degraded"] as const 
 export const ENDED_STATES = ["stopped", "failed"] as const satisfies readonly DeploymentState[];
 
 export type PlanReport = Schemas["PlanReport"];
+export type JobPreview = Schemas["JobPreview"];
 export type SpecCheck = Schemas["SpecCheck"];
 export type Upload = Schemas["UploadView"];
 export type UploadKind = Upload["kind"];

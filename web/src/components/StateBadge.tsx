@@ -1,11 +1,11 @@
 import { useTranslation } from "react-i18next";
 
-import type { ContributorState, DeploymentState, JobState } from "../api/types";
+import type { ContributorState, DeploymentState, JobState, LinkState } from "../api/types";
 import classes from "./StateBadge.module.css";
 
 type Tone = "quiet" | "busy" | "active" | "good" | "bad" | "ending";
 
-export type State = JobState | ContributorState | DeploymentState;
+export type State = JobState | ContributorState | DeploymentState | LinkState;
 
 const TONES: Record<State, Tone> = {
   "queued": "quiet",
@@ -25,6 +25,8 @@ const TONES: Record<State, Tone> = {
   "loading": "busy",
   "degraded": "ending",
   "stopped": "quiet",
+  "waiting": "quiet",
+  "started": "good",
 };
 
 /** A state as a word; the colour only repeats it. */

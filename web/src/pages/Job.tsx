@@ -9,20 +9,25 @@ import { job as jobQuery, log } from "../api/queries";
 import type { Job as JobView, ClusterEvent } from "../api/types";
 import { Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/frame/Page";
+import { AnchorLink } from "../components/links";
 import { StateBadge } from "../components/StateBadge";
 import { dateAndTime } from "../format";
 import { Placement, type Departure } from "../placement/Placement";
 import { Actions } from "./job/Actions";
 import { Batch } from "./job/Batch";
+import { Sparse } from "./job/Sparse";
 import { Curves } from "./job/curves/Curves";
 import { Log } from "./job/log/Log";
 import { Progress } from "./job/Progress";
 import { Reality } from "./job/Reality";
 import { Artifacts } from "./job/results/Artifacts";
 import { Checkpoints } from "./job/results/Checkpoints";
+import { Links } from "./job/results/Links";
+import { Pictures } from "./job/results/Pictures";
 import { Samples } from "./job/results/Samples";
 import { Rounds } from "./job/rounds/Rounds";
 import { mergingOf, roundsIn } from "./job/rounds/rounds";
+import { Sweep } from "./job/sweep/Sweep";
 import { Timeline } from "./job/timeline/Timeline";
 
 const route = getRouteApi("/jobs/$jobId");
@@ -43,14 +48,32 @@ export function Job() {
       <Progress job={job} />
       {job.spec.kind === "train" ? (
         <Training job={job} />
+      ) : job.spec.kind === "sparse" ? (
+        <>
+          <Section title={t("Curves")}>
+            <Curves job={job} />
+          </Section>
+          <Section title={t("Sparse model")}>
+            <Sparse spec={job.spec} />
+          </Section>
+        </>
+      ) : job.spec.kind === "sweep" ? (
+        <Sweep job={job} />
       ) : (
         <Section title={t("Batch")}>
           <Batch job={job} />
         </Section>
       )}
-      <Section title={t("Artifacts")}>
-        <Artifacts job={job} />
-      </Section>
+      {job.links.length > 0 && (
+        <Section title={t("Afterwards")}>
+          <Links job={job} />
+        </Section>
+      )}
+      {job.spec.kind !== "sweep" && (
+        <Section title={t("Artifacts")}>
+          <Artifacts job={job} />
+        </Section>
+      )}
       {job.spec.kind === "train" && (
         <Section title={t("Checkpoints")}>
           <Checkpoints job={job} />
@@ -60,6 +83,14 @@ export function Job() {
         <Log jobId={job.id} />
       </Section>
       <Text size="sm" c="dimmed">
+        {job.sweep_id != null && (
+          <>
+            <AnchorLink to="/jobs/$jobId" params={{ jobId: job.sweep_id }} size="sm">
+              {t("Trial {{number}} of a sweep", { number: job.trial?.number ?? 0 })}
+            </AnchorLink>
+            {" · "}
+          </>
+        )}
         {job.id} · {t("attempt {{attempt}}", { attempt: job.attempt })} · {t("created {{when}}", { when: dateAndTime(job.created_at) })}
       </Text>
     </Page>
@@ -73,12 +104,14 @@ function Training({ job }: { job: JobView }) {
   const policy = job.spec.kind === "train" && job.spec.training.synchronization.kind !== "allreduce" ? job.spec.training.synchronization : null;
   const rounds = useMemo(() => (policy === null ? [] : roundsIn(data ?? [], mergingOf(policy))), [data, policy]);
   const first = job.plan?.branches[0];
+  const isInLockstep = policy?.kind === "auto" && job.plan !== null && first === undefined;
   return (
     <>
       <Section title={t("Curves")}>
         <Curves job={job} />
       </Section>
-      {policy !== null && (
+      <Pictures job={job} />
+      {policy !== null && !isInLockstep && (
         <Section title={t("Rounds")}>
           <Rounds rounds={rounds} />
         </Section>

@@ -1,5 +1,7 @@
 /** All jobs, newest first. */
-import { Button, Group, NativeSelect, Progress, Table, Text, TextInput } from "@mantine/core";
+import "@mantine/core/styles/Checkbox.css";
+
+import { Button, Checkbox, Group, NativeSelect, Progress, Table, Text, TextInput } from "@mantine/core";
 import { useDebouncedCallback } from "@mantine/hooks";
 import { keepPreviousData, useInfiniteQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
@@ -20,7 +22,7 @@ const route = getRouteApi("/jobs");
 const TYPING_MS = 250;
 
 /** Keys of `t`. */
-const KINDS: Record<JobKind, string> = { train: "training", generate: "answers of a model", embed: "vectors of texts" };
+const KINDS: Record<JobKind, string> = { train: "training", generate: "answers of a model", embed: "vectors of texts", sparse: "sparse model", sweep: "search of settings" };
 
 export function Jobs() {
   const { t } = useTranslation();
@@ -91,6 +93,17 @@ function Filter({ search }: { search: JobFilter }) {
           defaultValue={search.name ?? ""}
           onChange={(event) => find(event.currentTarget.value)}
         />
+        <Checkbox
+          size="xs"
+          label={t("Trials of sweeps")}
+          checked={search.trials === true}
+          onChange={(event) => change({ trials: event.currentTarget.checked || undefined })}
+        />
+        {search.tag !== undefined && (
+          <Button size="compact-xs" variant="default" onClick={() => change({ tag: undefined })}>
+            {t("All tags")}
+          </Button>
+        )}
       </Group>
     </Group>
   );
@@ -135,6 +148,15 @@ function Row({ job, now }: { job: Job; now: number }) {
         <Text size="xs" c="dimmed">
           {job.id}
           {job.spec.kind !== "train" && ` · ${t(KINDS[job.spec.kind])}`}
+          {job.group != null && ` · ${job.group}`}
+          {job.tags.map((tag) => (
+            <span key={tag}>
+              {" · "}
+              <AnchorLink to="/jobs" search={(old: JobFilter) => ({ ...old, tag })} size="xs">
+                {tag}
+              </AnchorLink>
+            </span>
+          ))}
         </Text>
       </Table.Td>
       <Table.Td data-label={t("State")}>

@@ -17,6 +17,7 @@ import { textOf } from "./submit/starts/earlier";
 import { Editor } from "./submit/editor/Editor";
 import { JobForm } from "./submit/form/JobForm";
 import { locate, syntaxProblems } from "./submit/editor/locate";
+import { DataPreview } from "./submit/DataPreview";
 import { PlanPreview } from "./submit/PlanPreview";
 import { placed } from "./submit/schema/problems";
 import { readSchema, type Schema } from "./submit/schema/schema";
@@ -26,7 +27,7 @@ import { useCheck } from "./submit/useCheck";
 import classes from "./Submit.module.css";
 
 const route = getRouteApi("/submit");
-const SPEC_KINDS = ["train", "generate", "embed", "serve"] as const;
+const SPEC_KINDS = ["train", "generate", "embed", "sparse", "sweep", "serve"] as const;
 type SpecKind = (typeof SPEC_KINDS)[number];
 
 export function Submit() {
@@ -136,6 +137,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
         </Stack>
         <div className={classes.aside}>
           <PlanPreview draft={draft} kind={kind} isGood={checked.isGood} />
+          {kind === "train" && draft.value !== null && <DataPreview text={text} />}
           <Uploads />
         </div>
       </div>
@@ -169,6 +171,7 @@ function Starts({ isOwn, from, onBack }: { isOwn: boolean; from: string | undefi
     language: t("Train a language model"),
     generate: t("Let a model answer rows"),
     embed: t("Turn rows into vectors"),
+    sweep: t("Search for the best settings"),
     serve: t("Serve a model"),
   };
   return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +39,8 @@ class ShardOutline:
     """Name and shape of each trained parameter, by gradient bucket, in the order in which the bucket stores them."""
     undecayed: frozenset[str]
     """Names of biases and normalization parameters, which get no weight decay unless the job decays all parameters."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """Momentum of each running statistic, which no optimizer updates."""
 
     def copy_bytes(self, state_tensors: int) -> int:
         """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
@@ -182,6 +184,7 @@ class Copier:
             undecayed=frozenset(
                 name for name, parameter in runner.parameters.items() if parameter in undecayed
             ),
+            statistics=runner.stage.statistics(),
         )
 
     def copy(self, shard: ShardRange, names: Sequence[str], backup: Worker = "") -> Copied:

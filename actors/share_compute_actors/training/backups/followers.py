@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed
+from share_compute.models.batch_norm import update_statistic
 from share_compute.models.boundary import Expected
 from share_compute.models.storage.slots import parameter_of
 from share_compute.models.storage.weights import batches
@@ -55,6 +56,7 @@ _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
 """Maximum size of pending gradients, as a multiple of the snapshot's size. Beyond this limit, they are applied to the
 snapshot."""
+_NONE: Mapping[int, float] = {}
 _TRAINED = frozenset({torch.float32})
 """Allowed dtypes of the buckets of a gradient."""
 _AGAIN_S = 0.5
@@ -110,6 +112,8 @@ class Follower:
         self._logs: dict[int, GradientLog] = {}
         self._scales: dict[int, float] = {}
         """Update factors of committed steps, by step; only factors that the primary has sent."""
+        self._rates: dict[int, float] = {}
+        """Learning rates of these steps, if they depend on validations."""
         self._loss_scales: dict[int, LossScale] = {}
         """Loss scale after a step, by step. It is known for steps at which data was fetched or inherited, and for
         steps to which the snapshot was brought."""
@@ -212,6 +216,8 @@ class Follower:
             return
         if log.head.scale_before is not None:
             self._scales[step - 1] = log.head.scale_before
+            if log.head.rate_before is not None:
+                self._rates[step - 1] = log.head.rate_before
         is_busy = self._compacting is not None and not self._compacting.done()
         if self.is_whole and not is_busy and self._is_long():
             self._compacting = self._submit(self._compact)
@@ -256,7 +262,7 @@ class Follower:
         """Return whether the snapshot is complete and includes at least all updates up to a step."""
         return self.is_whole and self._floor >= step
 
-    def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
+    def bring_to(self, step: int, scales: Mapping[int, float], rates: Mapping[int, float] = _NONE) -> bool:
         """Stop fetching, and apply gradients up to a committed step; return whether this succeeded.
 
         After success, `rows` returns tensors as they are after this step.
@@ -264,9 +270,10 @@ class Follower:
         Args:
             step: number of a committed step.
             scales: update factor of each committed step, by step.
+            rates: learning rate of each of these steps, if it depends on validations.
         """
         self._stopping.set()
-        return self._own.submit(self._bring_to, step, scales).result()
+        return self._own.submit(self._bring_to, step, scales, rates).result()
 
     def spoil(self) -> None:
         """Mark the copy as unusable. The next call of `take` or `close` releases its space."""
@@ -414,9 +421,9 @@ class Follower:
         while self.has(step + 1) and step + 1 in self._scales:
             step += 1
         if step > self._floor:
-            self._advance(step, dict(self._scales))
+            self._advance(step, dict(self._scales), dict(self._rates))
 
-    def _bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
+    def _bring_to(self, step: int, scales: Mapping[int, float], rates: Mapping[int, float]) -> bool:
         if not self.is_whole or not self.reaches(step):
             return False
         replayed = range(self._floor + 1, step + 1)
@@ -425,7 +432,7 @@ class Follower:
         ):
             return False
         try:
-            self._advance(step, scales)
+            self._advance(step, scales, rates)
         except Exception as failure:
             if not (is_out_of_space(failure) or isinstance(failure, VerificationFailed)):
                 raise
@@ -448,7 +455,7 @@ class Follower:
             return max(have.values(), default=-1)
         return min(trained or have.values(), default=-1)
 
-    def _advance(self, step: int, scales: Mapping[int, float]) -> None:
+    def _advance(self, step: int, scales: Mapping[int, float], rates: Mapping[int, float]) -> None:
         """Bring the snapshot to a step, one parameter after the other, and drop the gradients up to that step.
 
         Raises:
@@ -463,25 +470,31 @@ class Follower:
             self._logs[each].verify()
         for name, have in list(self._have.items()):
             if name in replayed:
-                self._replay(name, range(have + 1, step + 1), scales)
+                self._replay(name, range(have + 1, step + 1), scales, rates)
             self._have[name] = max(have, step)
         if step in self._logs:
             self._loss_scales[step] = self._logs[step].head.loss_scale.after(scales[step], step)
         self._loss_scales = {each: scale for each, scale in self._loss_scales.items() if each >= step}
         for each in [each for each in list(self._scales) if each <= step]:
             del self._scales[each]
+            self._rates.pop(each, None)
         with self._lock:
             used = [self._logs.pop(each) for each in sorted(self._logs) if each <= step]
         for log in used:
             log.close()
 
-    def _replay(self, name: str, steps: Collection[int], scales: Mapping[int, float]) -> None:
+    def _replay(
+        self, name: str, steps: Collection[int], scales: Mapping[int, float], rates: Mapping[int, float]
+    ) -> None:
         """Apply the gradients of some steps to one parameter, as the primary did.
 
         The whole parameter is updated at once, because kernels treat the last elements of a tensor differently.
         """
         place, outline = self._trained[name], self._outline
         assert outline is not None
+        if name in outline.statistics:
+            self._replay_statistic(name, steps, scales)
+            return
         parameter = nn.Parameter(self._snapshot.get(name).to(self._device))
         optimizer = build_optimizer(
             self._training.optimizer, [parameter], [parameter] if name in outline.undecayed else ()
@@ -498,11 +511,25 @@ class Follower:
                 gradient.mul_(total)
             parameter.grad = gradient.view(place.shape)
             for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate(step)
+                group["lr"] = rates[step] if step in rates else self._learning_rate(step)
             optimizer.step()
         self._snapshot.put(name, parameter)
         for slot, value in optimizer_tensors(optimizer, {name: parameter}).items():
             self._snapshot.put(slot, value)
+
+    def _replay_statistic(self, name: str, steps: Collection[int], scales: Mapping[int, float]) -> None:
+        """Apply the sums of some steps to a running statistic, as the primary did."""
+        assert self._outline is not None
+        assert self._training.microbatches is not None
+        running, place = self._snapshot.get(name).to(self._device), self._trained[name]
+        for step in steps:
+            if scales[step] == SKIPPED:
+                continue
+            observed = self._logs[step].gradient(place.bucket, place.start, place.stop).to(self._device)
+            momentum = self._outline.statistics[name]
+            microbatches = self._training.microbatches
+            update_statistic(name, running, observed.view(place.shape), momentum, microbatches)
+        self._snapshot.put(name, running)
 
     def _forget(self, after: Collection[Future[None]]) -> None:
         wait(after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from share_compute_actors.training.backups.tensor_file import TensorFile
 
 HEAD = -1
 """Index of the message that carries a `GradientLogHeader`. All other messages have the index of their bucket."""
-HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
+HEAD_SHAPE = Expected((6,), frozenset({torch.float64}), is_finite=False)
 """Shape and dtype of the tensor that `GradientLogHeader.pack` returns."""
 
 
@@ -29,29 +30,34 @@ class GradientLogHeader(NamedTuple):
     """Loss scale of the step. The gradient is still multiplied by it."""
     scale_before: float | None
     """Update factor (see `update_factor`) with which the previous step was applied; None if unknown."""
+    rate_before: float | None = None
+    """Learning rate of the previous step, if it depends on validations."""
 
     def pack(self) -> Tensor:
-        """Return the header as a tensor, ``[5]``."""
+        """Return the header as a tensor, ``[6]``."""
         loss_scale = self.loss_scale
-        before = float("nan") if self.scale_before is None else self.scale_before
+        before = [math.nan if each is None else each for each in (self.scale_before, self.rate_before)]
         return torch.tensor(
-            [self.buckets, loss_scale.factor, loss_scale.clean_steps, loss_scale.is_dynamic, before],
+            [self.buckets, loss_scale.factor, loss_scale.clean_steps, loss_scale.is_dynamic, *before],
             dtype=torch.float64,
         )
 
     @classmethod
     def unpack(cls, tensor: Tensor) -> GradientLogHeader:
         """Return the header that a tensor from `pack` contains."""
-        buckets, factor, clean_steps, is_dynamic, before = tensor.tolist()
+        buckets, factor, clean_steps, is_dynamic, *before = tensor.tolist()
         loss_scale = LossScale(factor, int(clean_steps), bool(is_dynamic))
-        return cls(int(buckets), loss_scale, None if before != before else before)  # noqa: PLR0124 - only NaN differs from itself
+        return cls(int(buckets), loss_scale, *(None if math.isnan(each) else each for each in before))
 
 
 def gradient_messages(
-    gradients: GradientBuckets, loss_scale: LossScale, scale_before: float | None
+    gradients: GradientBuckets,
+    loss_scale: LossScale,
+    scale_before: float | None,
+    rate_before: float | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the messages of a gradient, each with its index: the packed `GradientLogHeader`, then the buckets."""
-    yield HEAD, GradientLogHeader(len(gradients), loss_scale, scale_before).pack()
+    yield HEAD, GradientLogHeader(len(gradients), loss_scale, scale_before, rate_before).pack()
     for bucket in range(len(gradients)):
         yield bucket, gradients.result(bucket)
 

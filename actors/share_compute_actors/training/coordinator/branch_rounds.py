@@ -9,18 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from share_compute.errors import ContributorLost
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.protocol.membership import Worker
 from share_compute.synchronization.aggregators import aggregator_of
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
+from share_compute_actors.training.coordinator.branch_ranges import BranchRanges, Sent
 from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
 from share_compute_actors.training.coordinator.conductor import Conductor
 from share_compute_actors.training.coordinator.connections import Connections
 from share_compute_actors.training.member.schemas import VERSION
 from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
-from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
+from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdate, BranchUpdates
 from share_compute_actors.training.shard_store import TrainingState
 from share_compute_actors.training.step_log import StepLog
 from share_compute_actors.wire import NOTHING, Schema
@@ -74,6 +76,7 @@ class BranchRounds:
         self._shard_store = shard_store
         self._step_log = step_log
         self._protection = protection
+        self._ranges = BranchRanges(assignment, connections, group, conductor, checkpoints)
         self.merged: Path | None = None
         """Folder of the merged weights after the last merge, if this branch has others and evaluates them."""
 
@@ -98,11 +101,22 @@ class BranchRounds:
         if self._policy.overlapping:
             self._ask_all(NOTHING, "end_round", base)
             self._renew_copies(state)
-        folder = f"contributions/{base + 1:08}"
-        if max(versions) == base:  # if not, the merge was interrupted, and the contribution has arrived
-            self._checkpoints.contribute(folder, state)
+        # If a member has merged, the merge was interrupted, and the contribution has arrived.
+        self._send(base + 1, state, contributed, has_arrived=max(versions) > base)
+
+    def _send(
+        self, number: int, state: TrainingState, contributed: Callable[[], None], *, has_arrived: bool
+    ) -> None:
+        """Send the contribution to a round to the place where it is merged, and report it to the synchronizer."""
+        if self._policy.ranges == 0:
+            folder = f"contributions/{number:08}"
+            if not has_arrived:
+                self._checkpoints.contribute(folder, state)
+            sent = Sent(folder=self._checkpoints.path(folder))
+        else:
+            sent = Sent() if has_arrived else self._ranges.send(number, state)
         contributed()
-        self._report(base + 1, self._checkpoints.path(folder), state)
+        self._report(number, sent, state)
 
     def _leave_out(self, step: int, version: int) -> None:
         """End a round whose merge all members have: an earlier coordinator ended then, or they began with a version."""
@@ -111,13 +125,14 @@ class BranchRounds:
             aggregator = aggregator_of(self._folder / "rounds", self._training)
             self.merged = aggregator.version_folder(version)
 
-    def merge(self, state: TrainingState) -> bool:
+    def merge(self, state: TrainingState, contributed: Callable[[], None]) -> bool:
         """Wait for the merge of the round that ended last, and apply it; return whether all rounds are merged.
 
         Call this only while training is paused, after `contribute`.
 
         Args:
             state: training state after the last step.
+            contributed: see `contribute`.
 
         Raises:
             Cancelled: the submitter cancelled the job.
@@ -127,13 +142,30 @@ class BranchRounds:
         assert self._open is not None
         end, base = self._open
         updates = self._conductor.at_pause(partial(self._wait, base, state))
+        while updates.repeats:
+            self._send(base + 1, replace(state, step=end), contributed, has_arrived=False)
+            updates = self._conductor.at_pause(partial(self._wait, base, state))
         for number, update in enumerate(updates.updates):
-            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update.folder)))
-            self._ask_all(NOTHING, "merge", update.version, update.before, closes_round=number == 0)
+            self._apply(update, closes_round=number == 0)
         self._renew_copies(state)
         self._step_log.end_merge(end)
         self._open, self.merged = None, updates.merged
         return updates.is_over
+
+    def _apply(self, update: BranchUpdate, *, closes_round: bool) -> None:
+        """Let all members apply an update, from the machines with its ranges or from the server."""
+        ask = partial(
+            self._ask_all, NOTHING, "merge", update.version, update.before, closes_round=closes_round
+        )
+        sources = self._ranges.sources(update)
+        if sources is not None:
+            try:
+                ask(ranges=sources)
+            except ContributorLost:
+                sources = None  # a machine was lost; members that have the update ignore it
+        if sources is None:
+            ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update.folder)))
+            ask()
 
     def resume(self, state: TrainingState, contributed: Callable[[], None]) -> None:
         """Contribute again to the merge that was open when an earlier coordinator ended, if there is one.
@@ -182,14 +214,17 @@ class BranchRounds:
     def _members(self) -> Collection[Worker]:
         return self._conductor.membership.everybody
 
-    def _report(self, number: int, folder: Path, state: TrainingState) -> None:
+    def _report(self, number: int, sent: Sent, state: TrainingState) -> None:
         first = (state.step - 1) // self._policy.every * self._policy.every
         steps = [facts.event for facts in self._step_log.steps(after=first) if facts.event.step <= state.step]
         report = BranchReport(
             branch=self._branch.number,
             start=self._branch.start,
             round=number,
-            folder=folder,
+            folder=sent.folder,
+            key=sent.key,
+            parts=sent.parts,
+            fault=sent.fault,
             samples=(state.step - first) * self._training.batch_size,
             loss=sum(step.loss for step in steps) / len(steps) if steps else None,
             seconds=sum(step.seconds for step in steps),

@@ -27,10 +27,10 @@ from share_compute.lifecycle.attempt_events import (
 from share_compute.protocol.membership import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.messages import FolderKind
 from share_compute_actors.training.coordinator.conductor import Conductor
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.preparation import suspended
 from share_compute_actors.training.shard_store import SAVED, STATE_OF_TRAINING, TrainingState

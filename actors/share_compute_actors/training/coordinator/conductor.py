@@ -587,4 +587,4 @@ def _recorded(standing: Standing | None) -> Recorded:
     """
     if standing is None:
         raise superseded()
-    return Recorded(standing.epoch, standing.committed, standing.scale, standing.generation)
+    return Recorded(*standing)

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
-from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.training.rounds.messages import BranchUpdates
 
 InboxItem = tuple[Any, Any, Any]

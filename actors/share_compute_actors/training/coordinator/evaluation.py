@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from share_compute.data.order import evaluated_range, evaluation_starts
 from share_compute.errors import UserError
-from share_compute.lifecycle.attempt_events import AttemptEvent, Sampled, Validated
+from share_compute.lifecycle.attempt_events import AttemptEvent, Pictured, Sampled, Validated
+from share_compute.models.objective import Objective
 from share_compute.protocol.membership import Worker
 from share_compute.specification import SamplesSpec, TrainJob
 from share_compute.training.finiteness import first_of
 from share_compute.training.loss_scale import NotFinite, not_finite
-from share_compute.training.metrics import MOST_SCORES, Figures, figures_of
+from share_compute.training.metrics import MOST_SCORES, Figures, combined, figures_of
+from share_compute.training.pictures import picture_of
 from share_compute.training.sampling import continue_greedily
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import MembersLost
@@ -58,6 +62,7 @@ class Evaluation:
         report: Callable[[AttemptEvent], None],
     ) -> None:
         self._spec = spec
+        self._names = [task.name for task in spec.tasks]
         self._facts = facts
         self._shard_store = shard_store
         self._group = group
@@ -85,39 +90,61 @@ class Evaluation:
     def figures(self, split: Literal["validation", "test"], step: int) -> Figures:
         """Compute, report and return the metrics of a split; its mean loss is called ``validation_loss``.
 
+        With several tasks, the metrics of each have its name before theirs, and ``validation_loss`` is their mean loss
+        by weight. Tasks without samples in the split have none.
+
         Raises:
             NotFinite: the loss is not finite.
         """
-        size = self._spec.training.microbatch_size
-        count = -(-self._facts.sizes[split] // size)
-        each = max(1, min(_EVALUATED_AT_ONCE, _MOST_TARGETS // size))
-        parts: list[EvaluationResult] = []
-        start = 0
-        while start < count:
-            at_once = each * max(map(len, self._conductor.membership.stages))
-            chunk = list(range(start, min(start + at_once, count)))
-            width = parts[0].score_width if parts else None
-            parts += self._conductor.at_pause(partial(self._evaluate_some, split, step, chunk, width))
-            start += len(chunk)
-        found = figures_of([part.predictions() for part in parts], self._facts.blueprint.objective)
-        others: dict[str, Any] = {name: value for name, value in found.items() if name != "validation_loss"}
-        if not all(map(math.isfinite, found.values())):
-            raise not_finite(f"{split} loss", step)
-        self._report(Validated(split=split, step=step, loss=found["validation_loss"], **others))
+        by_task: dict[str, Figures] = {}
+        used: list[Objective] = []
+        found: Figures = {}
+        for task, objective in enumerate(self._facts.blueprint.objectives):
+            if not self._facts.task_sizes[task][split]:
+                continue
+            predictions = [part.predictions() for part in self._parts(split, step, task)]
+            found = figures_of(predictions, objective)
+            if not all(map(math.isfinite, found.values())):
+                raise not_finite(f"{split} loss", step)
+            name = self._names[task] if self._names else None
+            picture = picture_of(predictions, objective)
+            if picture is not None:
+                self._report(Pictured(task=name, split=split, step=step, **asdict(picture)))
+            if name is not None:
+                by_task[name] = found
+                used.append(objective)
+        if by_task:
+            found = combined(by_task, used)
+        self._report(Validated.of(split, step, found))
         return found
 
+    def _parts(self, split: Literal["validation", "test"], step: int, task: int) -> list[EvaluationResult]:
+        """Return the results of all microbatches of a task in a split, in order."""
+        size = self._spec.training.microbatch_size
+        starts = evaluation_starts([sizes[split] for sizes in self._facts.task_sizes], size)
+        start, stop = starts[task], starts[task + 1]
+        each = max(1, min(_EVALUATED_AT_ONCE, _MOST_TARGETS // size))
+        parts: list[EvaluationResult] = []
+        while start < stop:
+            at_once = each * max(map(len, self._conductor.membership.stages))
+            chunk = list(range(start, min(start + at_once, stop)))
+            width = parts[0].score_width if parts else None
+            parts += self._conductor.at_pause(partial(self._evaluate_some, split, step, chunk, width, task))
+            start += len(chunk)
+        return parts
+
     def _evaluate_some(
-        self, split: Literal["validation", "test"], step: int, chunk: list[int], width: int | None
+        self, split: Literal["validation", "test"], step: int, chunk: list[int], width: int | None, task: int
     ) -> list[EvaluationResult]:
         """Return the results of some microbatches, which have ``width`` scores per sample; None: the same for all."""
         membership = self._conductor.membership
         self._load_merged(step)
-        most_outputs = MOST_SCORES // self._facts.sizes[split]
+        most_outputs = MOST_SCORES // self._facts.task_sizes[task][split]
         answers = self._group.gather(
             EVALUATION,
             {
                 worker: self._group.handle(worker).evaluate.remote(
-                    split, step, chunk, place, membership.stages, most_outputs
+                    split, step, chunk, place, membership.stages, most_outputs, task
                 )
                 for place, stage in enumerate(membership.stages)
                 for worker in stage
@@ -125,11 +152,12 @@ class Evaluation:
         )
         last = membership.stages[-1]
         results: dict[int, EvaluationResult] = {}
+        objective = self._facts.blueprint.objectives[task]
         for place, worker in enumerate(last):
             if set(answers[worker]) != {each for each in chunk if each % len(last) == place}:
                 self._group.accuse(worker, "evaluations of other microbatches")
             for microbatch, result in answers[worker].items():
-                if not result.fits(self._facts.blueprint.objective, self._targets(split, microbatch)):
+                if not result.fits(objective, self._targets(split, microbatch)):
                     self._group.accuse(worker, "predictions that the task does not have")
                 width = result.score_width if width is None else width
                 if result.score_width != width:
@@ -138,13 +166,12 @@ class Evaluation:
         return [results[microbatch] for microbatch in chunk]
 
     def _targets(self, split: Literal["validation", "test"], microbatch: int) -> int:
-        """Return the number of targets of a microbatch; the last one of a split may have fewer samples."""
+        """Return the number of targets of a microbatch; the last one of a task may have fewer samples."""
         training = self._spec.training
-        samples = min(
-            training.microbatch_size, self._facts.sizes[split] - microbatch * training.microbatch_size
-        )
-        is_text = self._facts.blueprint.objective.task == "language_model"
-        return samples * (training.sequence_length if is_text else 1)
+        sizes = [sizes[split] for sizes in self._facts.task_sizes]
+        task, samples = evaluated_range(sizes, training.microbatch_size, microbatch)
+        is_text = self._facts.blueprint.objectives[task].task == "language_model"
+        return len(samples) * (training.sequence_length if is_text else 1)
 
     def sample(self, wanted: SamplesSpec, step: int) -> None:
         """Generate continuations of the prompts with the model, and report the texts."""

@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Note, StepCommitted
+from share_compute.models.objective import task_of
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.specification import TrainJob
+from share_compute.specification.task import figure_of
 from share_compute.training.early_stopping import EarlyStopping, named, reaches
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.metrics import Figures
 from share_compute.training.optimizers import learning_rates
+from share_compute.training.plateau import Plateau
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.coordinator.verdict import Verdict
 from share_compute_actors.training.shard_store import TrainingState
@@ -70,6 +73,7 @@ class TrainingProgress:
 
     def __init__(self, spec: TrainJob, state: TrainingState, report: Callable[[AttemptEvent], None]) -> None:
         self._training = spec.training
+        self._tasks = spec.tasks
         self._report = report
         self.state = state
         """Training state after the last committed step."""
@@ -83,7 +87,10 @@ class TrainingProgress:
         for _, figures in state.validations:
             self._compare(figures)
         self._end_reason = ""
-        self._rate = learning_rates(spec.training)
+        self._scheduled = learning_rates(spec.training)
+        plateau = spec.training.schedule.plateau
+        peak = spec.training.optimizer.learning_rate
+        self._plateau = None if plateau is None else Plateau(plateau, peak).after_all(state.validations)
         self._seconds: deque[float] = deque(maxlen=_SMOOTHED_STEPS)
         self._last_end = time.monotonic()
         self._busy_s: dict[Worker, float] = defaultdict(float)
@@ -112,9 +119,9 @@ class TrainingProgress:
         """Reason why training ended, for the user."""
         done = f"{self.state.step} steps done"
         if self._reached is not None and self._target is not None:
-            value = self._reached[self._target.metric]
+            value = self._reached[self._target.figure]
             return (
-                f"{done}: {named(self._target.metric)} {value:.4f} reached the target {self._target.value:g}"
+                f"{done}: {named(self._target.figure)} {value:.4f} reached the target {self._target.value:g}"
             )
         if self._stopping and self._stopping.stops:
             return f"{done}: {self._stopping.reason}"
@@ -143,18 +150,40 @@ class TrainingProgress:
         each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
         targets = each * training.batch_size // training.microbatch_size
         norm, is_clean = verdict.norm, math.isfinite(verdict.norm)
+        rate = self._rate(step)
         event = StepCommitted(
             step=step,
             loss=math.fsum(verdict.losses.values()) / (each * len(verdict.losses)),
-            learning_rate=self._rate(step),
+            learning_rate=self._scheduled(step) if rate is None else rate,
             gradient_norm=norm if training.max_gradient_norm is not None and is_clean else None,
             samples=training.batch_size,
             tokens=targets,
             seconds=seconds,
             tokens_per_s=targets * len(self._seconds) / sum(self._seconds),
+            tasks=self._task_losses(verdict.losses),
         )
         loss_scale = self.state.loss_scale.after(1.0 if is_clean else SKIPPED, step)
-        return StepFacts(event, loss_scale, is_skipped=not is_clean)
+        return StepFacts(event, loss_scale, is_skipped=not is_clean, rate=rate)
+
+    def _task_losses(self, losses: Mapping[int, float]) -> dict[str, float] | None:
+        """Return the mean loss of each task in a step, without its weight; None without tasks.
+
+        Args:
+            losses: summed loss of each microbatch, times the weight of its task.
+        """
+        found = {}
+        for place, task in enumerate(self._tasks):
+            own = [
+                loss for microbatch, loss in losses.items() if task_of(microbatch, len(self._tasks)) == place
+            ]
+            found[figure_of(task.name, "loss")] = math.fsum(own) / (self._targets * len(own) * task.weight)
+        return found or None
+
+    def _rate(self, step: int) -> float | None:
+        """Return the learning rate of a step, if it depends on validations; None if it follows from the step alone."""
+        if self._plateau is None:
+            return None
+        return self._plateau.rate * (self._scheduled(step) / self._training.optimizer.learning_rate)
 
     def committed(self, facts: StepFacts, figures: Mapping[Worker, StepFigures]) -> None:
         """Report a committed step, and update the training state."""
@@ -177,6 +206,7 @@ class TrainingProgress:
         self.state = replace(self.state, validations=(*self.state.validations, (step, figures)))
         self._stopping = self._stopping and self._stopping.after(step, figures)
         self._compare(figures)
+        self._plateau = self._plateau and self._plateau.after(figures)
         return self._reached is not None
 
     def _compare(self, figures: Figures) -> None:

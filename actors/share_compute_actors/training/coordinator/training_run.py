@@ -173,7 +173,7 @@ class TrainingRun(Listener):
 
     def _train(self) -> None:
         """Run all remaining steps and the work at each pause; then test the model if there are test samples."""
-        progress = self._progress
+        progress, policy = self._progress, self._training.rounds
         # An earlier coordinator may have died between the last step and the work that follows it.
         has_trained = self._start.state.step >= self._start.facts.first_step
         is_merging = self._step_log.is_merging(progress.state.step)
@@ -184,8 +184,15 @@ class TrainingRun(Listener):
         is_done = step == self._training.steps and all(
             validated < step for validated, _ in progress.state.validations
         )
+        # A checkpoint may have been saved before the validation after its step, e.g. because machines were cut off.
+        is_due = self._validates_after(step) and all(each != step for each, _ in progress.state.validations)
         if is_merging or is_done or (has_trained and self._pauses_after(step)):
-            self._between(progress.state.step)
+            self._between(step)
+        elif is_due and not (policy is not None and policy.keeps_own_weights):
+            # The weights may be a merged version. Its round is over, so the branch must not contribute again. Weights
+            # that a branch keeps are not the merged ones, which are validated.
+            self._evaluate(step)
+            self._save_after(step)
         while not progress.has_ended:
             following = range(progress.state.step + 1, self._training.steps + 1)
             step = next(number for number in following if self._pauses_after(number))
@@ -210,6 +217,12 @@ class TrainingRun(Listener):
         overlaps = policy is not None and step > policy.every and step % policy.every == policy.overlapping
         return self._ends_round(step) or overlaps or self._has_work_after(step)
 
+    def _validates_after(self, step: int) -> bool:
+        """Return whether a validation follows a step, unless it ends the training."""
+        every = self._training.validate_every
+        has_samples = self._start.facts.sizes["validation"] > 0
+        return bool(self._is_first_branch and has_samples and every and step and step % every == 0)
+
     def _has_work_after(self, step: int) -> bool:
         training = self._training
         return any(
@@ -223,23 +236,23 @@ class TrainingRun(Listener):
 
     def _between(self, step: int) -> None:
         """Merge branches, validate, generate sample texts and save a checkpoint after a step, each if it is due."""
-        training, progress = self._training, self._progress
         if self._rounds is not None:
             self._merge_after(step, self._rounds)
             self._evaluation.show_merged(self._rounds.merged)
-        if not self._is_first_branch:
-            self._save_after(step)
-            return
-        if self._start.facts.sizes["validation"] and (
-            progress.has_ended or (training.validate_every and step % training.validate_every == 0)
-        ):
+        if self._is_first_branch:
+            self._evaluate(step)
+        self._save_after(step)
+
+    def _evaluate(self, step: int) -> None:
+        """Validate and generate sample texts after a step, each if it is due."""
+        training, progress = self._training, self._progress
+        if self._validates_after(step) or (progress.has_ended and self._start.facts.sizes["validation"]):
             figures = self._evaluation.figures("validation", step)
             self._step_log.validated(step, figures)
             if progress.validated(step, figures):
                 self._report_target(step, figures)
         if training.samples is not None and step % training.samples.every == 0:
             self._evaluation.sample(training.samples, step)
-        self._save_after(step)
 
     def _report_target(self, step: int, figures: Figures) -> None:
         target = self._training.target
@@ -248,8 +261,8 @@ class TrainingRun(Listener):
         self._report(
             TargetReached(
                 step=step,
-                metric=target.metric,
-                value=figures[target.metric],
+                metric=target.figure,
+                value=figures[target.figure],
                 seconds=time.monotonic() - self._began_s,
                 sent_bytes=self._traffic.sent_bytes,
             )
@@ -270,7 +283,7 @@ class TrainingRun(Listener):
                 self._apply_merge(rounds)
 
     def _apply_merge(self, rounds: BranchRounds) -> None:
-        if rounds.merge(self._progress.state):
+        if rounds.merge(self._progress.state, self._contributed):
             self._progress.end("all rounds are merged")
 
     def _ends_round(self, step: int) -> bool:

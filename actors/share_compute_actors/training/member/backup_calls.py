@@ -12,7 +12,7 @@ import ray
 
 from share_compute.protocol.membership import Worker
 from share_compute_actors.group.answering import answers
-from share_compute_actors.messages import Followed
+from share_compute_actors.messages import Followed, Updates
 from share_compute_actors.training.backups.copying import Copied, ShardOutline, ShardRange
 from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.transport.pieces import Piece
@@ -70,7 +70,7 @@ class BackupCalls:
 
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
-    def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:
+    def bring_to(self, shard: ShardRange, step: int, updates: Updates) -> bool:
         """Apply gradients to the copy of a shard up to a committed step; return whether this succeeded.
 
         Also return False if this member keeps no copy of the shard.
@@ -78,10 +78,10 @@ class BackupCalls:
         Args:
             shard: layers [start, stop) of the copy.
             step: number of the step.
-            scales: update factors of committed steps, by step.
+            updates: update factors and learning rates of committed steps.
         """
         follower = self._engine.copies.of(shard)
-        return follower is not None and follower.bring_to(step, scales)
+        return follower is not None and follower.bring_to(step, *updates)
 
     @ray.method(concurrency_group="copies")
     @answers(FLAG)

@@ -50,7 +50,7 @@ from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.copying import Copier, Legacy
 from share_compute_actors.training.member.outbox import POLL_S, Outbox
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.training.member.samples import Rows, ShardSamples
+from share_compute_actors.training.member.samples import ShardSamples
 from share_compute_actors.training.member.step_clock import StepClock
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
@@ -150,18 +150,17 @@ class TrainingEngine(ComputeThread):
         # gradient sum of a tied parameter, because the protocol machine still counts it as arrived.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
-    def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
+    def equip(self, runner: Runner, samples: ShardSamples, loaded: Loaded) -> None:
         """Switch to this runner; call this through `order`.
 
         Args:
             runner: runner with the weights.
-            inputs: fetches the inputs of samples; used only at the first stage.
-            targets: fetches the targets of samples; used only at the last stage.
+            samples: provides the samples of the runner's shard.
             loaded: the epoch that is about to begin, and the last step whose update the weights include.
         """
         if self.runner is not None and self._machine.applied == loaded.applied:
             self.copies.former = Legacy.of_runner(self.runner, loaded.applied)
-        self.runner, self._samples = runner, ShardSamples(runner.stage.shard, inputs, targets)
+        self.runner, self._samples = runner, samples
         self._arrived.clear()
         self.copier.forget()
         self._handle(loaded)
@@ -442,7 +441,7 @@ class TrainingEngine(ComputeThread):
         self._outbox.give(self.channel, log, membership.stage_of(self._machine.worker), self._runner)
 
     def _apply(self, effect: Apply) -> None:
-        self._runner.apply(effect.step, effect.scale)
+        self._runner.apply(effect.step, effect.scale, effect.rate)
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[1] > effect.step}
         self._given.forget(effect.step)
         if self.channel is not None:

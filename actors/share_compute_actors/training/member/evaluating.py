@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from share_compute.models.losses import loss_sum
+from share_compute.models.losses import loss_sum, selected, similarities, target_count
 from share_compute.models.objective import Objective
 from share_compute.training.metrics import TOP
 from share_compute_actors.messages import NUMBER, EvaluationResult
@@ -19,9 +20,13 @@ def evaluated(outputs: Tensor, targets: Tensor, objective: Objective, most_outpu
         objective: task and loss.
         most_outputs: number of outputs of a classifier up to which they are returned for each sample.
     """
-    loss, count = float(loss_sum(outputs, targets, objective)), targets.numel()
+    loss, count = float(loss_sum(outputs, targets, objective)), target_count(targets, objective)
     if objective.task == "language_model":
         return EvaluationResult(loss, count)
+    if objective.task == "embedding":
+        nearest = similarities(selected(outputs, targets, objective)[0], objective).argmax(1)
+        return EvaluationResult(loss, count, predicted=_packed(nearest), wanted=_packed(torch.arange(count)))
+    outputs, targets = selected(outputs, targets, objective)
     scores, wanted = outputs.float().cpu(), _packed(targets)
     if not objective.has_classes:
         return EvaluationResult(loss, count, predicted=_packed(scores), wanted=wanted)

@@ -32,7 +32,7 @@ from share_compute_actors.training.backups.logs import HEAD
 from share_compute_actors.training.member.engine import NotifyCoordinator, TrainingEngine, described
 from share_compute_actors.training.member.outbox import Outbox
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.training.member.samples import Rows
+from share_compute_actors.training.member.samples import ShardSamples
 from share_compute_actors.transport.channel import Channel, EncodedTensor
 from share_compute_actors.transport.envelope import WireLabel
 
@@ -86,10 +86,10 @@ class FaultyEngine(TrainingEngine):
         self._faults.forget()
         super().open(channel)
 
-    def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
+    def equip(self, runner: Runner, samples: ShardSamples, loaded: Loaded) -> None:
         """Switch to this runner; see `TrainingEngine.equip`."""
         self._passes(Point.weights_loaded)
-        super().equip(runner, inputs, targets, loaded)
+        super().equip(runner, samples, loaded)
 
     # -- the thread --------------------------------------------------------------------------------------------------
 

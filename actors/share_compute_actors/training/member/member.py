@@ -47,7 +47,7 @@ from share_compute_actors.training.member.merging import MergesBranches
 from share_compute_actors.training.member.passing import Passing
 from share_compute_actors.training.member.reading import GivesState, ShardReader
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.training.member.samples import Rows
+from share_compute_actors.training.member.samples import Rows, ShardSamples
 from share_compute_actors.training.member.saving import copied, folder_tensors
 from share_compute_actors.training.member.schemas import EVALUATION, FINDING, LOGITS, STATUS, pack_said
 from share_compute_actors.training.member.unacknowledged import Unacknowledged
@@ -111,6 +111,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None
         self._pieces: Pieces | None = None
+        self._offered = {}
         self._lifeline = Lifeline()
         self._unacknowledged = Unacknowledged()
 
@@ -186,7 +187,10 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         inputs, targets = (
             Rows(self._shard_store, part, self._report_shard_store_lost) for part in ("inputs", "targets")
         )
-        self._engine.equip(self._runner, inputs, targets, loaded)
+        samples = ShardSamples(
+            self._runner.stage.shard, inputs, targets, reads_full_batch=self._setup.reads_full_batch
+        )
+        self._engine.equip(self._runner, samples, loaded)
 
     def _report_shard_store_lost(self, lost: ShardStoreLost) -> None:
         self._notify(lost, None)
@@ -243,6 +247,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         stage: int,
         stages: Sequence[Sequence[Worker]],
         most_outputs: int,
+        task: int,
     ) -> dict[int, EvaluationResult]:
         """Evaluate this member's share of some microbatches; see `Passing.evaluate`.
 
@@ -251,7 +256,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         """
         me = self._setup.worker
         return self._engine.order(
-            lambda: self._passing().evaluate(me, split, step, microbatches, stage, stages, most_outputs)
+            lambda: self._passing().evaluate(me, split, step, microbatches, stage, stages, most_outputs, task)
         )
 
     @ray.method(concurrency_group="orders")

@@ -58,7 +58,7 @@ class Outbox:
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
         for place, tensor in gradient_messages(
-            runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)
+            runner.gradients, runner.loss_scale, *runner.update_of(log.step - 1)
         ):
             # If the first message arrives, the step may be applied while the repeated message is in transit.
             # Applying the step changes the gradient, so the repeated message carries a copy of it.

@@ -51,6 +51,7 @@ class Passing:
         stage: int,
         stages: Sequence[Sequence[Worker]],
         most_outputs: int,
+        task: int,
     ) -> dict[int, EvaluationResult]:
         """Evaluate this member's share of some microbatches; at the last stage, return the results by microbatch.
 
@@ -62,6 +63,7 @@ class Passing:
             stage: index of this member's stage.
             stages: members of each stage.
             most_outputs: number of outputs of a classifier up to which they are returned for each sample.
+            task: index of the task that the microbatches belong to.
 
         Raises:
             ContributorLost: a tensor from another member did not arrive in time.
@@ -86,6 +88,7 @@ class Passing:
         inputs = self._samples(split, own, "inputs") if stage == 0 else {}
         targets = self._samples(split, own, "targets") if stage == len(stages) - 1 else {}
         entering = inputs.__getitem__ if stage == 0 else arriving
+        self.runner.stage.task = task
         result = self.runner.evaluate(own, entering, leaving, targets, most_outputs)
         self.channel.forget_evaluations()
         return result

@@ -19,8 +19,9 @@ from torch.nn import Parameter
 from share_compute.compression.boundaries import encoded
 from share_compute.compression.factory import bucket_codecs
 from share_compute.errors import ContributorLost
+from share_compute.models.batch_norm import update_statistics
 from share_compute.models.boundary import Boundaries, Expected
-from share_compute.models.losses import loss_sum
+from share_compute.models.losses import loss_sum, training_loss
 from share_compute.models.numbers import is_finite
 from share_compute.models.stage import Stage
 from share_compute.planning.cost.timings import LayerTiming
@@ -86,17 +87,15 @@ class Runner:
         self.gradients = GradientBuckets(self.parameters, tree, training.gradient_fusion)
         self._codecs = bucket_codecs(training, self.gradients.layout)
         """Codec of each bucket; empty if sums are not compressed."""
-        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
-        self.optimizer = (
-            build_optimizer(training.optimizer, trained, undecayed_parameters(stage.module))
-            if trained
-            else None
-        )
+        self._statistics = stage.statistics()
+        trained = [each for name, each in stage.trained().items() if name not in self._statistics]
+        undecayed = undecayed_parameters(stage.module) if trained else ()
+        self.optimizer = build_optimizer(training.optimizer, trained, undecayed) if trained else None
         self.branch: BranchState | None = None
         """State between merges; None if the member belongs to no branch, or before `begin_branch`."""
         self.loss_scale: LossScale = first_loss_scale(training.precision)
         """Loss scale of the first step that is not applied yet; loaded together with the weights."""
-        self._last_applied: tuple[int, float] | None = None
+        self._last_applied: tuple[int, float | None, float | None] = (0, None, None)
         self._learning_rate = learning_rates(training)
         self._timer: LayerTimer | None = None
         self._timed_from: int | None = None
@@ -173,7 +172,7 @@ class Runner:
         Args:
             version: number of merges that the weights include.
         """
-        trained = {name: each for name, each in self.parameters.items() if each.requires_grad}
+        trained = self.stage.trained()
         self.branch = BranchState(self._training, trained, version) if trained else None
 
     def merge(self, version: int, before: int, payloads: Mapping[str, Tensor], *, closes_round: bool) -> None:
@@ -245,11 +244,11 @@ class Runner:
         inputs = None if adds or leaf is None else [leaf]
         if self.stage.shard.is_last:
             with self._timed("backward"):
-                loss = loss_sum(graph.outputs, incoming, self.stage.objective)
-                self.targets_per_microbatch = incoming.numel()
+                loss, count = training_loss(graph.outputs, incoming, self.stage.objective_of(microbatch))
+                self.targets_per_microbatch = count
                 self._losses[microbatch] = loss.detach()
                 # All microbatches have the same number of targets, so the mean over the step needs no exchange.
-                share = loss / (incoming.numel() * self._tree.microbatches)
+                share = loss / (count * self._tree.microbatches)
                 if self.loss_scale.factor != 1.0:
                     share = share * self.loss_scale.factor
                 if share.requires_grad and (adds or inputs):
@@ -458,41 +457,43 @@ class Runner:
         self._tied.grad.add_(theirs.to(self._device))  # a + b = b + a: both stages get the same bits
 
     def squared_norms(self) -> dict[str, float]:
-        """Return the squared norm of each parameter's gradient, without the loss scale, by stored name."""
-        factor = self.loss_scale.factor
-        return {name: square / factor**2 for name, square in self.gradients.squared_norms().items()}
+        """Return the squared norm of each gradient for the optimizer, without the loss scale, by stored name."""
+        factor, squares = self.loss_scale.factor, self.gradients.squared_norms()
+        return {name: square / factor**2 for name, square in squares.items() if name not in self._statistics}
 
     def losses(self) -> dict[int, float]:
-        """Return the summed loss of each microbatch; empty except at the last stage."""
+        """Return the summed loss of each microbatch, times the weight of its task; empty except at the last stage."""
         return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
 
-    def apply(self, step: int, scale: float) -> None:
+    def apply(self, step: int, scale: float, rate: float | None = None) -> None:
         """Update the weights, and drop the results of the step.
 
         Args:
             step: number of the step.
-            scale: factor by which the gradient, after division by the loss scale, is multiplied. `SKIPPED`
-                leaves the weights as they are.
+            scale: factor of the gradient, after division by the loss scale; `SKIPPED` leaves the weights as they are.
+            rate: learning rate; None if it follows from the step alone.
 
         Raises:
             UserError: no loss scale makes the gradients finite.
         """
+        if scale != SKIPPED:  # before the gradients are scaled
+            update_statistics(self.parameters, self._statistics, self._tree.microbatches)
         if self.optimizer is not None and scale != SKIPPED:
             total = scale / self.loss_scale.factor
             if total != 1.0:
                 self.gradients.scale(total)
             for group in self.optimizer.param_groups:
-                group["lr"] = self._learning_rate(step)
+                group["lr"] = self._learning_rate(step) if rate is None else rate
             self.optimizer.step()
             if self.branch is not None:
                 self.branch.forget_contribution()
         self.loss_scale = self.loss_scale.after(scale, step)
-        self._last_applied = step, scale
+        self._last_applied = step, scale, rate
         self.discard()
 
-    def scale_of(self, step: int) -> float | None:
-        """Return the update factor with which ``step`` was applied; None unless it is the last applied step."""
-        return self._last_applied[1] if self._last_applied and self._last_applied[0] == step else None
+    def update_of(self, step: int) -> tuple[float | None, float | None]:
+        """Return update factor and given learning rate of ``step``; each None unless it is the last applied step."""
+        return self._last_applied[1:] if self._last_applied[0] == step else (None, None)
 
     def discard(self) -> None:
         """Drop all results of the open step: graphs, kept tensors, losses and gradients. The weights stay."""

@@ -98,9 +98,12 @@ class ShardSamples:
         shard: layers of this member.
         inputs: fetches the inputs of samples; used only at the first stage.
         targets: fetches the targets of samples; used only at the last stage.
+        reads_full_batch: whether samples of all microbatches of a step are requested, also those of other members.
+            After a loss, a remaining member then has the samples that it needs.
     """
 
-    def __init__(self, shard: Shard, inputs: Rows, targets: Rows) -> None:
+    def __init__(self, shard: Shard, inputs: Rows, targets: Rows, *, reads_full_batch: bool = False) -> None:
+        self._reads_full_batch = reads_full_batch
         self._inputs = inputs if shard.is_first else None
         self._targets = targets if shard.is_last else None
 
@@ -131,13 +134,13 @@ class ShardSamples:
         return self._targets.take(step, microbatch) if self._targets is not None else None
 
     def expect(self, membership: Membership, worker: Worker, step: int) -> None:
-        """Request the samples that a member needs in a step and in the next step; do not wait for them."""
+        """Request the samples that a member reads in a step and in the next step; do not wait for them."""
         stage = membership.stage_of(worker)
         for number in (step, step + 1):
             own = [
                 microbatch
                 for microbatch, task in enumerate(membership.tasks_of(number)[stage])
-                if task.worker == worker and (task.forward or task.backward)
+                if self._reads_full_batch or (task.worker == worker and (task.forward or task.backward))
             ]
             for rows in self._all:
                 rows.expect(number, own)

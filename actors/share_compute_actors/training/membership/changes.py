@@ -14,8 +14,8 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.group.backoff import Backoff
+from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.training.membership.backups import backups_of
-from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.epochs import Shares, shards_of, stages_of
 from share_compute_actors.training.membership.joining import Joining
 from share_compute_actors.training.membership.protection import ProtectionWatch

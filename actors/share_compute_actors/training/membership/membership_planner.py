@@ -200,7 +200,7 @@ class MembershipPlanner:
     def _moved(self, before: Membership, solution: Solution, request: PlanMembership) -> Form:
         heirs = self._changes.heirs(solution, before)
         moved = self._resharder.load(
-            before, solution.plan, request, self._step_log.scales(), heirs, self._changes.cut_off
+            before, solution.plan, request, self._step_log.updates(), heirs, self._changes.cut_off
         )
         self.solution = solution
         tied = self._is_tied(len(solution.plan.stages))

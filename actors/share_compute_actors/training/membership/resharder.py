@@ -8,7 +8,7 @@ from share_compute.planning.plan import Plan
 from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.shard import Shard
-from share_compute_actors.messages import Source, Sources
+from share_compute_actors.messages import Source, Sources, Updates
 from share_compute_actors.training.member.schemas import HOLDING
 from share_compute_actors.training.membership.epochs import machines_lost
 from share_compute_actors.training.membership.joining import Heirs, overlap
@@ -40,7 +40,7 @@ class Resharder:
         before: Membership,
         plan: Plan,
         request: PlanMembership,
-        scales: Mapping[int, float],
+        updates: Updates,
         heirs: Heirs | None = None,
         cut_off: Collection[tuple[Worker, Worker]] = (),
     ) -> frozenset[Worker]:
@@ -57,7 +57,7 @@ class Resharder:
             before: membership of the previous epoch.
             plan: the new plan.
             request: the request for the epoch, with the members' reports.
-            scales: update factor of each committed step, by step.
+            updates: update factors and learning rates of committed steps.
             heirs: shards that members will back up. If a member already has a copy of some of these layers,
                 this copy is brought to the committed step, so that the new copy can start from its data.
             cut_off: pairs of members with a dead link. A member loads over a dead link only layers that have no other
@@ -80,13 +80,13 @@ class Resharder:
             worker: shard for worker, shard in wanted.items() if held.get(worker) != (shard.start, shard.stop)
         }
         if moved:
-            own = self._own(before, moved, held, request.committed, scales)
+            own = self._own(before, moved, held, request.committed, updates)
             unreached = {
                 worker: frozenset(other for pair in cut_off if worker in pair for other in pair) - {worker}
                 for worker in moved.keys() - own.keys()
             }
             others = {
-                avoided: self._sources(before, held, request.committed, scales, avoided)
+                avoided: self._sources(before, held, request.committed, updates, avoided)
                 for avoided in set(unreached.values())
             }
             self._group.load_shards(
@@ -94,20 +94,18 @@ class Resharder:
                 lambda worker: own[worker] if worker in own else others[unreached[worker]],
                 request.committed,
             )
-        self._bring_to(before, heirs or {}, request.committed, scales)
+        self._bring_to(before, heirs or {}, request.committed, updates)
         self._loaded = frozenset(moved), request
         return frozenset(moved)
 
-    def _bring_to(
-        self, before: Membership, heirs: Heirs, committed: int, scales: Mapping[int, float]
-    ) -> None:
+    def _bring_to(self, before: Membership, heirs: Heirs, committed: int, updates: Updates) -> None:
         """Bring existing copies to the committed step if new backup copies will start from their data."""
         for shard, stage in zip(before.shards, before.stages, strict=True):
             holders = {
                 holder for owner in stage for holder in before.copy_holders(owner)
             } & self._group.workers
             calls = {
-                holder: self._group.handle(holder).bring_to.remote(shard, committed, scales)
+                holder: self._group.handle(holder).bring_to.remote(shard, committed, updates)
                 for holder in holders
                 if any(overlap(shard, wanted) for wanted in heirs.get(holder, ()))
             }
@@ -137,7 +135,7 @@ class Resharder:
         moved: Mapping[Worker, Shard],
         held: Mapping[Worker, tuple[int, int]],
         committed: int,
-        scales: Mapping[int, float],
+        updates: Updates,
     ) -> dict[Worker, Sources]:
         """Return the sources of members that can load their new shard from their own shard and backup copies.
 
@@ -151,7 +149,7 @@ class Resharder:
         for shard, stage in zip(before.shards, before.stages, strict=True):
             holders = {holder for owner in stage for holder in before.copy_holders(owner)}
             calls = {
-                holder: self._group.handle(holder).bring_to.remote(shard, committed, scales)
+                holder: self._group.handle(holder).bring_to.remote(shard, committed, updates)
                 for holder in holders & moved.keys()
                 if not lacking[holder].isdisjoint(range(*shard))
             }
@@ -178,7 +176,7 @@ class Resharder:
         before: Membership,
         held: Mapping[Worker, tuple[int, int]],
         committed: int,
-        scales: Mapping[int, float],
+        updates: Updates,
         avoided: frozenset[Worker],
     ) -> Sources | None:
         """Return the sources of all parameters, with their values after the last committed step.
@@ -201,7 +199,7 @@ class Resharder:
                     covered.update(range(start, stop))
             for shard in before.shards:
                 if not covered.issuperset(range(*shard)):
-                    copy = self._copy(shard, committed, scales, workers)
+                    copy = self._copy(shard, committed, updates, workers)
                     if copy is not None:
                         found.append(copy)
                         covered.update(range(*shard))
@@ -221,7 +219,7 @@ class Resharder:
         self,
         shard: tuple[int, int],
         committed: int,
-        scales: Mapping[int, float],
+        updates: Updates,
         workers: frozenset[Worker],
     ) -> Source | None:
         """Bring a backup copy of a shard to the last committed step; return the copy as a source.
@@ -229,6 +227,6 @@ class Resharder:
         Return None if none of the ``workers`` has such a copy.
         """
         for worker in sorted(workers):
-            if self._group.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
+            if self._group.ask(FLAG, [worker], "bring_to", shard, committed, updates)[worker]:
                 return self._group.source(worker, shard)
         return None

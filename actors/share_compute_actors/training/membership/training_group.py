@@ -115,6 +115,7 @@ class TrainingGroup(WorkerGroup):
             applied: last step whose update is in the first weights that the member will load; -1 if unknown.
         """
         machine = self.topology[worker]
+        most_threads = self._assignment.spec.parallelism.threads or machine.cpu_threads
         training, branch = self._assignment.spec.training, self._assignment.branch
         if branch is not None:  # branches draw different dropout
             seed = derive_seed("branch", training.seed, branch.number)
@@ -127,13 +128,14 @@ class TrainingGroup(WorkerGroup):
             blueprint=self._facts.blueprint,
             training=training,
             runs=self._runs,
-            threads=machine.cpu_threads,
+            threads=min(machine.cpu_threads, most_threads),
             device=machine.device.kind,
             gpu=machine.device.uuid,
             deadline_s=DEADLINE_S,
             applied=applied,
             version=self._facts.version,
             tied=self._tied_name,
+            reads_full_batch=self._assignment.spec.data.slicing == "full_batch",
             lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
             limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),
             failures=self._assignment.failures,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -12,6 +14,7 @@ from ray.exceptions import RayError
 from share_compute.errors import ContributorLost
 from share_compute.lifecycle.attempt_events import (
     Assignment,
+    AttemptEnded,
     AttemptEvent,
     BranchRound,
     Offer,
@@ -23,6 +26,9 @@ from share_compute.synchronization.aggregator import payload_bytes
 from share_compute.topology import Topology
 from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdates
 
+_POLL_S = 0.1
+_END_S = 30.0
+"""Time in which the coordinators of branches end after a request, in seconds; then they are killed."""
 _EVENTS_S = 1.0
 """Longest wait of a coordinator's answer for its next event, in seconds."""
 
@@ -55,8 +61,8 @@ class BranchAttempt:
         Before its first report, it may have older weights than `base`, if its members were taken over."""
         self.starts = 0
         """Number of times that a coordinator was started for the branch."""
-        self.waits_for_the_end = False
-        """Whether the branch has nothing to do before all others have pushed all their changes."""
+        self.begins_later: Callable[[], object] | None = None
+        """Function that begins the branch when others have pushed their changes; None if it does not wait for them."""
         self.has_begun = False
         """Whether members have loaded the weights of version `base`, or of a later one."""
         self.waiting: BranchReport | None = None
@@ -73,7 +79,7 @@ class BranchAttempt:
         assert assignment.branch is not None
         self.base, self.waiting, self.has_begun = assignment.branch.version, None, False
         self.starts, self.oldest = assignment.branch.start, 0
-        self.moves_to, self.waits_for_the_end = None, False
+        self.moves_to, self.begins_later = None, None
         self._actor, self._received, self.has_ended = self._start(assignment), 0, False
         self._actor.run.remote()
         self._ask()
@@ -102,6 +108,10 @@ class BranchAttempt:
         self.waiting = None
         self.sent = max((update.version for update in updates.updates), default=self.sent)
         self._actor.take_updates.remote(updates.model_dump_json())
+
+    def request_again(self, report: BranchReport) -> None:
+        """Ask the branch to send the contribution of a report again."""
+        self.update(BranchUpdates(base=report.round - 1, updates=(), is_over=False, repeats=True))
 
     def offer(self, topology: Topology, answers: int | None = None) -> None:
         """Tell the coordinator which of the branch's machines are there.
@@ -144,7 +154,7 @@ class BranchAttempt:
             samples=report.samples,
             seconds=report.seconds,
             waited_s=waited_s,
-            sent_bytes=payload_bytes(report.folder),
+            sent_bytes=_sent_bytes(report),
         )
 
     @property
@@ -159,6 +169,12 @@ class BranchAttempt:
         )
 
 
+def _sent_bytes(report: BranchReport) -> int:
+    if report.folder is not None:
+        return payload_bytes(report.folder)
+    return sum(part.size_bytes for part in report.parts)
+
+
 def places_of(branches: Sequence[BranchAttempt]) -> list[BranchPlace]:
     """Return the islands on which branches are, with the numbers of all branches on each."""
     found: dict[tuple[str, ...], list[BranchAttempt]] = {}
@@ -168,6 +184,18 @@ def places_of(branches: Sequence[BranchAttempt]) -> list[BranchPlace]:
         BranchPlace(machines, tuple(each.number for each in there), there[0].place.step_s)
         for machines, there in found.items()
     ]
+
+
+def place_with_members(chosen: BranchPlace, held: Collection[str], topology: Topology) -> BranchPlace:
+    """Return the machines with members of an earlier attempt, or ``chosen`` if these are all in it.
+
+    Args:
+        chosen: the machines that suit the branch best.
+        held: machines with members of the branch.
+        topology: the machines of the job.
+    """
+    machines = tuple(machine.id for machine in topology.contributors if machine.id in held)
+    return chosen if set(chosen.machines).issuperset(machines) else replace(chosen, machines=machines)
 
 
 def other_place(
@@ -196,3 +224,22 @@ def other_place(
     if not own:
         raise ContributorLost(why, hint="let a machine join; the job continues by itself")
     return BranchPlace(own, (branch.number,), branch.place.step_s)
+
+
+def await_ends(branches: Sequence[BranchAttempt]) -> None:
+    """Wait until the coordinators of all branches have ended; kill those that do not end in time."""
+    deadline_s = time.monotonic() + _END_S
+    while time.monotonic() < deadline_s:
+        calls = {branch.call: branch for branch in branches if not branch.has_ended}
+        if not calls:
+            return
+        for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0]:
+            branch = calls[ref]
+            try:
+                events = branch.take_events()
+            except RayError:
+                branch.kill()
+            else:
+                branch.has_ended = any(isinstance(event, AttemptEnded) for event in events)
+    for branch in branches:
+        branch.kill()

@@ -50,7 +50,7 @@ class BranchEvents:
             branch.has_begun = True
         if isinstance(event, Planned):
             branch.plan = event.plan
-            if all(each.plan is not None for each in self._branches if not each.waits_for_the_end):
+            if all(each.plan is not None for each in self._branches if each.begins_later is None):
                 self._has_planned = True
                 self._report(Planned(plan=self._plan))
         elif isinstance(event, Reformed):
@@ -68,7 +68,9 @@ class BranchEvents:
     def _of_all(self, event: AttemptEvent) -> AttemptEvent:
         """Return an event of the first branch with the figures of all branches."""
         if isinstance(event, Validated) and event.split == "validation":
-            self.validations.append((event.step, event.figures()))
+            # A branch that was started again repeats validations.
+            earlier = [(step, figures) for step, figures in self.validations if step < event.step]
+            self.validations = [*earlier, (event.step, event.figures())]
         if isinstance(event, StepCommitted):
             self.known_step = event.step
             factor = len(self._branches)

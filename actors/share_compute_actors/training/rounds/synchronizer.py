@@ -7,17 +7,14 @@ branch whose machines are lost continues on other machines of the job.
 from __future__ import annotations
 
 import json
-import queue
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import (
     ContributorLost,
@@ -39,14 +36,12 @@ from share_compute.lifecycle.attempt_events import (
 from share_compute.lifecycle.branch_ids import branch_id
 from share_compute.models.factory import dissect
 from share_compute.models.storage.checkpoints import STATE
-from share_compute.planning.branches import BranchPlace, island_topology, neighbours, place_branches
-from share_compute.planning.planner import solve
+from share_compute.planning.branches import BranchPlace, island_topology, place_branches
 from share_compute.quantities import listed
-from share_compute.specification import TrainJob
 from share_compute.specification.boundaries import FixedBoundaryCompressionSpec
-from share_compute.specification.synchronization import GossipSpec, LocalSpec
-from share_compute.synchronization.aggregator import payload_bytes
-from share_compute.synchronization.aggregators import EDGES, aggregator_of
+from share_compute.specification.synchronization import LocalSpec
+from share_compute.synchronization.aggregator import folder_bytes, payload_bytes
+from share_compute.synchronization.aggregators import aggregator_of
 from share_compute.synchronization.records import BranchRun, Contribution, MergeRecord
 from share_compute.synchronization.rounds import (
     Contributed,
@@ -56,26 +51,39 @@ from share_compute.synchronization.rounds import (
     RoundsMachine,
     TimeRead,
 )
+from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.group.naming import members_of, workers_of
-from share_compute_actors.training.membership.control_requests import ControlRequests
-from share_compute_actors.training.preparation import prepare, suspended
+from share_compute_actors.training.preparation import suspended
+from share_compute_actors.training.rounds.aggregation import Aggregation
 from share_compute_actors.training.rounds.beginning import (
-    beginning_facts,
-    initial_shards,
+    aggregation_of,
     lost_state,
     own_checkpoint,
+    prepare_data,
+    recover,
+    spec_of_branch,
+    with_servers,
 )
-from share_compute_actors.training.rounds.branch_attempt import BranchAttempt, other_place, places_of
+from share_compute_actors.training.rounds.branch_attempt import (
+    BranchAttempt,
+    await_ends,
+    other_place,
+    place_with_members,
+    places_of,
+)
 from share_compute_actors.training.rounds.branch_events import BranchEvents
-from share_compute_actors.training.rounds.messages import BranchReport, BranchUpdate, BranchUpdates
+from share_compute_actors.training.rounds.messages import (
+    BranchMail,
+    BranchReport,
+    BranchUpdate,
+    BranchUpdates,
+)
 from share_compute_actors.training.rounds.relocation import Relocation
-from share_compute_actors.training.shard_store import ShardStore, ShardStoreFacts
+from share_compute_actors.training.shard_store import ShardStoreFacts
 from share_compute_actors.training.step_log import StepLog, superseded
 
 _POLL_S = 0.1
-_END_S = 30.0
-"""Time in which the coordinators of branches end after a request, in seconds; then they are killed."""
 _MOST_RESTARTS = 5
 """Number of restarts of one branch without a contribution, after which the job fails."""
 _MOST_UPDATES = 16
@@ -91,7 +99,7 @@ class Synchronizer:
         assignment: the job, and the machines that it may use.
         report: receives events.
         requests: control requests of the control plane.
-        reports: reports of branches whose contributions are complete.
+        mail: reports of branches whose contributions are complete, and what the branches ask.
         start_branch: starts the coordinator of a branch on this node, and returns its actor.
     """
 
@@ -100,19 +108,19 @@ class Synchronizer:
         assignment: Assignment,
         report: Callable[[AttemptEvent], None],
         requests: ControlRequests,
-        reports: queue.SimpleQueue[BranchReport],
+        mail: BranchMail,
         start_branch: Callable[[Assignment], Any],
     ) -> None:
         policy = assignment.spec.training.rounds
         assert policy is not None
-        self._assignment = assignment
         self._report = report
         self._requests = requests
-        self._reports = reports
+        self._mail = mail
         self._start_branch = start_branch
         self._policy = policy
         self._topology = assignment.topology
-        self._aggregator = aggregator_of(assignment.folder / "rounds", assignment.spec.training)
+        self._assignment = assignment
+        self._aggregation: Aggregation | None = None
         self._branches: list[BranchAttempt] = []
         self._contributions: dict[BranchRun, tuple[BranchReport, float]] = {}
         """Reports of contributions that are not merged yet, each with the time of its arrival in seconds."""
@@ -136,19 +144,34 @@ class Synchronizer:
                 return self._train()
             finally:
                 self._end_branches(is_over=step_log.is_claimed)
+                if self._aggregation is not None:
+                    keeps = not self._machine.is_over and not self._requests.cancelled.is_set()
+                    self._aggregation.close(is_over=step_log.is_claimed, keeps=keeps)
                 if self._relocation is not None:
                     self._relocation.close()
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        facts = self._prepare()
-        spec, profile = self._assignment.spec, dissect(facts.blueprint)
-        places = place_branches(spec, self._topology, profile)
+        facts = prepare_data(self._assignment, self._requests, self._note)
+        profile = dissect(facts.blueprint)
+        places = place_branches(self._assignment.spec, self._topology, profile)
+        spec = with_servers(self._assignment, self._topology, profile)
+        self._assignment = self._assignment.model_copy(update={"spec": spec})
+        self._aggregator = aggregator_of(self._assignment.folder / "rounds", spec.training)
         version = self._recover(facts, places)
         training = self._assignment.spec.training
         records = self._step_log.merges()
         self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), records)
+        self._aggregation = aggregation_of(
+            self._assignment,
+            self._aggregator,
+            version,
+            self,
+            self._mail,
+            self._note,
+            self._requests.cancelled,
+        )
         state = json.loads((self._aggregator.version_folder(version) / STATE).read_text())
         self._state: dict[str, Any] = state
         self._events.validations = [(step, figures) for step, figures in state["validations"]]
@@ -156,54 +179,36 @@ class Synchronizer:
         self._relocation = Relocation(spec, profile, self._report)
         chosen = {number: place for place in places for number in place.branches}
         for number in range(self._policy.branches):
-            place = self._place_with_members(number, chosen[number])
+            held = set(workers_of(self._id_of(number)).values())
+            place = place_with_members(chosen[number], held, self._topology)
             self._branches.append(BranchAttempt(number, place, self._start_branch))
         for branch in self._branches:
-            branch.waits_for_the_end = self._waits_for_the_end(branch)
-            if not branch.waits_for_the_end:
-                branch.begin(self._assignment_of(branch))
+            branch.begins_later = partial(self._begin_again, branch)
+            if not self._has_to_wait(branch, keeps_members=True):
+                branch.begins_later()
 
-    def _waits_for_the_end(self, branch: BranchAttempt) -> bool:
-        """Return whether a branch has nothing to do before all others have pushed all their changes.
+    def _has_to_wait(self, branch: BranchAttempt, *, keeps_members: bool) -> bool:
+        """Return whether a branch waits for others without a coordinator.
 
-        Then only the first branch has something left to do: it saves the result.
+        Members that are kept have the branch's state, and wait for its update under their next coordinator as well.
         """
-        return self._machine.is_done(branch.number) and not self._machine.is_over
-
-    def _prepare(self) -> ShardStoreFacts:
-        """Prepare the data that all branches share."""
-        assignment = self._assignment.model_copy(update={"checkpoint": None})
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        shard_store = ShardStore.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
-            assignment.model_dump_json()
+        number = branch.number
+        has_members = (
+            keeps_members and not self._machine.is_done(number) and bool(members_of(self._id_of(number)))
         )
-        try:
-            return prepare(shard_store, self._requests, self._note)
-        finally:
-            ray.kill(shard_store)
+        return self._machine.has_to_wait(number) and not has_members
 
-    def _place_with_members(self, number: int, chosen: BranchPlace) -> BranchPlace:
-        """Return the machines with members of an earlier attempt, or ``chosen`` if these are all in it."""
-        held = set(workers_of(self._id_of(number)).values())
-        machines = tuple(machine.id for machine in self._topology.contributors if machine.id in held)
-        return chosen if set(chosen.machines).issuperset(machines) else replace(chosen, machines=machines)
+    def _begin_waiting_branches(self) -> None:
+        """Begin branches that waited for others; when the job is over, only the first one, which saves the result."""
+        branches = self._branches[:1] if self._machine.is_over else self._branches
+        for branch in branches:
+            if branch.begins_later is not None and not self._machine.has_to_wait(branch.number):
+                branch.begins_later()
 
     def _recover(self, facts: ShardStoreFacts, places: Sequence[BranchPlace]) -> int:
-        """Return the version from which the job continues; write version 0 if the job has no version yet.
-
-        Args:
-            facts: the facts that the shard store returned.
-            places: machines of the branches.
-        """
+        """Return the version from which the job continues; see `beginning.recover`."""
         recorded = max((record.version for record in self._step_log.merges()), default=0)
-        version = self._aggregator.newest_whole(recorded)
-        if version is None:
-            self._note("the initial weights are written")
-            self._aggregator.begin(
-                initial_shards(self._assignment.spec, facts),
-                self._facts(facts, places),
-            )
-            version = 0
+        version = recover(self._assignment, self._aggregator, recorded, facts, places)
         if version < recorded:
             self._note(
                 f"the weights after round {recorded} are damaged: round {version + 1} is the next one",
@@ -212,17 +217,7 @@ class Synchronizer:
             self._step_log.unmerge(version)
             for number in range(self._policy.branches):  # they have the weights that are lost
                 self._kill_members(number)
-        self._aggregator.forget_after(version)
-        self._aggregator.require_fragments()
         return version
-
-    def _facts(self, facts: ShardStoreFacts, places: Sequence[BranchPlace]) -> dict[str, Any]:
-        """Return the training state of version 0, which contains what the first branch's plan fixes for all."""
-        spec, profile = self._assignment.spec, dissect(facts.blueprint)
-        solution = solve(spec, island_topology(self._topology, places[0]), profile, 0, {})
-        found = beginning_facts(spec, facts, solution.plan)
-        is_measured = isinstance(self._policy, GossipSpec) and self._policy.graph == "measured"
-        return found | {EDGES: neighbours(self._topology, places)} if is_measured else found
 
     def _assignment_of(self, branch: BranchAttempt) -> Assignment:
         """Return the assignment with which a branch begins or continues."""
@@ -239,7 +234,7 @@ class Synchronizer:
         return assignment.model_copy(
             update={
                 "job_id": self._id_of(number),
-                "spec": _spec_of(assignment.spec, number),
+                "spec": spec_of_branch(assignment.spec, number),
                 "topology": island_topology(self._topology, branch.place),
                 "folder": folder,
                 "checkpoint": checkpoint,
@@ -281,8 +276,9 @@ class Synchronizer:
         """Merge contributions until the first branch, which saves the result, has ended."""
         while True:
             self._pass_requests_on()
-            while not self._reports.empty():
-                self._on_report(self._reports.get())
+            while not self._mail.reports.empty():
+                self._on_report(self._mail.reports.get())
+            self._merges.poll()
             calls = {branch.call: branch for branch in self._branches if not branch.has_ended}
             for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0]:
                 ended = self._take_events(calls[ref])
@@ -296,7 +292,7 @@ class Synchronizer:
             raise Cancelled
         if self._requests.suspended.is_set():
             self._ask_all("suspend")
-            self._await_ends()
+            await_ends(self._branches)
             raise suspended(f"in round {self._machine.open_round}")
         offer, leaving = self._requests.offered, self._requests.leaving
         known_offer, known_leaving = self._forwarded
@@ -306,6 +302,8 @@ class Synchronizer:
                 branch.offer(offer.topology)
             if self._relocation is not None:
                 self._relocation.answer(offer)
+        if offer is not known_offer or leaving != known_leaving:
+            self._merges.offer(self._topology, leaving)
         for machine in sorted(leaving - known_leaving):
             for branch in self._branches:
                 if machine in branch.place.machines:
@@ -371,20 +369,21 @@ class Synchronizer:
         return None
 
     def _restart(self, branch: BranchAttempt, why: str, *, moves: bool) -> None:
-        """Start a branch again, on other machines if its own may be lost.
+        """Start a branch again, on other machines if its own may be lost; if it has to wait for others, after that.
 
         Raises:
             ContributorLost: no machine is left, or the branch was restarted too often.
         """
+        if self._has_to_wait(branch, keeps_members=not moves):
+            branch.has_ended = True
+            branch.begins_later = partial(self._restart, branch, why, moves=moves)
+            return
         if branch.restarts >= _MOST_RESTARTS:
             raise ContributorLost(
                 f"branch {branch.number} was started {_MOST_RESTARTS + 1} times without a contribution: {why}",
                 hint="look at the job's log for the machines that were lost",
             )
         branch.restarts += 1
-        if self._waits_for_the_end(branch):
-            branch.has_ended = branch.waits_for_the_end = True
-            return
         if moves:
             left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
             branch.place = other_place(branch, self._branches, left, why)
@@ -398,18 +397,31 @@ class Synchronizer:
         assignment = self._assignment_of(branch)
         assert assignment.branch is not None
         if assignment.branch.step is not None:  # not from the branch's own checkpoint
-            for run in self._machine.withdraw(branch.number):
-                self._drop(run)
+            own = [run for run in self._contributions if run.branch == branch.number]
+            withdrawn = self._machine.withdraw(branch.number)
+            for run in withdrawn + [run for run in own if self._machine.may_forget(run)]:
+                self._drop(run, "the branch begins the round again")
         branch.begin(assignment)
         return assignment
 
-    def _drop(self, run: BranchRun) -> None:
-        """Remove the files of a contribution that is not used."""
+    def _drop(self, run: BranchRun, why: str = "") -> None:
+        """Remove a contribution that is not used; ``why`` is the reason for the job's log."""
         if run in self._contributions:
             report, _ = self._contributions.pop(run)
-            shutil.rmtree(report.folder, ignore_errors=True)
+            self._merges.drop(report)
+            if why:
+                self._note_unused(run, why)
 
-    # -- merges ------------------------------------------------------------------------------------------------------
+    def _note_unused(self, run: BranchRun, why: str) -> None:
+        what = f"the contribution of branch {run.branch} to round {run.round}"
+        self._note(f"{what} is not used: {why}", "warning")
+
+    # -- contributions -----------------------------------------------------------------------------------------------
+
+    @property
+    def _merges(self) -> Aggregation:
+        assert self._aggregation is not None
+        return self._aggregation
 
     def _on_report(self, report: BranchReport) -> None:
         branch = next((each for each in self._branches if each.number == report.branch), None)
@@ -417,50 +429,68 @@ class Synchronizer:
             return  # of a coordinator that was replaced, or of no branch
         branch.base = branch.oldest = report.round - 1
         branch.waiting = report
-        if not self._machine.has(report.run):
-            try:
-                digest = self._aggregator.check(report.run, report.folder)
-            except VerificationFailed as failure:
-                self._run_again(branch, report, failure)
-                return
+        if self._machine.has(report.run):
+            self._answer(branch)
+        else:
+            self._contributions[report.run] = report, time.monotonic()
+            self._merges.take(report)
+
+    def accept(self, report: BranchReport, digest: str) -> None:
+        """Let a contribution take part in the merges that follow; see `MergeListener.accept`."""
+        branch = self._branches[report.branch]
+        if report.start == branch.starts:
             branch.restarts = 0
-            now_s = time.monotonic()
-            self._contributions[report.run] = report, now_s
-            contribution = Contribution(report.run, float(report.samples), digest)
-            self._carry_out(self._machine.handle(TimeRead(now_s)))  # the grace period begins now
-            self._carry_out(self._machine.handle(Contributed(contribution)))
+        contribution = Contribution(report.run, float(report.samples), digest)
+        self._carry_out(self._machine.handle(TimeRead(time.monotonic())))  # the grace period begins now
+        self._carry_out(self._machine.handle(Contributed(contribution)))
         self._answer(branch)
 
-    def _run_again(self, branch: BranchAttempt, report: BranchReport, failure: VerificationFailed) -> None:
+    def refuse(self, report: BranchReport, failure: VerificationFailed) -> None:
         """Let new members of a branch, if possible on other machines, begin its round again."""
-        shutil.rmtree(report.folder, ignore_errors=True)
+        branch = self._branches[report.branch]
+        self._drop(report.run)  # the next line of the log has the reason
         branch.kill()
         self._kill_members(branch.number)
         self._restart(branch, failure.message, moves=True)
+
+    def request_again(self, report: BranchReport) -> None:
+        """Ask a branch to send its contribution again, if it still waits for the merge."""
+        self._contributions.pop(report.run, None)
+        branch = self._branches[report.branch]
+        if branch.waiting is not None and branch.waiting.run == report.run:
+            branch.request_again(report)
+        else:
+            self._note_unused(report.run, "machines with ranges of the weights lost it")
+
+    def restart_round(self, why: str) -> None:
+        """Ask all branches that wait for a merge to send their contributions again."""
+        self._note(f"{why}: the contributions to round {self._machine.open_round} are sent again", "warning")
+        self._machine.restart_round()
+        lost, self._contributions = self._contributions, {}
+        for report, _ in lost.values():
+            self.request_again(report)
 
     def _carry_out(self, effects: Iterable[RoundEffect]) -> None:
         for effect in effects:
             if isinstance(effect, RecordMerge):
                 self._merge(effect.record)
             else:
-                self._drop(effect.run)
-                self._note(
-                    f"the contribution of branch {effect.run.branch} to round {effect.run.round} is not used: "
-                    f"{effect.reason}",
-                    "warning",
-                )
+                self._drop(effect.run, effect.reason)
 
     def _merge(self, record: MergeRecord) -> None:
-        """Compute a merge and store its record; then all branches that wait get the update."""
-        began_s = time.monotonic()
-        found = {run: self._contributions[run] for run in record.runs}
-        missing = () if self._policy.merges_apart else self._machine.missing(record.runs)
-        version = record.version
+        """Let a merge be computed; `commit` follows."""
+        self._began_s = time.monotonic()
         rounds = self._machine.rounds_with(record)
         step = self._policy.steps_after(rounds, self._assignment.spec.training.steps)
-        self._state |= {"step": step, "version": version, "validations": self._events.validations}
-        folders = {run: report.folder for run, (report, _) in found.items()}
-        distance = self._aggregator.merge(record, folders, self._state)
+        self._state |= {"step": step, "version": record.version, "validations": self._events.validations}
+        self._merges.merge(record, {run: self._contributions[run][0] for run in record.runs}, self._state)
+
+    def commit(self, record: MergeRecord, distance: float | None) -> None:
+        """Store the record of a merge that was computed; then all branches that wait get the update."""
+        began_s, step = self._began_s, int(self._state["step"])
+        found = {run: self._contributions.pop(run) for run in record.runs}
+        missing = () if self._policy.merges_apart else self._machine.missing(record.runs)
+        version = record.version
         self._step_log.merge(record)
         self._report(
             RoundMerged(
@@ -482,15 +512,11 @@ class Synchronizer:
             )
         )
         folder = self._aggregator.version_folder(version)
-        size_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        self._report(CheckpointSaved(step=step, path=folder, size_bytes=size_bytes))
-        for run, (report, _) in found.items():
-            del self._contributions[run]
-            shutil.rmtree(report.folder, ignore_errors=True)
+        self._report(CheckpointSaved(step=step, path=folder, size_bytes=folder_bytes(folder)))
+        for report, _ in found.values():
+            self._merges.drop(report)
         self._carry_out(self._machine.handle(MergeRecorded(record)))
-        first = self._branches[0]
-        if self._machine.is_over and first.has_ended:
-            first.begin(self._assignment_of(first))
+        self._begin_waiting_branches()
         for branch in self._branches:
             self._answer(branch)
         if not self._machine.is_over:
@@ -502,13 +528,13 @@ class Synchronizer:
                 self._branches[0].sent
             )  # the first branch may evaluate the weights after its round
         kept = _MOST_UPDATES * (self._policy.branches if self._policy.merges_apart else 1)
-        self._aggregator.prune(newest, max(oldest, newest - kept), loading)
+        self._merges.prune(newest, max(oldest, newest - kept), loading)
 
     def _answer(self, branch: BranchAttempt) -> None:
         """Send a branch that waits the updates with which it continues, unless it has to wait for other branches."""
         report = branch.waiting
-        if report is None:
-            return
+        if report is None or (report.run in self._contributions and not self._machine.has(report.run)):
+            return  # the branch keeps its contribution until all machines of the ranges have it
         versions = self._machine.updates(report.run)
         if versions is None and self._machine.is_over:
             versions = range(0)
@@ -520,8 +546,11 @@ class Synchronizer:
                 version=version,
                 before=base if version == versions.start else version - 1,
                 folder=self._aggregator.update_folder(version, number),
+                servers=servers,
+                payloads=payloads,
             )
             for version in versions
+            for servers, payloads in (self._merges.sources(version),)
         )
         if all(update.folder.is_dir() for update in updates):
             is_over = self._machine.is_over
@@ -557,24 +586,6 @@ class Synchronizer:
         for branch in self._branches:
             branch.request(method)
 
-    def _await_ends(self) -> None:
-        """Wait until the coordinators of all branches have ended; kill those that do not end in time."""
-        deadline_s = time.monotonic() + _END_S
-        while time.monotonic() < deadline_s:
-            calls = {branch.call: branch for branch in self._branches if not branch.has_ended}
-            if not calls:
-                return
-            for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0]:
-                branch = calls[ref]
-                try:
-                    events = branch.take_events()
-                except RayError:
-                    branch.kill()
-                else:
-                    branch.has_ended = any(isinstance(event, AttemptEnded) for event in events)
-        for branch in self._branches:
-            branch.kill()
-
     def _end_branches(self, *, is_over: bool) -> None:
         """End the coordinators of all branches.
 
@@ -583,16 +594,6 @@ class Synchronizer:
         """
         if is_over:
             self._ask_all("cancel")
-            self._await_ends()
+            await_ends(self._branches)
         for branch in self._branches:
             branch.kill()
-
-
-def _spec_of(spec: TrainJob, number: int) -> TrainJob:
-    """Return the job of a branch: only the first branch evaluates the model, which is the same in all branches."""
-    if number == 0:
-        return spec
-    training = spec.training.model_copy(
-        update={"validate_every": None, "early_stopping": None, "target": None, "samples": None}
-    )
-    return spec.model_copy(update={"training": training})

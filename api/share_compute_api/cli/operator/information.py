@@ -127,7 +127,7 @@ def config(as_json: Json = False) -> None:
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(help="train, generate, embed or serve.")] = "train",
+    kind: Annotated[str, typer.Argument(help="train, generate, embed, sparse, sweep or serve.")] = "train",
 ) -> None:
     """Print the JSON schema of job files of one kind, for editors."""
     from typing import cast, get_args

@@ -19,10 +19,10 @@ def topology(
     as_json: Json = False,
 ) -> None:
     """Print or write a topology file: the ready machines with their measured speeds and links."""
-    from share_compute.errors import UserError
     from share_compute.files.topology_file import write_topology
     from share_compute.lifecycle.states import ContributorState
     from share_compute_api.client.client import Client
+    from share_compute_api.client.job_file import write_text
     from share_compute_api.terminal.output import Terminal, console, print_text
 
     with Client() as client:
@@ -37,13 +37,7 @@ def topology(
     if output is None:
         print_text(text)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as failure:
-        raise UserError(
-            f"{output} cannot be written: {failure.strerror}",
-            hint="name a file in a folder that you may write to",
-        ) from failure
+    write_text(output, text)
     if not as_json:
         count = len(found.contributors)
         machines = f"{count} machine" if count == 1 else f"{count} machines"

@@ -1,7 +1,8 @@
-"""Commands for results and checkpoints: ``artifacts list``, ``artifacts get``, ``artifacts delete``, ``export``."""
+"""Commands for results and checkpoints: ``artifacts``, ``export`` and ``push``."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,6 +108,51 @@ def export(
         print_json({"path": str(folder), "artifact": artifact.name})
     else:
         console.print(str(folder), markup=False, soft_wrap=True)
+
+
+def push(
+    job: Job,
+    repository: Annotated[
+        str, typer.Argument(metavar="REPO", help="Repository on the Hugging Face Hub: OWNER/NAME, or NAME.")
+    ],
+    name: Annotated[str, typer.Option("--artifact", help="Name of the result.")] = "model",
+    public: Annotated[bool, typer.Option("--public", help="Let everybody see the repository.")] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch of the repository; default: main.", show_default=False)
+    ] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Name of the base model on the Hub, for adapters.", show_default=False)
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Message of the commit.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a result with its model card to the Hugging Face Hub. A new repository is private.
+
+    The token is that of `hf auth login`, or the one in HF_TOKEN. It stays on this machine.
+    """
+    from tempfile import TemporaryDirectory
+
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
+
+    from share_compute_api.client.client import Client
+    from share_compute_api.client.pushing import push as push_folder
+    from share_compute_api.client.pushing import without_foreign_paths
+
+    if (as_json or not console.is_terminal) and not are_progress_bars_disabled():
+        disable_progress_bars()
+    with Client() as client, TemporaryDirectory(prefix="share-compute-push-") as place:
+        artifact = client.artifact(job, name).artifact
+        folder = _download(client, artifact, Path(place), "result", as_json=as_json)
+        without_foreign_paths(folder, base_model)
+        title = message or f"Add {name} of {job}"
+        pushed = push_folder(folder, repository, title, is_public=public, revision=revision)
+    if as_json:
+        print_json(asdict(pushed))
+    else:
+        seen = "private" if pushed.is_private else "public"
+        console.print(f"{pushed.url}  {seen}  {pushed.commit}", markup=False, soft_wrap=True)
 
 
 def _download(client: Client, artifact: ArtifactRecord, folder: Path, name: str, *, as_json: bool) -> Path:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from share_compute.errors import Unavailable, UserError
+from share_compute.files.series import SeriesFormat
 from share_compute.lifecycle.states import JobState
+from share_compute.quantities import bytes_text
 from share_compute_api.cli.submitter.serve import report_deployment
+from share_compute_api.terminal.fetching import once_fetched
 from share_compute_api.terminal.options import Job, Json
 from share_compute_api.terminal.output import (
     console,
     number,
+    print_bytes,
     print_json,
     print_table,
-    print_text,
     since,
     speed,
     state_text,
@@ -24,6 +30,7 @@ from share_compute_api.terminal.output import (
 
 if TYPE_CHECKING:
     from share_compute.store.records import JobRecord
+    from share_compute_api.client.client import Client
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the job is over.")]
 
@@ -37,7 +44,7 @@ def submit(
         typer.Option(help="Key for safe retries: repeated with the same job, it makes no second job."),
     ] = None,
 ) -> None:
-    """Submit a job (kind: train, generate or embed), or serve a model (kind: serve).
+    """Submit a job (kind: train, generate, embed or sweep), or serve a model (kind: serve).
 
     Relative paths in the file are resolved against the file's folder.
     """
@@ -48,9 +55,12 @@ def submit(
     spec = read_submission(file)
     with Client() as client:
         if isinstance(spec, ServeJob):
-            report_deployment(client.deploy(spec), client.url, as_json=as_json)
+            report_deployment(
+                once_fetched(lambda: client.deploy(spec), as_json=as_json), client.url, as_json=as_json
+            )
             return
-        job = client.submit(spec, idempotency_key=idempotency_key)
+        submit_it = partial(client.submit, spec, idempotency_key=idempotency_key)
+        job = once_fetched(submit_it, as_json=as_json)
         _report(job, as_json=as_json, compact=follow)
         if follow:
             _follow(client, job, as_json=as_json)
@@ -59,15 +69,22 @@ def submit(
 def list_jobs(
     state: Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; repeatable.")] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only jobs with this tag; repeatable.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only jobs of this group.")] = None,
+    trials: Annotated[
+        bool, typer.Option("--trials", help="Show trials of sweeps, too; --group shows them always.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Most jobs to show.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first. Trials of sweeps are left out."""
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import progress
 
     with Client() as client:
-        page = client.jobs(state=state or (), name=name, limit=limit)
+        page = client.jobs(
+            state=state or (), name=name, tags=tag or (), group=group, trials=trials, limit=limit
+        )
     if as_json:
         print_json(page)
         return
@@ -90,33 +107,45 @@ def list_jobs(
         console.print("[dim]There are more; raise --limit to see them.[/dim]")
 
 
-def show(job: Job, as_json: Json = False) -> None:
-    """Show one job: its state, its progress, and the placement of layers on machines."""
+def show(
+    job: Job,
+    best: Annotated[bool, typer.Option("--best", help="Print the job file of a sweep's best trial.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one job: its state, its progress, and the placement of layers on machines; or the trials of a sweep."""
+    from share_compute_api.cli.submitter.sweeps import print_best, print_trials
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import (
+        done_fact,
+        link_text,
         placement,
         plan_lines,
         protection_text,
-        rows_text,
         step_times,
     )
 
     with Client() as client:
         record = client.job(job)
+        if best:
+            print_best(client, record)
+            return
+        view = client.trials(job) if record.kind == "sweep" else None
     if as_json:
-        print_json(record)
+        print_json(record if view is None else {**dict(record), "trials": view})
         return
     plan = placement(record.plan) if record.plan else None
-    steps = f"{record.step} of {record.total_steps}"
     facts: dict[str, Any] = {
         "id": record.id,
         "name": escape(record.name),
         "state": state_text(record.state),
         "reason": escape(record.reason),
         "attempt": record.attempt,
-        **({"rows": rows_text(record)} if record.spec.kind != "train" else {"step": steps}),
+        **done_fact(record),
         "loss": number(record.loss),
         "speed": speed(record.tokens_per_s, of_tokens=record.counts_tokens),
+        "tags": escape(", ".join(record.tags)) or None,
+        "group": escape(record.group) if record.group else None,
+        "sweep": record.sweep_id,
         "submitted": since(record.created_at),
         "started": since(record.started_at),
         "finished": since(record.finished_at),
@@ -124,6 +153,7 @@ def show(job: Job, as_json: Json = False) -> None:
         "protected": protection_text(record),
         "measured": step_times(record.measured) if record.measured else None,
         "proposal": escape(record.proposal.sentence) if record.proposal else None,
+        **{f"then.{link.name}": link_text(link) for link in record.links},
         "placement": escape(plan) if plan else None,
     }
     for name, value in facts.items():
@@ -131,6 +161,9 @@ def show(job: Job, as_json: Json = False) -> None:
             console.print(f"[bold]{name:<11}[/bold] {value}")
     for name, value in plan_lines(record.plan) if record.plan else ():
         console.print(f"[bold]{escape(name):<11}[/bold] {escape(value)}", soft_wrap=True)
+    if view is not None:
+        console.print()
+        print_trials(record, view)
 
 
 def logs(
@@ -157,7 +190,10 @@ def logs(
 
 
 def cancel(job: Job, as_json: Json = False) -> None:
-    """Cancel a job. The job stops at once, and keeps its checkpoints or finished rows."""
+    """Cancel a job. The job stops at once, and keeps its checkpoints or finished rows.
+
+    For a job that has succeeded, links (``then``) that wait are cancelled.
+    """
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -166,14 +202,19 @@ def cancel(job: Job, as_json: Json = False) -> None:
         _report(record, as_json=as_json)
     else:
         kept = "; the rows that are done are kept"
-        if record.spec.kind == "train":
+        if record.spec.kind == "sweep":
+            kept = "; its trials keep their checkpoints"
+        elif record.counts_steps:
             step = record.checkpoint_step
             kept = f"; its checkpoint of step {step} is kept" if step else ""
         console.print(f"{record.id} stops now{kept}")
 
 
 def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:
-    """Queue a failed or cancelled job again; it continues from its last checkpoint or finished rows."""
+    """Queue a failed or cancelled job again; it continues from its last checkpoint or finished rows.
+
+    For a job that has succeeded, links (``then``) that failed or were cancelled are started again.
+    """
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -185,25 +226,30 @@ def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:
 
 def metrics(
     job: Job,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    format_: Annotated[
+        SeriesFormat | None, typer.Option("--format", help="Write all series in this format.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; default: standard output.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the metrics of a job, step by step."""
+    """Print the metrics of a job, step by step; or write losses, metrics, learning rate, speed and bytes to a file."""
     from share_compute.specification.task import METRICS_BESIDE_LOSS
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import step_speed
 
+    if output is not None and format_ is None:
+        format_ = _format_of(output)
     with Client() as client:
-        if csv:
-            print_text(client.metrics_csv(job))
+        if format_ is not None or as_json:
+            _write_series(client, job, format_ or "json", output)
             return
         records = client.metrics(job)
-    if as_json:
-        print_json(records)
-        return
     measured = [
         name for name in METRICS_BESIDE_LOSS if any(record.data.get(name) is not None for record in records)
     ]
+    of_tasks = list(dict.fromkeys(name for record in records for name in record.data.get("tasks") or {}))
     rows = (
         (
             record.step,
@@ -212,6 +258,7 @@ def metrics(
             number(record.data.get("learning_rate"), 3),
             step_speed(record.data) if record.split == "train" else None,
             *(number(record.data.get(name)) for name in measured),
+            *(number((record.data.get("tasks") or {}).get(name)) for name in of_tasks),
         )
         for record in records
     )
@@ -221,9 +268,39 @@ def metrics(
         "loss",
         "learning rate",
         "speed",
-        *(name.replace("_", " ") for name in measured),
+        *(name.replace("_", " ") for name in (*measured, *of_tasks)),
     )
     print_table(columns, rows, empty="Nothing measured yet.")
+
+
+def _format_of(output: Path) -> SeriesFormat:
+    formats: dict[str, SeriesFormat] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
+    if output.suffix in formats:
+        return formats[output.suffix]
+    raise UserError(f"{output} does not end in .csv, .json or .parquet", hint="name the format: --format csv")
+
+
+def _write_series(client: Client, job: str, format_: SeriesFormat, output: Path | None) -> None:
+    if output is None:
+        if format_ == "parquet" and sys.stdout.isatty():
+            raise UserError("a terminal cannot show Parquet", hint="write a file: --output metrics.parquet")
+        client.metrics_file(job, format_, print_bytes)
+        return
+    # Only a complete file gets its name.
+    partial = output.with_name(f".{output.name}.part")
+    try:
+        try:
+            with partial.open("wb") as file:
+                client.metrics_file(job, format_, file.write)
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as failure:
+        raise Unavailable(
+            f"{output} cannot be written: {failure.strerror or failure}",
+            hint="free space, or choose another --output",
+        ) from failure
+    console.print(f"{output}  {bytes_text(output.stat().st_size)}")
 
 
 def _follow(client: Any, job: JobRecord, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from share_compute.specification import Objective
+from share_compute_api.cli.submitter.plan_operators import SearchChoice, show_operators
 from share_compute_api.terminal.completion import complete_strategy
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import Terminal
@@ -19,6 +20,7 @@ from share_compute_api.terminal.output import Terminal
 if TYPE_CHECKING:
     from share_compute.errors import PlanInfeasible
     from share_compute.planning.report import PlanReport
+    from share_compute.specification import SparseJob, TrainJob
     from share_compute.topology import Topology
     from share_compute_api.schemas.bodies import ServingRequest
 
@@ -38,6 +40,8 @@ _ABOUT = {
     "next_token_limit": ("throughput",),
 }
 """Option -> purposes of a plan that allow the option. Every purpose allows the other options."""
+_OPERATORS_ONLY = ("devices", "search", "fixed", "fully_use_devices", "dot")
+"""Options that need ``--operators``."""
 
 
 def plan(
@@ -70,14 +74,54 @@ def plan(
     next_token_limit: Annotated[
         float | None, typer.Option(help="Serving, throughput: longest wait for each later token, in seconds.")
     ] = None,
+    operators: Annotated[
+        bool,
+        typer.Option("--operators", help="Divide each layer's operators between the devices of one machine."),
+    ] = False,
+    devices: Annotated[int, typer.Option(help="Operators: number of devices.")] = 2,
+    search: Annotated[
+        SearchChoice, typer.Option(help="Operators: how strategies are searched.")
+    ] = "dynamic_programming",
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPERATOR=STRATEGY", help="Operators: strategy to keep, such as 'mlp.*_proj=column'."
+        ),
+    ] = None,
+    fully_use_devices: Annotated[
+        bool,
+        typer.Option("--fully-use-devices", help="Operators: replicate only operators that cannot be cut."),
+    ] = False,
+    dot: Annotated[
+        Path | None, typer.Option(help="Operators: file to write the graph to, in the language of Graphviz.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the plan that a job would get, and why; nothing is queued."""
     from share_compute.errors import PlanInfeasible
+    from share_compute.specification import SparseJob, require_training
+    from share_compute_api.client.job_file import read_any_job
     from share_compute_api.terminal.output import print_failure, print_json
     from share_compute_api.terminal.report import print_report
 
-    _require_meaning(context, objective)
+    _require_meaning(context, objective, operators=operators)
+    job = read_any_job(file)
+    if isinstance(job, SparseJob):
+        _plan_sparse(context, job, topology, as_json=as_json)
+        return
+    spec = require_training(job)
+    if operators:
+        show_operators(
+            spec,
+            topology,
+            devices=devices,
+            search=search,
+            fixed=fixed or (),
+            fully_use_devices=fully_use_devices,
+            dot=dot,
+            as_json=as_json,
+        )
+        return
     serving = (
         _serving(
             objective=objective,
@@ -91,7 +135,7 @@ def plan(
         else None
     )
     try:
-        report = _report(file, topology, strategy, compare, serving)
+        report = _report(spec, topology, strategy, compare, serving)
     except PlanInfeasible as failure:
         print_failure(failure, as_json=as_json)
         if not as_json:
@@ -103,18 +147,71 @@ def plan(
         print_report(report)
 
 
-def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
-    """Raise `UserError` if the user gave an option that has no effect for this objective."""
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Return whether the user gave an option."""
+    source = context.get_parameter_source(name)
+    # Compare the source by name: typer may bundle its own copy of click, whose enumeration class differs.
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _require_meaning(context: typer.Context, objective: _Purpose, *, operators: bool) -> None:
+    """Raise `UserError` if the user gave an option that has no effect for this purpose of a plan."""
     from share_compute.errors import UserError
 
+    for name in ("objective", *_ABOUT) if operators else _OPERATORS_ONLY:
+        if _is_given(context, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} means nothing {'with' if operators else 'without'} --operators",
+                hint=f"leave {'one of them' if operators else 'it'} out",
+            )
     for name, objectives in _ABOUT.items():
-        source = context.get_parameter_source(name)
-        # Compare the source by name: typer may bundle its own copy of click, whose enumeration class differs.
-        if source is not None and source.name == "COMMANDLINE" and objective not in objectives:
+        if _is_given(context, name) and objective not in objectives:
             raise UserError(
                 f"--{name.replace('_', '-')} means nothing for objective {objective}",
                 hint=f"leave it out, or plan with --objective {' or '.join(objectives)}",
             )
+
+
+def _plan_sparse(
+    context: typer.Context, job: SparseJob, topology_file: Path | None, *, as_json: bool
+) -> None:
+    """Print the machines that a sparse model would use."""
+    from share_compute.errors import PlanInfeasible, UserError
+    from share_compute.lifecycle.attempt_events import RangesPlaced
+    from share_compute.lifecycle.states import ContributorState
+    from share_compute.sparse.jobs import chosen_machines, placement_sentence
+    from share_compute_api.terminal.output import console, print_json
+
+    for name in ("strategy", "compare", "objective", "operators", *_ABOUT):
+        if _is_given(context, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} means nothing for kind: sparse, which has no layers",
+                hint="leave it out",
+            )
+    if topology_file is None:
+        from share_compute_api.client.client import Client
+
+        with Client() as client:
+            ready = client.contributors(state=[ContributorState.ready])
+            there = [record.machine() for record in ready]
+    else:
+        from share_compute.files.topology_file import read_topology
+        from share_compute_api.client.job_file import read_text
+
+        there = list(read_topology(read_text(topology_file)).contributors)
+    if not there:
+        raise PlanInfeasible("no machine is ready", hint="let one join: share-compute invite")
+    machines = chosen_machines(job, there)
+    placed = RangesPlaced(
+        machines=tuple(machine.id for machine in machines), sentence=placement_sentence(job, machines)
+    )
+    if as_json:
+        print_json(placed)
+        return
+    console.print(f"{escape(job.name)}: {escape(placed.sentence)}", soft_wrap=True)
+    left = len(there) - len(machines)
+    if left:
+        console.print(f"{left} more {'is' if left == 1 else 'are'} ready, and would stay free")
 
 
 def _serving(**options: object) -> ServingRequest:
@@ -133,16 +230,14 @@ def _serving(**options: object) -> ServingRequest:
 
 
 def _report(
-    file: Path,
+    spec: TrainJob,
     topology_file: Path | None,
     strategy: str | None,
     compare: bool,
     serving: ServingRequest | None,
 ) -> PlanReport:
     from share_compute.planning.search.partitioning import load_strategy
-    from share_compute_api.client.job_file import read_job
 
-    spec = read_job(file)
     load_strategy(strategy or spec.parallelism.strategy)
     if topology_file is None:
         from share_compute_api.client.client import Client

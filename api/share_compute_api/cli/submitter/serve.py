@@ -15,6 +15,7 @@ from rich.markup import escape
 from share_compute.specification import Objective, ServedPrecision
 from share_compute.specification.replicas import read_replicas
 from share_compute_api.terminal.completion import complete_deployment
+from share_compute_api.terminal.fetching import once_fetched
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
     console,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _JOB = re.compile(r"^(job-[a-z2-7]{8})(?:/(.+))?$")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_HUB = "hub:"
 _PLAIN_TOKENS = 256
 _HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset starts a new conversation.[/dim]"
 
@@ -50,7 +52,10 @@ Reserve = Annotated[
 
 def serve(
     model: Annotated[
-        str, typer.Argument(help="Folder of a Hugging Face model, or a training job: JOB or JOB/ARTIFACT.")
+        str,
+        typer.Argument(
+            help="Folder of a Hugging Face model, hub:OWNER/NAME[@REVISION], or a training job: JOB or JOB/ARTIFACT."
+        ),
     ],
     *,
     name: Annotated[
@@ -91,7 +96,8 @@ def serve(
             "objective": objective,
             "parallelism": {"stages": stages},
         }
-        report_deployment(client.deploy(wanted), client.url, as_json=as_json)
+        made = once_fetched(lambda: client.deploy(wanted), as_json=as_json)
+        report_deployment(made, client.url, as_json=as_json)
 
 
 def _replicas(text: str, reserve: bool | None) -> str | dict[str, int | bool]:
@@ -110,6 +116,11 @@ def _source(client: Client, model: str) -> tuple[dict[str, str], str]:
     if job is not None and not Path(model).exists():
         artifact = {"artifact": job[2]} if job[2] else {}
         return {"job": job[1], **artifact}, _as_name(client.job(job[1]).name)
+    if model.startswith(_HUB):
+        name, _, revision = model.removeprefix(_HUB).partition("@")
+        return {"hub": name, **({"revision": revision} if revision else {})}, _as_name(
+            name.rpartition("/")[2]
+        )
     folder = Path(model).expanduser().resolve()
     return {"path": str(folder)}, _as_name(folder.name)
 

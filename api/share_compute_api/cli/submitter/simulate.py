@@ -117,6 +117,7 @@ def _run(
     from share_compute.data.tokenization import expected_vocab_size
     from share_compute.models.blueprint import blueprint_of
     from share_compute.models.factory import dissect
+    from share_compute.planning.choice import choose_policy, with_choice
     from share_compute.simulation.rounds import simulate_rounds
     from share_compute.simulation.run import simulate as simulate_job
 
@@ -129,6 +130,10 @@ def _run(
         def show(share: float) -> None:
             bar.update(task, completed=share, description="simulating")
 
+        choice = choose_policy(spec, there, profile)
+        if choice is not None and not quiet:
+            errors.print(choice.sentence)
+        spec = with_choice(spec, choice)
         if spec.training.rounds is not None:
             return simulate_rounds(spec, there, profile, scenario, progress=show)
         return simulate_job(spec, there, profile, scenario, progress=show)

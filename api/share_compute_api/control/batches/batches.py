@@ -10,7 +10,7 @@ from pathlib import Path
 from share_compute.errors import Conflict, NotFound, ShareComputeError, UserError, as_ours
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import JobState
-from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
+from share_compute.specification import BATCH_KINDS, BatchJob, SparseJob, SweepJob, TrainJob
 from share_compute.store import DeploymentRecord, JobRecord, Store
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.patience import Patience, patiently
@@ -28,8 +28,8 @@ class BatchSupervisor:
     """Runs queued batches. Writes each change to the store before acting on it.
 
     A batch that names a deployment waits until a deployment of that name is up; if the deployment is taken down, the
-    batch waits again. For a batch that names a model, the supervisor creates a deployment, and takes it down when the
-    batch has ended.
+    batch waits again. The batch of a training job's link is bound to one deployment, and fails when that one is over.
+    For a batch that names a model, the supervisor creates a deployment, and takes it down when the batch has ended.
 
     Args:
         store: the store of jobs and deployments.
@@ -88,11 +88,12 @@ class BatchSupervisor:
 
         Raises:
             Conflict: the batch is no longer queued.
-            UserError: the batch's own deployment has ended, or the deployment serves another kind of model.
+            UserError: the batch's own deployment, or the one to which it is bound, has ended, or the deployment serves
+                another kind of model.
         """
         spec = _batch(job)
         name = spec.deployment or job.id
-        record = await asyncio.to_thread(self._store.deployments.by_name, name)
+        record = await asyncio.to_thread(self._named, job, name)
         if record is None and spec.model is not None:
             record = await asyncio.to_thread(self._deploy, job, spec)
         engine = self._engines.find(name)
@@ -106,6 +107,22 @@ class BatchSupervisor:
             return
         if reason != job.reason:
             await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
+
+    def _named(self, job: JobRecord, name: str) -> DeploymentRecord | None:
+        """Return the live deployment that a batch names; None if there is none.
+
+        Raises:
+            UserError: the batch is bound to a deployment that has ended.
+        """
+        record = self._store.deployments.by_name(name)
+        bound = self._store.chains.deployment_of(job.id)
+        if bound is not None and (record is None or record.id != bound):
+            raise UserError(
+                f"the deployment of the result, {name} ({bound}), is over",
+                hint="serve the result again, and submit the rows as a batch that names the new deployment",
+                job=job.id,
+            )
+        return record
 
     def _deploy(self, job: JobRecord, spec: BatchJob) -> DeploymentRecord:
         """Create and return the batch's own deployment for the current attempt.
@@ -193,7 +210,11 @@ class BatchSupervisor:
             job = self._store.jobs.get(record.name)
         except NotFound:
             return False
-        if isinstance(job.spec, TrainJob) or job.spec.model is None or not job.state.is_final:
+        if (
+            isinstance(job.spec, TrainJob | SparseJob | SweepJob)
+            or job.spec.model is None
+            or not job.state.is_final
+        ):
             return False
         made = deployment_of(job, job.spec.model)
         # Users can change the number of replicas, so it is not compared.
@@ -209,5 +230,5 @@ def _answers(record: DeploymentRecord) -> bool:
 
 
 def _batch(job: JobRecord) -> BatchJob:
-    assert not isinstance(job.spec, TrainJob)
+    assert not isinstance(job.spec, TrainJob | SparseJob | SweepJob)
     return job.spec

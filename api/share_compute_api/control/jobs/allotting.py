@@ -154,11 +154,8 @@ def _takes_more(job: JobRecord) -> bool:
     """
     if job.plan is None or job.cancel_requested_at is not None:
         return False
-    parallelism = job.training.parallelism
-    return (
-        parallelism.stages is None
-        or sum(len(stage.members) for stage in job.plan.stages) < parallelism.machines_needed
-    )
+    members = sum(len(stage.members) for stage in job.plan.stages)
+    return job.gains_from_more or members < job.machines_needed
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:

@@ -15,6 +15,7 @@ from share_compute.lifecycle.attempt_events import (
     AttemptEvent,
     CheckpointSaved,
     Offer,
+    SparseAssignment,
     attempt_events,
 )
 from share_compute.specification.paths import named_paths
@@ -52,17 +53,17 @@ class Attempt(Protocol):
         """End the attempt at once; the job's members may keep running."""
 
 
-Launch: TypeAlias = Callable[[Assignment], Awaitable[Attempt]]
+Launch: TypeAlias = Callable[[Assignment | SparseAssignment], Awaitable[Attempt]]
 
 
 def launcher(cluster: Cluster) -> Launch:
     """Return a function that starts attempts on the head node of this cluster."""
 
-    async def launch(assignment: Assignment) -> Attempt:
+    async def launch(assignment: Assignment | SparseAssignment) -> Attempt:
         with _translated(assignment.job_id):
-            actor = await cluster.start_coordinator(
-                assignment.model_dump_json(), named_paths(assignment.spec), assignment.folder
-            )
+            is_sparse = isinstance(assignment, SparseAssignment)
+            start = cluster.start_sparse_coordinator if is_sparse else cluster.start_coordinator
+            actor = await start(assignment.model_dump_json(), named_paths(assignment.spec), assignment.folder)
         return RayAttempt(assignment.job_id, assignment.folder, actor)
 
     return launch
@@ -71,7 +72,7 @@ def launcher(cluster: Cluster) -> Launch:
 def rechecked(launch: Launch, roots: DataRoots) -> Launch:
     """Return a function that validates a job's paths again, and then calls ``launch``."""
 
-    async def start(assignment: Assignment) -> Attempt:
+    async def start(assignment: Assignment | SparseAssignment) -> Attempt:
         await asyncio.to_thread(roots.recheck, assignment.spec)
         return await launch(assignment)
 

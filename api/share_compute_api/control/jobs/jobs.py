@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from share_compute.errors import Conflict, ShareComputeError
-from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, SparseAssignment
 from share_compute.planning.cost.timings import MachineTimings
+from share_compute.specification import SparseJob
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.jobs.allotting import Allotted, Allotting, allotment
@@ -24,7 +25,7 @@ from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.control.patience import Patience, patiently
 from share_compute_api.control.polling import POLL_S, poll_forever
 
-_KINDS = ("train",)
+_KINDS = ("train", "sparse")
 """Kinds of jobs that this supervisor runs. Batches have their own supervisor: they need a deployment, not machines."""
 _RESTARTED = "the server was restarted"
 _LOST = "its attempt was lost"
@@ -177,7 +178,10 @@ class JobSupervisor:
         active = await asyncio.to_thread(self._store.jobs.active, _KINDS)
         if any(job.id not in self._attempts for job in active):
             await asyncio.to_thread(
-                self._store.jobs.requeue_interrupted, self._interruption, but=list(self._attempts)
+                self._store.jobs.requeue_interrupted,
+                self._interruption,
+                but=list(self._attempts),
+                kinds=_KINDS,
             )
         self._interruption = _LOST
         return [job for job in active if job.id in self._attempts]
@@ -289,13 +293,22 @@ class JobSupervisor:
         machines: list[ContributorRecord],
         timings: dict[str, MachineTimings],
         known_step: int,
-    ) -> Assignment:
+    ) -> Assignment | SparseAssignment:
         folder = self._folder / job.id
         folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(job.spec, SparseJob):
+            return SparseAssignment(
+                job_id=job.id,
+                attempt=job.attempt,
+                spec=job.spec,
+                topology=live_topology(machines),
+                folder=folder,
+                checkpoint_every_s=self._checkpoint_every_s,
+            )
         return Assignment(
             job_id=job.id,
             attempt=job.attempt,
-            spec=job.training,
+            spec=job.training.without_links(),
             topology=live_topology(machines),
             folder=folder,
             checkpoint=job.checkpoint_path,

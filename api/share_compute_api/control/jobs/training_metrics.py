@@ -19,6 +19,7 @@ from share_compute.lifecycle.attempt_events import (
     AttemptEvent,
     Offer,
     RoundMerged,
+    SparseAssignment,
     StepCommitted,
     TrafficMeasured,
     Validated,
@@ -77,6 +78,8 @@ class _Job:
         elif isinstance(event, Validated):
             for metric, value in event.figures().items():
                 name = "loss" if metric == "validation_loss" else metric
+                self.gauges["metric"][event.split, name] = value
+            for name, value in (event.tasks or {}).items():
                 self.gauges["metric"][event.split, name] = value
         elif isinstance(event, TrafficMeasured):
             known = self.counters["sent_bytes"]
@@ -152,7 +155,7 @@ class TrainingMetrics:
 def metered(launch: Launch, metrics: TrainingMetrics) -> Launch:
     """Return a function that calls ``launch``, and adds the events of the attempt to ``metrics``."""
 
-    async def start(assignment: Assignment) -> Attempt:
+    async def start(assignment: Assignment | SparseAssignment) -> Attempt:
         return _MeteredAttempt(assignment.job_id, await launch(assignment), metrics)
 
     return start

@@ -169,7 +169,7 @@ class Supply:
         return any(other != job.id for other in self.held.get(machine.id, ()))
 
     def _may_do_for(self, job: JobRecord) -> bool:
-        if len(self._free_for(job)) + self.coming < job.training.parallelism.machines_needed:
+        if len(self._free_for(job)) + self.coming < job.machines_needed:
             return False
         return self.coming > 0 or not self._cannot_hold(job)
 
@@ -180,15 +180,14 @@ class Supply:
         """Return the reason why a job cannot start now; None when it can start."""
         if self.waiting.pauses(job):
             return job.reason  # the reason already says what happened
-        parallelism = job.training.parallelism
-        needed, free = parallelism.machines_needed, len(self._free_for(job))
+        needed, free = job.machines_needed, len(self._free_for(job))
         if free < needed:
             have = "none is" if not free else f"{free} {_be(free)}"
             others = self._others(len(self.free) - free)
             return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
         if self._cannot_hold(job):
             return job.reason  # the reason already says what is missing
-        may_gain = parallelism.stages is None or self._lacks_members(job)
+        may_gain = job.gains_from_more or self._lacks_members(job)
         if may_gain and self.coming and self.waiting.is_patient(job):
             return (
                 f"waiting for contributors: {free} {_be(free)} ready, "

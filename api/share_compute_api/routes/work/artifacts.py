@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from share_compute.errors import NotFound
 from share_compute.files.plain_files import open_unlinked
-from share_compute.lifecycle.folders import BATCHES, TRAINING
+from share_compute.lifecycle.folders import BATCHES, REPORTS, TRAINING
 from share_compute.settings import Settings
-from share_compute.store import ArtifactRecord
+from share_compute.store import ArtifactRecord, JobRecord
+from share_compute_api.hub.model_card import CARD, has_card, model_card
 from share_compute_api.schemas.bodies import ArtifactFiles, ArtifactList, FileEntry
 from share_compute_api.server.auth import Reader
-from share_compute_api.server.context import InContext
+from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.owned import require_results
 from share_compute_api.server.problems import documented
 
@@ -33,10 +35,10 @@ def list_artifacts(job_id: str, context: InContext, caller: Reader) -> ArtifactL
 
 @router.get("/{name}", operation_id="getArtifact", responses=documented(404))
 def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> ArtifactFiles:
-    """Return one artifact and its files."""
-    require_results(context.store, job_id, caller)
+    """Return one artifact and its files. The model card, README.md, is written when it is read."""
+    job = require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
-    return ArtifactFiles(artifact=artifact, files=_files(context.settings, artifact))
+    return ArtifactFiles(artifact=artifact, files=_files(context, job, artifact))
 
 
 @router.get(
@@ -50,10 +52,12 @@ def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> 
         416: {"description": "The requested range is outside the file."},
     },
 )
-def get_artifact_file(job_id: str, name: str, path: str, context: InContext, caller: Reader) -> FileResponse:
+def get_artifact_file(job_id: str, name: str, path: str, context: InContext, caller: Reader) -> Response:
     """Return one file of an artifact. Range and If-Range are supported, so that interrupted downloads can continue."""
-    require_results(context.store, job_id, caller)
+    job = require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
+    if path == CARD and has_card(artifact, job) and any(_own_files(context, artifact)):
+        return Response(model_card(context.store, job, artifact), media_type="application/octet-stream")
     opened = _opened(context.settings, job_id, artifact.path, path)
     if opened is None:
         raise NotFound(
@@ -86,17 +90,26 @@ def _root(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _files(settings: Settings, artifact: ArtifactRecord) -> list[FileEntry]:
+def _files(context: Context, job: JobRecord, artifact: ArtifactRecord) -> list[FileEntry]:
+    """Return the files of an artifact; the model card replaces a file of its name."""
+    entries = list(_own_files(context, artifact))
+    if not entries or not has_card(artifact, job):
+        return entries
+    card = model_card(context.store, job, artifact)
+    written = FileEntry(path=CARD, size_bytes=len(card.encode()))
+    return [written, *(entry for entry in entries if entry.path != CARD)]
+
+
+def _own_files(context: Context, artifact: ArtifactRecord) -> Iterator[FileEntry]:
+    """Yield those files of an artifact that can be opened."""
     found = sorted(artifact.path.rglob("*")) if artifact.path.is_dir() else [artifact.path]
     root = _root(artifact.path)
-    entries = []
     for file in found:
         name = file.relative_to(root).as_posix()
-        opened = _opened(settings, artifact.job_id, artifact.path, name)
+        opened = _opened(context.settings, artifact.job_id, artifact.path, name)
         if opened is not None:
             with opened:
-                entries.append(FileEntry(path=name, size_bytes=os.fstat(opened.fileno()).st_size))
-    return entries
+                yield FileEntry(path=name, size_bytes=os.fstat(opened.fileno()).st_size)
 
 
 def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
@@ -112,7 +125,7 @@ def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> Buffe
     try:
         inside = file.relative_to(settings.data_folder)
         kind, owner, *_ = inside.parts
-        if kind not in (TRAINING, BATCHES) or owner != job_id:
+        if kind not in (TRAINING, BATCHES, REPORTS) or owner != job_id:
             return None
         return open_unlinked(settings.data_folder.resolve() / inside)
     except (ValueError, OSError):

@@ -60,8 +60,10 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
                 job=job_id,
             )
         target = _folder(job_id, context) / "exports" / name / "model"
-        request = ExportRequest(checkpoint=checkpoint, spec=job.training, target=target)
-        size_bytes = await context.exports.export(request, _policy(job.training, context))
+        # The exporting process needs no files of the links, and may not read them.
+        spec = job.training.without_links()
+        request = ExportRequest(checkpoint=checkpoint, spec=spec, target=target)
+        size_bytes = await context.exports.export(request, _policy(spec, context))
         saved = ArtifactSaved(name=name, path=target, size_bytes=size_bytes)
         return await run_in_threadpool(context.store.progress.add_artifact, job_id, saved)
 
@@ -97,7 +99,7 @@ def _found(job_id: str, context: Context) -> dict[int, Path]:
 def _entry(step: int, folder: Path) -> CheckpointEntry | None:
     """Return the description of a checkpoint; None if the checkpoint was deleted in the meantime."""
     try:
-        size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         saved_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
     except FileNotFoundError:
         return None

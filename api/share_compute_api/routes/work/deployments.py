@@ -40,7 +40,7 @@ _BODY = spec_body(
     status_code=201,
     operation_id="createDeployment",
     openapi_extra={"requestBody": _BODY},
-    responses=documented(400, 409, 413, 415, 429),
+    responses=documented(400, 409, 413, 415, 429, 503),
 )
 async def create_deployment(request: Request, context: InContext, caller: Submitter) -> DeploymentView:
     """Create a deployment from JSON or YAML. Paths in it are paths on the server; ``upload:ID`` names an upload."""

@@ -11,6 +11,7 @@ from share_compute_api.connection.sse import MEDIA_TYPE
 from share_compute_api.schemas.bodies import EventPage
 from share_compute_api.server.auth import Reader
 from share_compute_api.server.context import InContext
+from share_compute_api.server.owned import shown_events
 from share_compute_api.server.problems import documented
 from share_compute_api.server.streams import STREAM_RESPONSE, After, LastEventId, starting_point, stream
 
@@ -54,7 +55,7 @@ async def get_job_events(
     events = await run_in_threadpool(
         context.store.events.after, start, job_id=job_id, without=without or (), limit=limit
     )
-    return EventPage.of(events, start)
+    return EventPage.of(await run_in_threadpool(shown_events, events, context.store, caller), start)
 
 
 @router.get("/events", operation_id="streamEvents", response_class=Response, responses={200: STREAM_RESPONSE})

@@ -1,30 +1,29 @@
-"""Routes that submit, list, show, cancel and resume jobs, and return their metrics."""
+"""Routes that submit, list, show, cancel and resume jobs."""
 
 from __future__ import annotations
 
-import csv
-import io
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import Conflict, Unavailable
-from share_compute.lifecycle.states import JobState
 from share_compute.planning.report import PlanTimeline, unpredictable
 from share_compute.specification import parse_any_job
-from share_compute.store import ApiKeyRecord, JobRecord, MetricRecord
+from share_compute.store import ApiKeyRecord, JobRecord
 from share_compute_api.connection.departures import departure
 from share_compute_api.control.machines.live_topology import live_topology
-from share_compute_api.routes.work.checking import check_any_job, checked
-from share_compute_api.schemas.bodies import JobMetrics, JobPage, SpecCheck
+from share_compute_api.routes.work.checking import check_any_job, checked, previewed
+from share_compute_api.schemas.bodies import JobPage, JobPreview, SpecCheck
+from share_compute_api.schemas.labels import MOST_COMPARED, JobComparison, JobQuery, LabelsRequest
 from share_compute_api.server.auth import READ, Reader, Submitter, require_owner
+from share_compute_api.server.comparison import compared
 from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.owned import shown
 from share_compute_api.server.problems import documented
 from share_compute_api.server.request_files import read_spec, spec_body
-from share_compute_api.server.upload_names import resolved
+from share_compute_api.server.upload_names import at_commit_of, resolved
 from share_compute_api.workers.planning import TimelineRequest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -39,6 +38,13 @@ _JOB_BODY = spec_body(
     },
 )
 _CHECK_BODY = spec_body("AnySpecRequest", {"kind": "train", "data": {"dataset": "digits"}})
+_PREVIEW_BODY = spec_body(
+    "JobRequest",
+    {
+        "model": {"layers": [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]},
+        "data": {"dataset": "digits"},
+    },
+)
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -54,7 +60,7 @@ IdempotencyKey = Annotated[
     status_code=201,
     operation_id="submitJob",
     openapi_extra={"requestBody": _JOB_BODY},
-    responses=documented(400, 409, 413, 415, 429),
+    responses=documented(400, 409, 413, 415, 429, 503),
 )
 async def submit_job(
     request: Request, context: InContext, caller: Submitter, idempotency_key: IdempotencyKey = None
@@ -70,7 +76,14 @@ def _submit(
     context: Context, caller: ApiKeyRecord, content_type: str, body: bytes, idempotency_key: str | None
 ) -> JobRecord:
     spec = read_spec(content_type, body, parse_any_job)
+    if idempotency_key is not None:
+        first = context.store.jobs.first(idempotency_key, owner=caller.id)
+        spec = spec if first is None else at_commit_of(spec, first.spec)
     with resolved(spec, context, caller) as found:
+        # A repeated submission is not checked again, because its job may use names and files that were free before.
+        submitted = context.store.jobs.submitted(found, owner=caller.id, idempotency_key=idempotency_key)
+        if submitted is not None:
+            return submitted
         check_any_job(found, context)
         return context.store.jobs.create(found, owner=caller.id, idempotency_key=idempotency_key)
 
@@ -79,7 +92,7 @@ def _submit(
     "/check",
     operation_id="checkJob",
     openapi_extra={"requestBody": _CHECK_BODY},
-    responses=documented(413, 415, 429),
+    responses=documented(413, 415, 429, 503),
 )
 async def check_spec(request: Request, context: InContext, caller: Submitter) -> SpecCheck:
     """Return the errors that submitting this job or deployment would cause; nothing is queued."""
@@ -87,23 +100,53 @@ async def check_spec(request: Request, context: InContext, caller: Submitter) ->
     return await context.checks.run(caller.id, partial(checked, context, caller, content_type, body))
 
 
+@router.post(
+    "/preview",
+    operation_id="previewData",
+    openapi_extra={"requestBody": _PREVIEW_BODY},
+    responses=documented(400, 413, 415, 429),
+)
+async def preview_data(request: Request, context: InContext, caller: Submitter) -> JobPreview:
+    """Return the first ten rows of a training job's data as training would read them; nothing is queued.
+
+    The errors are those of submission. Texts and images are shortened.
+    """
+    content_type, body = request.headers.get("content-type", ""), await request.body()
+    return await context.checks.run(caller.id, partial(previewed, context, caller, content_type, body))
+
+
 @router.get("", operation_id="listJobs")
-def list_jobs(
-    context: InContext,
-    caller: Reader,
-    state: Annotated[list[JobState] | None, Query(description="May be given several times.")] = None,
-    kind: Annotated[str | None, Query(max_length=40)] = None,
-    name: Annotated[
-        str | None, Query(max_length=80, description="Part of the name; case is ignored.")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
-) -> JobPage:
-    """List jobs, newest first, in pages. In jobs of other keys, ``hidden`` replaces the paths in ``spec``."""
+def list_jobs(context: InContext, caller: Reader, wanted: Annotated[JobQuery, Query()]) -> JobPage:
+    """List jobs, newest first, in pages. In jobs of other keys, ``hidden`` replaces the paths in ``spec``.
+
+    Trials of sweeps are left out, unless ``trials`` or a group is given.
+    """
     jobs, next_cursor = context.store.jobs.page(
-        states=state, kind=kind, name=name, limit=limit, cursor=cursor
+        states=wanted.state,
+        kind=wanted.kind,
+        name=wanted.name,
+        tags=wanted.tag,
+        group=wanted.group,
+        trials=wanted.trials or wanted.group is not None,
+        limit=wanted.limit,
+        cursor=wanted.cursor,
     )
     return JobPage(jobs=[shown(job, caller) for job in jobs], next_cursor=next_cursor)
+
+
+@router.get("/compare", operation_id="compareJobs", responses=documented(404))
+def compare_jobs(
+    context: InContext,
+    caller: Reader,
+    job: Annotated[
+        list[str], Query(min_length=1, max_length=MOST_COMPARED, description="Id; given several times.")
+    ],
+) -> JobComparison:
+    """Return results of several jobs, and the fields in which their job files differ.
+
+    In jobs of other keys, ``hidden`` replaces the paths.
+    """
+    return compared(context.store, [shown(context.store.jobs.get(one), caller) for one in job])
 
 
 @router.get("/{job_id}", operation_id="getJob", responses=documented(404))
@@ -145,67 +188,26 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
     )
 
 
+@router.patch("/{job_id}", operation_id="labelJob", responses=documented(404))
+def label_job(job_id: str, request: LabelsRequest, context: InContext, caller: Submitter) -> JobRecord:
+    """Change the tags or the group of a job, also after its end; fields that are left out keep their values."""
+    require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
+    ungroup = request.group is None and "group" in request.model_fields_set
+    return context.store.jobs.label(job_id, tags=request.tags, group=request.group, ungroup=ungroup)
+
+
 @router.post("/{job_id}/cancel", operation_id="cancelJob", responses=documented(404, 409))
 def cancel_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
-    """Cancel a queued job at once; ask a running job to stop soon."""
+    """Cancel a queued job at once; ask a running job to stop. After success, cancel the links that wait."""
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     return context.store.jobs.cancel(job_id)
 
 
 @router.post("/{job_id}/resume", operation_id="resumeJob", responses=documented(404, 409))
 def resume_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
-    """Queue a failed or cancelled job again; its ``reason`` says where the job continues."""
+    """Queue a failed or cancelled job again; its ``reason`` says where the job continues.
+
+    For a job that has succeeded, links that failed or were cancelled are started again.
+    """
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     return context.store.jobs.resume(job_id)
-
-
-@router.get(
-    "/{job_id}/metrics",
-    operation_id="getMetrics",
-    dependencies=READ,
-    response_model=JobMetrics,
-    responses={
-        **documented(404),
-        200: {"content": {"text/csv": {"schema": {"type": "string"}}}},
-    },
-)
-def get_metrics(
-    job_id: str,
-    context: InContext,
-    format: Literal["json", "csv"] = "json",  # noqa: A002 - the name of the query parameter
-    after_step: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    until_step: Annotated[
-        int | None, Query(ge=0, le=2**31 - 1, description="Last step to return (inclusive).")
-    ] = None,
-    most: Annotated[
-        int | None,
-        Query(
-            ge=16,
-            le=100_000,
-            description="Approximate maximum number of steps per split. A longer split is reduced by min-max"
-            " decimation: each section keeps the steps with its lowest and highest loss.",
-        ),
-    ] = None,
-) -> JobMetrics | Response:
-    """Return the metrics of each step, as JSON or as CSV with one column per metric."""
-    metrics = context.store.progress.metrics(job_id, after_step=after_step, until_step=until_step, most=most)
-    if format == "json":
-        return JobMetrics(metrics=metrics)
-    return Response(
-        metrics_csv(metrics),
-        media_type="text/csv",
-        headers={"Content-Disposition": f'attachment; filename="{job_id}-metrics.csv"'},
-    )
-
-
-def metrics_csv(metrics: list[MetricRecord]) -> str:
-    """Return metrics as CSV: step, split, then one column per metric, in order of first occurrence."""
-    figures: dict[str, Any] = {}
-    for record in metrics:
-        figures |= dict.fromkeys(record.data)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["step", "split", *figures])
-    writer.writeheader()
-    for record in metrics:
-        writer.writerow({"step": record.step, "split": record.split, **record.data})
-    return text.getvalue()

@@ -95,7 +95,7 @@ def _complete(
     except ValidationError as failure:
         raise invalid(failure, "fix these fields of the request") from failure
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
-    with resolved(wanted.job, context, caller, reads_data=False) as job:
+    with resolved(wanted.job, context, caller, reads_data=False, fetches=False) as job:
         check_model(job, context.isolated)
     wanted = wanted.model_copy(update={"job": job})
     topology = wanted.topology

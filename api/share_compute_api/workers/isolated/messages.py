@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVa
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from share_compute.specification import TableSpec
+from share_compute.files.data_preview import DataPreview
+from share_compute.specification import DataSpec, SparseJob, TableSpec, Task
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
 HEADER = struct.Struct("<I")
@@ -43,6 +44,21 @@ class LargestId(_Message):
     """Largest token id of a tokenizer; None if the tokenizer has no tokens."""
 
     largest: TokenId | None
+
+
+class ModelSizes(_Message):
+    """Sizes of a model, with the defaults of its architecture; None for a size that its architecture lacks."""
+
+    window: int | None = None
+    """Longest sequence, in tokens."""
+    layers: int | None = None
+    """Number of hidden layers."""
+
+
+class WeightFiles(_Message):
+    """Names of the files that hold the weights of a model."""
+
+    names: tuple[str, ...]
 
 
 class Question(_Message, Generic[Result]):
@@ -176,12 +192,13 @@ class CheckSchema(Question[Done]):
         return Done
 
 
-class CheckModel(Question[Done]):
-    """Check that a model of this configuration can be trained; see `check_trainable`."""
+class CheckModel(Question[ModelSizes]):
+    """Check that a model of this configuration can be trained, and return its sizes; see `check_trainable`."""
 
     subject = "the model's configuration"
     kind: Literal["model"] = "model"
     config: dict[str, Any]
+    task: Task = "language_model"
 
     @property
     def source(self) -> str:
@@ -189,9 +206,28 @@ class CheckModel(Question[Done]):
         return str(self.config.get("model_type"))
 
     @property
-    def answer(self) -> type[Done]:
+    def answer(self) -> type[ModelSizes]:
         """Pydantic model of the question's answer."""
-        return Done
+        return ModelSizes
+
+
+class ReadWeightIndex(Question[WeightFiles]):
+    """Return the files that the index of a model on the Hub names; see `weight_files`."""
+
+    subject = "the model's index"
+    kind: Literal["weight_index"] = "weight_index"
+    text: str
+    repository: str
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: the repository."""
+        return self.repository
+
+    @property
+    def answer(self) -> type[WeightFiles]:
+        """Pydantic model of the question's answer."""
+        return WeightFiles
 
 
 class OfFiles(Question[Done]):
@@ -231,8 +267,63 @@ class CheckTables(OfFiles):
     table: TableSpec
 
 
+class CheckTexts(OfFiles):
+    """Check the columns of a training job's texts with labels; see `check_columns`."""
+
+    subject = "reading the texts"
+    kind: Literal["texts"] = "texts"
+    data: DataSpec
+
+
+class CheckManifests(OfFiles):
+    """Check the columns of manifests of images; see `check_manifest`."""
+
+    subject = "reading the manifests"
+    kind: Literal["manifests"] = "manifests"
+
+
+class CheckSparseRows(OfFiles):
+    """Check the first rows of the files of a sparse model; see `check_first_rows`."""
+
+    subject = "reading the rows"
+    kind: Literal["sparse_rows"] = "sparse_rows"
+    job: SparseJob
+
+
+class PreviewData(Question[DataPreview]):
+    """Return the first rows of a training job's data; see `preview_of`."""
+
+    subject = "reading the data"
+    kind: Literal["preview"] = "preview"
+    data: DataSpec
+    task: Task
+
+    @property
+    def answer(self) -> type[DataPreview]:
+        """Pydantic model of the question's answer."""
+        return DataPreview
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: the folder of the first file."""
+        return str(self.data.all_files[0].parent) if self.data.files else ""
+
+
 AnyQuestion: TypeAlias = Annotated[
-    Load | Describe | Encode | Chat | FindLargestId | CheckSchema | CheckModel | CheckInputs | CheckTables,
+    Load
+    | Describe
+    | Encode
+    | Chat
+    | FindLargestId
+    | CheckSchema
+    | CheckModel
+    | ReadWeightIndex
+    | CheckInputs
+    | CheckTables
+    | CheckTexts
+    | CheckManifests
+    | CheckSparseRows
+    | PreviewData,
     Field(discriminator="kind"),
 ]
 questions: TypeAdapter[AnyQuestion] = TypeAdapter(AnyQuestion)

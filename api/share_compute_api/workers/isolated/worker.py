@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from share_compute.errors import ShareComputeError, UserError
 from share_compute_api.workers.isolated import messages
 from share_compute_api.workers.isolated.kept import Kept
+from share_compute_api.workers.isolated.weight_index import weight_files
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
@@ -48,10 +49,13 @@ class QuestionAnswerer:
                 tokenizer = self._tokenizer(question)
                 text = tokenizer.chat(question.messages, question.options)
                 return messages.Tokens(texts=(tokenizer.encode(text, question.window_tokens, is_chat=True),))
-            case messages.FindLargestId():
-                from share_compute_api.workers.isolated.tokenizer import largest_id
-
-                return messages.LargestId(largest=largest_id(question.file))
+            case (
+                messages.FindLargestId()
+                | messages.CheckModel()
+                | messages.PreviewData()
+                | messages.ReadWeightIndex()
+            ):
+                return _facts(question)
             case _:
                 _check(question)
                 return messages.Done()
@@ -66,23 +70,62 @@ class QuestionAnswerer:
         return found
 
 
+def _facts(
+    question: messages.FindLargestId | messages.CheckModel | messages.PreviewData | messages.ReadWeightIndex,
+) -> BaseModel:
+    if isinstance(question, messages.ReadWeightIndex):
+        return messages.WeightFiles(names=weight_files(question.text, question.repository))
+    if isinstance(question, messages.PreviewData):
+        from share_compute.data.preview import preview_of
+
+        return preview_of(question.data, question.task)
+    if isinstance(question, messages.FindLargestId):
+        from share_compute_api.workers.isolated.tokenizer import largest_id
+
+        return messages.LargestId(largest=largest_id(question.file))
+    from share_compute.models.huggingface.hub_configuration import check_trainable, hub_configuration
+    from share_compute.models.huggingface.sizes import LAYER_KEYS, WINDOW_KEYS, whole_number
+
+    check_trainable(question.config, question.task)
+    config = hub_configuration(question.config).to_dict()
+    return messages.ModelSizes(
+        window=whole_number(config, *WINDOW_KEYS), layers=whole_number(config, *LAYER_KEYS)
+    )
+
+
 def _check(
-    question: messages.CheckInputs | messages.CheckModel | messages.CheckSchema | messages.CheckTables,
+    question: messages.CheckInputs
+    | messages.CheckSchema
+    | messages.CheckTables
+    | messages.CheckTexts
+    | messages.CheckManifests
+    | messages.CheckSparseRows,
 ) -> None:
+    if isinstance(question, messages.CheckSparseRows):
+        from share_compute.sparse.jobs import check_first_rows
+
+        check_first_rows(question.job)
+        return
     if isinstance(question, messages.CheckTables):
         from share_compute.data.table_reading import columns_of
 
         columns_of(question.files, question.table)
         return
+    if isinstance(question, messages.CheckTexts):
+        from share_compute.data.labelled_rows import check_columns as check_texts
+
+        check_texts(question.data)
+        return
+    if isinstance(question, messages.CheckManifests):
+        from share_compute.data.image_files import check_manifest
+
+        for file in question.files:
+            check_manifest(file)
+        return
     if isinstance(question, messages.CheckSchema):
         from share_compute.inference.runtime.constraints import check_schema
 
         check_schema(question.text)
-        return
-    if isinstance(question, messages.CheckModel):
-        from share_compute.models.huggingface.hub_configuration import check_trainable
-
-        check_trainable(question.config)
         return
     from share_compute.batches.inputs import Inputs
     from share_compute.batches.output import check_columns

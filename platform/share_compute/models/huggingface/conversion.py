@@ -8,8 +8,10 @@ tensors is read.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -23,8 +25,51 @@ from transformers.core_model_loading import (
 )
 
 from share_compute.errors import UserError
-from share_compute.models.huggingface.decoder import sketch
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.decoder import sketch, whole_sketch
+from share_compute.models.huggingface.parts import EncoderPartNames, head_of, part_names
 from share_compute.models.storage.weights import WeightFolder
+
+
+def pretrained_weights(folder: Path, blueprint: Blueprint) -> PretrainedWeights:
+    """Open the folder of a pretrained model for a job.
+
+    The head of a classifier is read from the folder only if its config.json has the same classes in the same order.
+
+    Args:
+        folder: folder of the model.
+        blueprint: blueprint of the job's model, made after its data was read.
+
+    Raises:
+        UserError: as for `PretrainedWeights`.
+    """
+    config = blueprint.config or {}
+    model = whole_sketch(blueprint)
+    if blueprint.has_heads:
+        heads = [head.module for head in blueprint.heads]
+        added = [name for name in model.state_dict() if name.partition(".")[0] in heads]
+        return PretrainedWeights(WeightFolder(folder), config, model, added)
+    if not blueprint.objective.has_classes:
+        return PretrainedWeights(WeightFolder(folder), config, model)
+    outline = part_names(model, blueprint.objective)
+    weights, stored = WeightFolder(folder), json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    missing: list[str] = []
+    if isinstance(outline, EncoderPartNames):
+        names = list(model.state_dict())
+        heads = [name for name in names if name.partition(".")[0] in outline.heads]
+        # Folders of base models lack the prefix, and some lack the pooler.
+        poolers = tuple(f"{outline.prefix}{name}." for name in outline.closing)
+        missing = [
+            name
+            for name in names
+            if name.startswith(poolers)
+            and name not in weights
+            and name.removeprefix(outline.prefix) not in weights
+        ]
+    else:
+        heads = [f"{outline.heads[0]}.{name}" for name, _ in head_of(model, outline).named_parameters()]
+    is_known = stored.get("id2label") == config["id2label"] and all(name in weights for name in heads)
+    return PretrainedWeights(weights, config, model, missing if is_known else [*missing, *heads])
 
 
 class PretrainedWeights:
@@ -34,21 +79,30 @@ class PretrainedWeights:
         folder: folder of safetensors files.
         config: configuration of the model.
         model: model made by `sketch`; default: the configuration's causal language model.
+        added: names of tensors that the model has beside those of the folder, which are not read from it.
 
     Raises:
         UserError: the folder lacks tensors that the configuration requires, or the configuration is invalid.
     """
 
     def __init__(
-        self, folder: WeightFolder, config: Mapping[str, Any], model: PreTrainedModel | None = None
+        self,
+        folder: WeightFolder,
+        config: Mapping[str, Any],
+        model: PreTrainedModel | None = None,
+        added: Collection[str] = (),
     ) -> None:
+        self.added = frozenset(added)
+        """Names of tensors that are not read from the folder."""
         self._folder = folder
         self._model = sketch(config) if model is None else model
         self._recipes: dict[str, tuple[str, WeightConverter | WeightRenaming]] = {}
         self._last: tuple[str, dict[str, Tensor]] = ("", {})
         self._collect(self._model.state_dict())
         tied = set(self._model.all_tied_weights_keys)
-        missing = sorted(set(self._model.state_dict()) - set(self._recipes) - tied)
+        for name in added:
+            self._recipes.pop(name, None)
+        missing = sorted(set(self._model.state_dict()) - set(self._recipes) - tied - set(added))
         if missing:
             raise UserError(
                 f"{folder.folder} lacks {len(missing)} tensors that its config.json asks for, such as {missing[0]}",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from share_compute.errors import ShareComputeError
+from share_compute.errors import ShareComputeError, UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.decoder import HuggingFaceStage, sketch
 from share_compute.models.huggingface.hub_configuration import hub_configuration, on_one_line
@@ -66,6 +66,48 @@ def no_cut_reason(config: Mapping[str, Any]) -> str | None:
     return (
         f"no small model of this configuration can be computed, to compare its stages with the whole: {first}"
     )
+
+
+def require_causal(config: Mapping[str, Any]) -> None:
+    """Check that a token's output does not depend on later tokens, so that padding after a text has no effect.
+
+    Args:
+        config: Hugging Face configuration of a causal language model.
+
+    Raises:
+        UserError: the output depends on later tokens, or no small model of this configuration can be computed.
+    """
+    first: _NotComputed | None = None
+    for small in _smaller(config):
+        try:
+            reason = _looks_ahead(json.dumps(small, sort_keys=True, default=str))
+        except _NotComputed as failure:
+            first = first or failure
+            continue
+        if reason is None:
+            return
+        raise UserError(reason, hint="choose a causal architecture, such as llama, qwen3 or mistral")
+    raise UserError(
+        f"model: no small model of this configuration can be computed, to check that padding has no effect: {first}",
+        hint="choose another architecture, such as llama, qwen3 or mistral",
+    )
+
+
+@lru_cache(maxsize=64)
+def _looks_ahead(small: str) -> str | None:
+    config = json.loads(small)
+    ids = torch.randint(3, _VOCABULARY, _TOKENS, generator=torch.Generator().manual_seed(0))
+    padded = ids.clone()
+    padded[:, _TOKENS[1] // 2 :] = 0
+    try:
+        count = _count_layers(config)
+        plain, changed = (_computed(config, [0, count], each) for each in (ids, padded))
+    except Exception as failure:
+        raise _NotComputed(on_one_line(failure)) from failure
+    half = _TOKENS[1] // 2
+    if torch.allclose(plain[:, :half], changed[:, :half], atol=1e-5):
+        return None
+    return f"architecture {config['model_type']!r} reads later tokens, so padding would change what it says of a text"
 
 
 @lru_cache(maxsize=64)

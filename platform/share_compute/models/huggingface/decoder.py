@@ -1,4 +1,4 @@
-"""Stages of Hugging Face causal language models, built with the models' own code.
+"""Stages of Hugging Face causal language models, and classifiers made of them, built with the models' own code.
 
 A stage begins as the whole model with large parameters on the meta device. The modules of other stages are replaced by
 `PassThrough`. Then the remaining parameters get memory. The architecture's pipeline plan (``base_model_pp_plan``) names
@@ -17,18 +17,28 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from share_compute.errors import UserError
 from share_compute.models.adapter_names import is_adapter, stored_name
-from share_compute.models.blueprint import Blueprint
+from share_compute.models.blueprint import Blueprint, TaskHead
 from share_compute.models.cells import derive_seed, run_by_cell
-from share_compute.models.freezing import BEFORE, Named, Places, freeze, require_sense, trains_before
-from share_compute.models.huggingface.hub_configuration import (
-    hub_configuration,
-    no_pipeline_plan,
-    on_one_line,
+from share_compute.models.freezing import BEFORE, Named, freeze, require_sense, trains_before
+from share_compute.models.huggingface.hub_configuration import hub_configuration, on_one_line
+from share_compute.models.huggingface.parts import (
+    EncoderPartNames,
+    PartNames,
+    head_of,
+    kind_of,
+    part_names,
+    whole_parts,
 )
+from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
 from share_compute.shard import Shard
 
@@ -36,6 +46,11 @@ _SMALL = 2**14
 """Size in scalars above which `sketch` puts a parameter on the meta device."""
 _HUGE = 2**26
 """Size in scalars above which ``torch.empty`` creates a meta tensor during `sketch`."""
+_KINDS = {
+    AutoModelForCausalLM: "a causal language model",
+    AutoModelForSequenceClassification: "a classifier of texts",
+    AutoModelForImageClassification: "a classifier of images",
+}
 
 
 class _HeldElsewhere(UserError, AttributeError):
@@ -80,38 +95,6 @@ class StageInput(PassThrough):
         """Return the input of the stage."""
         assert self.inputs is not None
         return self.inputs
-
-
-class PartNames:
-    """Names of a model's parts, from its pipeline plan.
-
-    Args:
-        model: the model, made by `sketch`.
-
-    Raises:
-        UserError: the architecture declares no pipeline plan.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.base = model.base_model
-        plan = getattr(self.base.config, "base_model_pp_plan", None)
-        layers = [name for name in plan or () if isinstance(getattr(self.base, name, None), nn.ModuleList)]
-        if not plan or not layers or self.base is model:
-            raise no_pipeline_plan(model.config.model_type)
-        self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
-        self.layers = layers[0]
-        order = list(plan)
-        # Plans list modules in the order of use. Some plans omit the dropout after the embedding.
-        dropouts = [name for name, child in self.base.named_children() if isinstance(child, nn.Dropout)]
-        self.opening = list(dict.fromkeys(order[: order.index(self.layers)] + dropouts))
-        self.closing = [name for name in order if name not in (*self.opening, self.layers)]
-        self.heads = [name for name, _ in model.named_children() if getattr(model, name) is not self.base]
-        prefix = next(name for name, child in model.named_modules() if child is self.base)
-        self.places = Places(
-            stack=f"{prefix}.{self.layers}.",
-            num_layers=len(getattr(self.base, self.layers)),
-            opening=tuple(f"{prefix}.{name}." for name in self.opening),
-        )
 
 
 def hidden_size_of(config: Mapping[str, Any]) -> int | None:
@@ -204,10 +187,12 @@ def sketch(
         TypeError,
         AttributeError,
         RuntimeError,
+        LookupError,
+        AssertionError,
         ZeroDivisionError,
         StrictDataclassError,
     ) as failure:
-        wanted = "a causal language model" if kind is AutoModelForCausalLM else "an encoder"
+        wanted = _KINDS.get(kind, "an encoder")
         raise UserError(
             f"this configuration does not make {wanted}: {on_one_line(failure)}",
             hint="check model.config against the architecture's documentation in transformers",
@@ -219,6 +204,39 @@ def sketch(
             if exact.search(name):
                 parameter.data = parameter.data.float()
     return model
+
+
+def task_sketch(
+    config: Mapping[str, Any], objective: Objective, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Return a whole model made by `sketch` with the head for a task; for embeddings, it has no head and no pooler.
+
+    Raises:
+        UserError: as in `sketch`.
+    """
+    model = sketch(config, dtype, kind_of(objective))
+    if objective.task == "embedding" and hasattr(model, "pooler"):
+        model.pooler = None  # its output is not used
+    return model
+
+
+def whole_sketch(blueprint: Blueprint, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the whole model of a blueprint, made by `task_sketch`, with the heads of several tasks.
+
+    Raises:
+        UserError: as in `sketch`.
+    """
+    model = task_sketch(blueprint.config or {}, blueprint.whole_objective, dtype)
+    for head in _added_heads(blueprint):
+        size = model.config.get_text_config().hidden_size
+        classes = head.objective.classes or 2  # unknown before the data is read
+        model.add_module(head.module, nn.Linear(size, classes, bias=False, device="meta", dtype=dtype))
+    return model
+
+
+def _added_heads(blueprint: Blueprint) -> list[TaskHead]:
+    """Return the heads for classes of a model with several tasks."""
+    return [head for head in blueprint.heads if blueprint.has_heads and head.objective.has_classes]
 
 
 def tied_names(model: PreTrainedModel) -> dict[str, str]:
@@ -238,15 +256,18 @@ def trained_sketch(
         dtype: dtype of the parameters, as in `sketch`.
 
     Raises:
-        UserError: the configuration does not describe a causal language model that can be split, a frozen or
-            adapted parameter does not exist, or all parameters are frozen.
+        UserError: the configuration does not describe a causal language model, or a classifier, that can be split; a
+            frozen or adapted parameter does not exist; or all parameters are frozen.
     """
-    model = sketch(blueprint.config or {}, dtype)
-    outline = PartNames(model)
+    model = whole_sketch(blueprint, dtype)
+    outline = part_names(model, blueprint.whole_objective)
+    if blueprint.whole_objective.has_classes and not isinstance(outline, EncoderPartNames):
+        head_of(model, outline)
     if blueprint.lora is not None:
         from share_compute.models.adapters import adapt  # noqa: PLC0415 - slow to import, and only for adapters
 
-        adapt(model, blueprint.lora, outline.places)
+        whole = whole_parts(model, outline, blueprint.whole_objective)
+        adapt(model, blueprint.lora, outline.places, whole)
     stored = list(_stored_parameters(model))
     require_sense([name for name, _ in stored], blueprint.freeze, outline.places)
     freeze(stored, blueprint.freeze, outline.places)
@@ -260,7 +281,7 @@ def _stored_parameters(model: PreTrainedModel) -> Iterator[Named]:
 
 
 class HuggingFaceStage(Stage):
-    """One shard of a causal language model.
+    """One shard of a causal language model, or of a classifier or an embedding model that is made of it.
 
     Args:
         blueprint: blueprint of the whole model.
@@ -290,6 +311,19 @@ class HuggingFaceStage(Stage):
             _stored_parameters(model), shard.start, outline.places
         )
         self._is_adapted = blueprint.lora is not None
+        objective = blueprint.whole_objective
+        self._head = outline.heads[0] if objective.has_classes else None
+        """Name of a classifier's head; None for other models."""
+        self._task_heads = {
+            place: head.module
+            for place, head in enumerate(blueprint.heads)
+            if head in _added_heads(blueprint)
+        }
+        """Name of the head of each of several tasks that has classes, by the index of the task."""
+        self._embeds = objective.task == "embedding"
+        self._pooling = blueprint.pooling
+        self._new = (*whole_parts(model, outline, objective), *self._task_heads.values())
+        """Names of the modules that folders of pretrained weights may lack."""
         self._keep(model, outline)
         if change is not None:
             change(model, {*tied, *tied.values()})
@@ -393,9 +427,11 @@ class HuggingFaceStage(Stage):
         """Return the outputs of the shard for one microbatch.
 
         Inputs are ids ``[batch, seq]`` (first shard) or hidden states ``[batch, seq, hidden]``. Outputs are hidden
-        states, or logits ``[batch, seq, vocabulary]`` (last shard).
+        states, or logits (last shard): ``[batch, seq, vocabulary]``, of a classifier ``[batch, seq, classes]``. A model
+        for embeddings returns hidden states from its last shard, too. Its first shard takes ids of pairs of texts,
+        ``[pairs, 2, seq]``, and other tensors have a row for each text.
         """
-        return self.run(inputs)
+        return self.run(inputs.flatten(0, 1) if self._embeds and self.shard.is_first else inputs)
 
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
         """Compute as `compute` does, with ``options`` for the model (last shard) or its base model (other shards)."""
@@ -404,12 +440,16 @@ class HuggingFaceStage(Stage):
         if entry is not None:
             entry.inputs = inputs
         try:
-            if self.shard.is_last:
+            head = self._task_heads.get(self.task, self._head)
+            if self.shard.is_last and head is None and not self._embeds:
                 logits: Tensor = self.module(
                     **{name: inputs}, use_cache=False, return_dict=True, **options
                 ).logits
                 return logits
             hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True, **options)[0]
+            if self.shard.is_last and head is not None:
+                # transformers would choose the last token by the ids, which only the first stage has.
+                hidden = getattr(self._model, head)(hidden)
             return hidden
         finally:
             if entry is not None:
@@ -440,8 +480,13 @@ class HuggingFaceStage(Stage):
                 self._model._init_weights(module)  # noqa: SLF001
         self.initialize_added(seed)
 
+    @torch.no_grad()
     def initialize_added(self, seed: int) -> None:
-        """Initialize the adapters, if the model has any."""
+        """Initialize the adapters, if the model has any, and a classifier's head with its pooler, if they are here."""
+        for name, module in self.module.named_modules():
+            if self._is_new(name) and (module._parameters or module._buffers):  # noqa: SLF001 - own tensors
+                torch.manual_seed(derive_seed(seed, name))
+                self._model._init_weights(module)  # noqa: SLF001
         if self._is_adapted:
             from share_compute.models.adapters import initialize_adapters  # noqa: PLC0415
 
@@ -449,8 +494,15 @@ class HuggingFaceStage(Stage):
 
     @property
     def added(self) -> frozenset[str]:
-        """Stored names of the tensors of adapters."""
-        return frozenset(filter(is_adapter, self.persistent())) if self._is_adapted else frozenset()
+        """Stored names of the tensors of adapters, and of a classifier's head with its pooler."""
+        return frozenset(
+            name
+            for name in self.persistent()
+            if self._is_new(name) or (self._is_adapted and is_adapter(name))
+        )
+
+    def _is_new(self, name: str) -> bool:
+        return any(name == part or name.startswith(f"{part}.") for part in self._new)
 
     def stored_name(self, name: str) -> str:
         """Return the name under which a tensor of `module` is stored; for a tied tensor, the name of its source.
@@ -466,8 +518,8 @@ def _is_whole(module: nn.Module) -> bool:
     return not isinstance(module, PassThrough)
 
 
-def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def published_config(config: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
     """Return the config.json of a trained model: ``config`` with the model's class and ``dtype`` float32."""
-    kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - no public name
+    kind = kind_of(objective)._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - no public name
     rest = {key: value for key, value in config.items() if key != "torch_dtype"}
     return {**rest, "architectures": [kind.__name__], "dtype": "float32"}

@@ -1,13 +1,13 @@
-"""The cost profile of a Hugging Face causal language model, counted by running its code without its large weights.
+"""The cost profile of a Hugging Face causal language model, or of a classifier or an embedding model made of it.
 
-The embedding, the layers and the head run on fake tensors. The code around them runs on real tensors, because it may
-branch on the values of positions and masks. `ShapeEstimate` estimates parts whose costs cannot be counted.
+Costs are counted by running the model's code without its large weights. The embedding, the layers and the head run on
+fake tensors. The code around them runs on real tensors, because it may branch on the values of positions and masks.
+`ShapeEstimate` estimates parts whose costs cannot be counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,10 +19,19 @@ from torch.utils._pytree import tree_iter
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.cut_check import no_cut_reason
-from share_compute.models.huggingface.decoder import PartNames, PassThrough, tied_names, trained_sketch
-from share_compute.models.losses import LANGUAGE, summed_loss
+from share_compute.models.huggingface.decoder import tied_names, trained_sketch
+from share_compute.models.huggingface.layer_calls import (
+    LayerCall,
+    first_alike,
+    pass_through,
+    recorded_calls,
+)
+from share_compute.models.huggingface.parts import PartNames, head_of
+from share_compute.models.losses import summed_loss
+from share_compute.models.objective import Objective
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth, forward_only_before_training
 from share_compute.models.profiles.profiling import (
     LOSS_COPIES,
@@ -42,8 +51,6 @@ _LENGTHS = (256, 512, 1024, 768)
 """Lengths of the counted samples, in tokens; `fit` checks its result with the last one."""
 _LONGER = (1280, 2048, 3072, 2560)
 """Lengths of the counted samples if costs are not quadratic over `_LENGTHS`."""
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a call to a layer."""
 _Lengths = tuple[int, ...]
 _Found = dict[str, QuadraticGrowth | int]
 """Counted costs by the name of their `LayerProfile` field; costs that could not be counted are missing."""
@@ -54,7 +61,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
 
     Raises:
         UserError: the configuration does not describe a causal language model that can be split, a frozen or
-            adapted parameter does not exist, or all parameters are frozen.
+            adapted parameter does not exist, all parameters are frozen, or no module follows the layers.
     """
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
@@ -79,7 +86,9 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
         *map(estimate.layer, layers),
         estimate.head(size, twin, size - sum(trained), max(trained, default=0)),
     ]
-    parts = _Parts(model, outline)
+    objective = blueprint.whole_objective
+    guesses = [guess.for_rows(objective.rows) for guess in guesses]
+    parts = _Parts(model, outline, objective)
     found = [parts.embedding(), *parts.layers(), parts.head()]
     first, *between, last = forward_only_before_training(
         [guess.model_copy(update=better) for guess, better in zip(guesses, found, strict=True)]
@@ -102,27 +111,33 @@ class _Parts:
     Args:
         model: the model; it must not be used afterwards, since its modules are replaced.
         outline: names of its parts.
+        objective: task and loss.
     """
 
-    def __init__(self, model: PreTrainedModel, outline: PartNames) -> None:
+    def __init__(self, model: PreTrainedModel, outline: PartNames, objective: Objective) -> None:
         self._model, self._base = model.train(), outline.base
+        self._objective = objective
+        self._rows = objective.rows
+        self._head = head_of(model, outline) if objective.task == "text_classification" else None
         text = model.config.get_text_config()
         self._hidden_size = int(text.hidden_size)
         self._stack: nn.ModuleList = getattr(outline.base, outline.layers)
         self._layers = list(self._stack)
-        self._firsts = _first_alike(self._layers, getattr(text, "layer_types", None))
+        self._firsts = first_alike(self._layers, getattr(text, "layer_types", None))
         self._embedding: nn.Module = getattr(outline.base, outline.embedding)
         closing = [getattr(outline.base, name) for name in outline.closing]
         closing += [getattr(model, name) for name in outline.heads]
+        if not closing:
+            raise UserError(
+                f"{type(model).__name__} has no module after its layers, so the cost of its end cannot be counted",
+                hint="choose another architecture",
+            )
         self._closing: nn.Module = closing[0]
         self._mode = fake_mode()
         for module in (self._embedding, *closing, *(self._layers[first] for first in set(self._firsts))):
             empty_module(self._mode, module)
-        for index, layer in enumerate(self._layers):
-            self._stack[index] = PassThrough(layer)
-        for name in outline.opening:
-            setattr(outline.base, name, PassThrough())
-        self._tours: dict[tuple[int, bool], dict[int, _Call]] = {}
+        pass_through(outline.base, self._stack, outline.opening)
+        self._tours: dict[tuple[int, bool], dict[int, LayerCall]] = {}
 
     def layers(self) -> list[_Found]:
         """Return the counted costs of all layers, in order."""
@@ -143,7 +158,7 @@ class _Parts:
         counts = []
         for length in lengths:
             with self._mode:
-                ids = torch.zeros(1, length, dtype=torch.int64)
+                ids = torch.zeros(self._rows, length, dtype=torch.int64)
                 counts.append(count(partial(self._embedding, ids), (), self._embedding))
         return _growths(lengths, counts)
 
@@ -184,41 +199,34 @@ class _Parts:
             return entered[0]
 
         def run() -> Tensor:
-            hidden = torch.zeros(1, length, self._hidden_size)
-            logits.append(self._model(inputs_embeds=hidden, use_cache=False, return_dict=True).logits)
+            hidden = torch.zeros(self._rows, length, self._hidden_size)
+            options: dict[str, Any] = {"inputs_embeds": hidden, "use_cache": False, "return_dict": True}
+            if self._objective.task == "language_model":
+                logits.append(self._model(**options).logits)
+            else:
+                with self._mode:
+                    outputs = self._base(**options)[0]
+                    logits.append(outputs if self._head is None else self._head(outputs))
             with self._mode:
-                return summed_loss(logits[0], torch.zeros(1, length, dtype=torch.int64), LANGUAGE)
+                size = 2 if self._objective.reads_text else length
+                return summed_loss(logits[0], torch.zeros(1, size, dtype=torch.int64), self._objective)
 
         with self._closing.register_forward_pre_hook(enter):
             counted = count(run, entered, self._model)
         copies = LOSS_COPIES * logits[0].untyped_storage().nbytes()
         return replace(counted, kept_bytes=counted.kept_bytes + copies)
 
-    def _given(self, index: int, length: int, *, cached: bool) -> _Call:
+    def _given(self, index: int, length: int, *, cached: bool) -> LayerCall:
         """Return the arguments that the model passes to a layer, as fake tensors."""
         if (length, cached) not in self._tours:
             self._tours[length, cached] = self._tour(length, cached=cached)
         return self._tours[length, cached][index]
 
-    def _tour(self, length: int, *, cached: bool) -> dict[int, _Call]:
-        """Run the model with `PassThrough` as layers; return the layers' arguments, by layer index.
-
-        Only layers in `_firsts` have an entry.
-        """
-        calls: dict[int, _Call] = {}
-
-        def note(index: int, _: nn.Module, arguments: Any, options: Any) -> None:
-            calls[index] = empty_tensors(self._mode, (arguments, options))
-
-        with ExitStack() as hooks, torch.no_grad():
-            for index in set(self._firsts):
-                stand_in = self._stack[index]
-                hooks.enter_context(
-                    stand_in.register_forward_pre_hook(partial(note, index), with_kwargs=True)
-                )
-            hidden = torch.zeros(1, length, self._hidden_size)
-            self._base(inputs_embeds=hidden, use_cache=cached, return_dict=True)
-        return calls
+    def _tour(self, length: int, *, cached: bool) -> dict[int, LayerCall]:
+        """Return the arguments of the layers in `_firsts`, by layer index."""
+        hidden = torch.zeros(self._rows, length, self._hidden_size)
+        calls = recorded_calls(self._base, self._stack, set(self._firsts), hidden, cached=cached)
+        return {index: empty_tensors(self._mode, call) for index, call in calls.items()}
 
 
 class _GroupedProducts(TorchFunctionMode):
@@ -276,36 +284,4 @@ def _numbers(kept: Cache) -> int:
         for layer in kept.layers
         for value in tree_iter(vars(layer))
         if isinstance(value, Tensor) and value.is_floating_point()
-    )
-
-
-def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return, for each layer, the index of the first layer with the same kind and the same `_likeness`."""
-    seen: dict[Hashable, int] = {}
-    kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
-    return [
-        seen.setdefault((kind, _likeness(layer)), index)
-        for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True))
-    ]
-
-
-def _likeness(layer: nn.Module) -> Hashable:
-    """Return a key that is equal for layers with equal modules, attributes, shapes and trained parameters."""
-    return tuple(
-        (
-            name,
-            type(module),
-            tuple(
-                (key, value)
-                for key, value in vars(module).items()
-                if isinstance(value, str | int | float | bool | None)
-                and "idx" not in key
-                and "index" not in key
-            ),
-            tuple(
-                (key, value.shape, value.requires_grad)
-                for key, value in module.named_parameters(recurse=False)
-            ),
-        )
-        for name, module in layer.named_modules()
     )

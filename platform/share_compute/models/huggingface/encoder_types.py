@@ -51,8 +51,8 @@ ENCODERS: Mapping[str, EncoderParts] = {
 class Pooling(StrictModel):
     """Rule that turns the hidden states of a text's tokens into one vector."""
 
-    mode: Literal["mean", "cls"] = "mean"
-    """mean: average of all tokens; cls: the first token alone."""
+    mode: Literal["mean", "cls", "last"] = "mean"
+    """mean: average of all tokens; cls: the first token alone; last: the last token alone, only of decoders."""
     is_normalized: bool = False
     """Whether vectors are scaled to length 1."""
 
@@ -104,6 +104,64 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
     return pooling
 
 
+def trained_pooling(folder: Path | None, config: Mapping[str, Any]) -> Pooling:
+    """Return the pooling of a model that is trained to embed texts.
+
+    It is that of the model's folder. By default it is the mean for encoders, and the last token for decoders, since
+    only that one has read the whole text.
+
+    Args:
+        folder: folder of the model; None for random weights.
+        config: configuration of the model.
+
+    Raises:
+        UserError: the folder describes another pooling, a step that cannot be trained, or a JSON file cannot be read.
+    """
+    if is_encoder(config):
+        return (None if folder is None else pooling_of(folder, config)) or Pooling()
+    pooling = Pooling(mode="last")
+    for kind, place in () if folder is None else _steps(folder):
+        if kind == "Pooling":
+            if (modes := _modes(_read(place / "config.json"))) != {"lasttoken"}:
+                raise _cannot(
+                    f"its vectors are made by {' and '.join(sorted(modes))}, those of a decoder by its last token"
+                )
+        elif kind == "Normalize":
+            pooling = Pooling(mode="last", is_normalized=True)
+        elif kind != "Transformer":
+            raise _cannot(f"modules.json asks for a {kind}")
+    return pooling
+
+
+def described_pooling(pooling: Pooling, size: int, length: int) -> dict[str, Any]:
+    """Return the files in the format of sentence-transformers that describe a pooling: the content by name.
+
+    Args:
+        pooling: the pooling.
+        size: number of values of a vector.
+        length: number of tokens to which texts are truncated.
+    """
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.is_normalized else [])]
+    steps = [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": f"{place}_{kind}" if place else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for place, kind in enumerate(kinds)
+    ]
+    switches = {
+        f"pooling_mode_{name}": mode == pooling.mode
+        for name, mode in (("cls_token", "cls"), ("mean_tokens", "mean"), ("lasttoken", "last"))
+    }
+    return {
+        "modules.json": steps,
+        "1_Pooling/config.json": {"word_embedding_dimension": size, **switches},
+        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+    }
+
+
 def trained_window(folder: Path) -> int | None:
     """Return the number of tokens to which sentence-transformers truncates texts; None if the folder sets no limit.
 
@@ -128,14 +186,22 @@ def _steps(folder: Path) -> list[tuple[str, Path]]:
 
 def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
     """Return the mode of a pooling step, from ``pooling_mode`` or from switches ``pooling_mode_*``."""
-    switches = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
-    named = config.get("pooling_mode")
-    named_switches = switches - {"include_prompt"} if named is None else {named}
-    if named_switches <= {"mean_tokens", "mean"}:
+    modes = _modes(config)
+    if modes <= {"mean_tokens", "mean"}:
         return "mean"
-    if named_switches in ({"cls_token"}, {"cls"}):
+    if modes in ({"cls_token"}, {"cls"}):
         return "cls"
-    raise _cannot(f"its vectors are made by {' and '.join(sorted(map(str, named_switches)))}")
+    raise _cannot(f"its vectors are made by {' and '.join(sorted(modes))}")
+
+
+def _modes(config: Mapping[str, Any]) -> set[str]:
+    """Return the modes that a pooling step names."""
+    named = config.get("pooling_mode")
+    if named is not None:
+        return {str(named)}
+    return {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True} - {
+        "include_prompt"
+    }
 
 
 def _read(file: Path, kind: type = dict) -> Any:
@@ -154,6 +220,6 @@ def _read(file: Path, kind: type = dict) -> Any:
 
 def _cannot(reason: str) -> UserError:
     return UserError(
-        f"this embedder cannot be served: {reason}",
+        f"this embedder cannot be used: {reason}",
         hint="choose an encoder whose vectors are the mean of its tokens or its first token",
     )

@@ -9,7 +9,13 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from share_compute.errors import UserError
+from share_compute.models.configuration import ENCODER_LAYERS, is_trainable_encoder
+from share_compute.models.image_types import require_image_model
+from share_compute.specification import Task
 
+MOST_LAYERS = 1_000
+"""Maximum number of layers of a model. To build many more takes minutes, also without memory for their weights."""
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _CHECK = "check model.config against the architecture's documentation in transformers"
 
 
@@ -17,7 +23,7 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     """Return a declared configuration with all defaults of its architecture.
 
     Raises:
-        UserError: the architecture is unknown, or a value is not allowed.
+        UserError: the architecture is unknown, a value is not allowed, or the model has more than `MOST_LAYERS` layers.
     """
     options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
     if str(config.get("model_type")) not in CONFIG_MAPPING:
@@ -25,11 +31,16 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
             f"unknown model_type {config.get('model_type')!r}",
             hint="use a model_type that transformers knows, e.g. llama",
         )
+    # Configurations of some architectures list all layers, so the number is checked before they are made.
+    for part in (config, *config.values()):
+        for name in _LAYERS if isinstance(part, Mapping) else ():
+            _require_few_layers(name, part.get(name))
     try:
         made: PretrainedConfig = AutoConfig.for_model(**options)
     except (StrictDataclassError, TypeError, ValueError) as failure:
         raise UserError(f"model.config is wrong: {on_one_line(failure)}", hint=_CHECK) from failure
     text = made.get_text_config()
+    _require_few_layers("num_hidden_layers", getattr(text, "num_hidden_layers", None))
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
         value = getattr(text, name, None)
         if isinstance(value, int) and value < 1:
@@ -39,23 +50,49 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     return made
 
 
-def check_trainable(config: Mapping[str, Any]) -> None:
+def _require_few_layers(name: str, value: object) -> None:
+    if isinstance(value, int | float) and value > MOST_LAYERS:
+        raise UserError(
+            f"model.config is wrong: {name} is {value}; at most {MOST_LAYERS} are possible",
+            hint=f"set {name} to {MOST_LAYERS} or less in model.config",
+        )
+
+
+def check_trainable(config: Mapping[str, Any], task: Task = "language_model") -> None:
     """Check that a configuration describes a model that can be trained.
 
+    Args:
+        config: configuration of the model.
+        task: task of the job.
+
     Raises:
-        UserError: the configuration is invalid, the model is not a causal language model with a pipeline plan, or its
-            number of attention heads is not a multiple of its number of key-value heads.
+        UserError: the configuration is invalid, the model is not a causal language model with a pipeline plan, it has
+            no head for the task, or its number of attention heads is not a multiple of its number of key-value heads.
     """
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 - the names alone; imports no torch
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
 
     made = hub_configuration(config)
+    if task == "image_classification":
+        require_image_model(config)
+        return
+    reads_text = task in ("text_classification", "embedding")
+    if reads_text and is_trainable_encoder(config):
+        return
     text = made.get_text_config()
     if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        encoders = f", or one of the encoders {', '.join(ENCODER_LAYERS)}" if reads_text else ""
         raise UserError(
             f"architecture {config.get('model_type')!r} is no causal language model",
-            hint="train a model that writes text, such as llama, qwen3 or mistral",
+            hint=f"train a model that writes text, such as llama, qwen3 or mistral{encoders}",
+        )
+    has_head = config.get("model_type") in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    if task == "text_classification" and not has_head:
+        raise UserError(
+            f"architecture {config.get('model_type')!r} has no head for classes of texts in transformers",
+            hint="choose an architecture with AutoModelForSequenceClassification, such as llama, qwen3 or mistral",
         )
     if not any(getattr(one, "base_model_pp_plan", None) for one in (made, text)):
         raise no_pipeline_plan(str(config.get("model_type")))

@@ -58,10 +58,26 @@ class LayerProfile(StrictModel):
     Inputs and parameters do not count. In the head, tensors of the logits' size in the backward pass of the loss count
     too.
     """
+    recomputed_bytes: QuadraticGrowth = NOTHING
+    """Bytes in float32 that one sample takes while a tile of the layer is computed again in the backward pass.
+
+    0 for layers that are not computed in tiles.
+    """
     boundary_numbers: QuadraticGrowth = NOTHING
     """Number of scalars in the output of one sample."""
     cache_numbers: QuadraticGrowth = NOTHING
     """Number of scalars in the key-value cache of one sequence."""
+
+    def for_rows(self, rows: int) -> LayerProfile:
+        """Return the profile of samples that are several rows of a batch: their costs add up."""
+        if rows == 1:
+            return self
+        growths = {
+            name: QuadraticGrowth(*(rows * number for number in value))
+            for name, value in self
+            if isinstance(value, QuadraticGrowth)
+        }
+        return self.model_copy(update=growths)
 
 
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
@@ -99,6 +115,7 @@ def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerP
                 "backward_operations": 0,
                 "backward_traffic": NOTHING,
                 "activation_bytes": kept,
+                "recomputed_bytes": NOTHING,
             }
         )
     return tuple(found)

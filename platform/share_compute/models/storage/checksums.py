@@ -27,12 +27,17 @@ class Checksums:
         self._hashes.setdefault(name, xxhash.xxh3_128()).update(content)
         self._sizes[name] = self._sizes.get(name, 0) + len(content)
 
-    def add_file(self, file: Path) -> None:
-        """Add the checksum of a whole file, reading it once."""
-        self.add(file.name, b"")
+    def add_file(self, file: Path, name: str) -> None:
+        """Add the checksum of a whole file, reading it once.
+
+        Args:
+            file: path of the file.
+            name: path of the file inside the folder.
+        """
+        self.add(name, b"")
         with file.open("rb") as opened:
             while block := opened.read(_BLOCK_BYTES):
-                self.add(file.name, block)
+                self.add(name, block)
 
     def rename(self, name: str, final: str) -> None:
         """Record that a file was renamed."""

@@ -95,12 +95,16 @@ class WeightFolder:
             tensor: Tensor = rows[start:stop] if rows.get_shape() else opened.get_tensor(name)
         return tensor
 
-    def digest(self) -> str:
-        """Return the SHA-256 of all names and tensors in order of name; it does not depend on the split into files."""
+    def digest(self, names: Iterable[str] | None = None) -> str:
+        """Return the SHA-256 of names and tensors in order of name; it does not depend on the split into files.
+
+        Args:
+            names: names of the tensors; None for all.
+        """
         whole = hashlib.sha256()
-        for name in self.names():
+        for name in self.names() if names is None else sorted(names):
             whole.update(name.encode())
-            whole.update(self.read(name).contiguous().view(torch.uint8).numpy().tobytes())
+            whole.update(self.read(name).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return whole.hexdigest()
 
 
@@ -201,9 +205,10 @@ class FolderWriter:
             raise self._failure from failure
 
     def write(self, name: str, content: bytes) -> None:
-        """Append ``content`` to one file of the folder, which is created if needed."""
+        """Append ``content`` to one file of the folder, which is created if needed, also in a subfolder."""
 
         def append() -> None:
+            (self._staging / name).parent.mkdir(exist_ok=True)
             with (self._staging / name).open("ab") as file:
                 file.write(content)
 
@@ -228,18 +233,26 @@ class FolderWriter:
             self._guard(partial(copy, file))
 
     def link(self, files: Iterable[Path]) -> None:
-        """Hard-link files of another folder, or copy them if linking fails. Linked files must not change afterwards."""
+        """Hard-link files of another folder, or copy them if linking fails. Linked files must not change afterwards.
 
-        def link(file: Path) -> None:
-            place = self._staging / file.name
+        Subfolders among ``files`` are linked with the files in them.
+        """
+
+        def link(file: Path, name: str) -> None:
+            if file.is_dir():
+                for inside in sorted(file.iterdir()):
+                    link(inside, f"{name}/{inside.name}")
+                return
+            place = self._staging / name
+            place.parent.mkdir(exist_ok=True)
             try:
                 os.link(file, place)
             except OSError:  # another disk, or a file system without hard links
                 shutil.copyfile(file, place)
-            self._checksums.add_file(place)
+            self._checksums.add_file(place, name)
 
         for file in files:
-            self._guard(partial(link, file))
+            self._guard(partial(link, file, file.name))
 
     def finish(self) -> int:
         """Number the weight files as Hugging Face does, write their index and publish the folder.
@@ -253,7 +266,7 @@ class FolderWriter:
                 self._number(stem)
             self._join("adapter_model")
             self.write_json(CHECKSUMS, self._checksums.document())
-            for path in (*self._staging.iterdir(), self._staging):
+            for path in (*self._staging.rglob("*"), self._staging):
                 sync(path)
             old = self.target.with_name(f".{self.target.name}.old")
             shutil.rmtree(old, ignore_errors=True)
@@ -264,7 +277,7 @@ class FolderWriter:
             shutil.rmtree(old, ignore_errors=True)
 
         self._guard(publish)
-        return sum(file.stat().st_size for file in self.target.iterdir())
+        return sum(file.stat().st_size for file in self.target.rglob("*") if file.is_file())
 
     def _number(self, stem: str) -> None:
         files = sorted(self._staging.glob(f"{stem}-*.part"))

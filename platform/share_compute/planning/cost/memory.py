@@ -6,6 +6,9 @@ The bytes that a member of stage p with layers [start, stop) needs are the sum o
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
     transient  = activation bytes inside the largest layer, if layers are recomputed
+                 + activation bytes of one tile, if the first layer is computed in tiles
+                 + 2 * bytes of a batch in the first stage, if each machine reads the full batch of a step and of the
+                   next one
                  + max(4 * elements of the largest trained parameter,
                        8 * elements of a trained tied parameter, if another stage holds it, too)
 
@@ -77,6 +80,13 @@ class TrainingMemory(CostTables):
         if not self.workload.activation_checkpointing:
             return 0.0
         return max(map(self._inside_bytes, self.profile.layers))
+
+    @cached_property
+    def tile_bytes(self) -> float:
+        """Activation bytes of the largest tile of the first layer for one microbatch; 0.0 without tiles."""
+        first = self.profile.layers[0].recomputed_bytes.at(self.workload.sequence_length)
+        number = 1.0 if self.workload.dtype == "float32" else AUTOCAST_KEPT
+        return number * self.workload.microbatch_size * first
 
     @cached_property
     def boundary_bytes(self) -> Floats:
@@ -201,7 +211,8 @@ class TrainingMemory(CostTables):
             exchanged[:-1] = 2 * twin
         else:
             largest[-1], exchanged[-1] = max(largest[-1], twin), 2 * twin
-        sizes: Floats = self.recomputed_bytes + FLOAT_BYTES * np.maximum(largest, exchanged)
+        samples = self.tile_bytes + 2 * self.workload.batch_bytes if start == 0 else 0.0
+        sizes: Floats = self.recomputed_bytes + samples + FLOAT_BYTES * np.maximum(largest, exchanged)
         return sizes
 
     def kept_bytes(self, start: int, stop: int) -> float:

@@ -140,6 +140,17 @@ class JobRow(Base):
     checkpoint_path: Mapped[str | None]
     checkpoint_step: Mapped[int | None]
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    pictures: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
+    tags: Mapped[list[Any]] = mapped_column(server_default="[]")
+    group: Mapped[str | None] = mapped_column(index=True)
+    links: Mapped[list[Any]] = mapped_column(server_default="[]")
+    has_waiting_links: Mapped[bool] = mapped_column(server_default=false(), index=True)
+    deployment_id: Mapped[str | None]
+    sweep_id: Mapped[str | None] = mapped_column(index=True)
+    trial: Mapped[dict[str, Any] | None]
+    sweep_progress: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
+    due_reports: Mapped[list[Any]] = mapped_column(server_default="[]")
+    has_due_reports: Mapped[bool] = mapped_column(server_default=false(), index=True)
     __table_args__ = (Index("ix_jobs_created_at_id", "created_at", "id"),)
 
 

@@ -17,6 +17,7 @@ import {
   metrics,
   MOST_POINTS,
   OPERATIONS,
+  pictures,
   servedModels,
 } from "../queries";
 import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, ClusterEvent } from "../types";
@@ -27,7 +28,7 @@ import { write, writeThrough } from "./write";
 /** Kinds of events that change the operator's page; a job's place in the queue depends on its state. */
 const OPERATORS = new Set(["alerts", "contributor", "deployment", "state"]);
 /** Kinds of job events after which the job's row in the list is out of date. */
-const LISTED = new Set(["state", "started", "rows"]);
+const LISTED = new Set(["state", "started", "rows", "trials"]);
 /** Minimum time between refetches of a machine's totals, since every step changes them. */
 const SUMS_MS = 3000;
 /** Minimum time between refetches of a step's timeline, which is expensive for the server. */
@@ -37,6 +38,9 @@ interface Helpers {
   refresher: Refresher;
   updater: ClusterCacheUpdater;
 }
+
+/** Kinds of events that change the trials of a sweep. */
+const TRIALS = new Set(["trial", "state", "validated", "deleted"]);
 
 const helpers = new WeakMap<QueryClient, Helpers>();
 
@@ -57,6 +61,8 @@ export function applyEvents(client: QueryClient, events: ClusterEvent[]): void {
     if (id !== null) applyToJob(client, refresher, id, some);
   }
   applyToJobLists(client, byJob);
+  // The events of trials do not name their sweep.
+  if (events.some((event) => TRIALS.has(event.kind))) refresher.refresh(["trials"]);
   updater.apply(events);
   applyToMachines(client, refresher, events);
   if (events.some((event) => event.kind === "contributor")) {
@@ -96,6 +102,7 @@ function applyToJob(client: QueryClient, refresher: Refresher, id: string, event
   writeThrough<Metric[]>(client, metrics(id).queryKey, (old) => mergeMetrics(old, events));
   writeThrough<ClusterEvent[]>(client, log(id).queryKey, (old) => mergeLog(old, events));
   if (events.some((event) => event.kind === "artifact")) refresher.refresh(artifacts(id).queryKey);
+  if (events.some((event) => event.kind === "validated")) refresher.refresh(pictures(id).queryKey);
   if (events.some((event) => event.kind === "checkpoint")) refresher.refresh(checkpoints(id).queryKey);
   // The timeline uses the layer times that were measured so far.
   if (events.some((event) => event.kind === "layers-timed")) refresher.refresh(["job", id, "timeline"], { pauseMs: LAYOUT_MS });

@@ -208,6 +208,6 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
 
 /** Jobs whose result can be served, newest first. */
 function useTrained() {
-  const { data } = useInfiniteQuery(jobs({ state: "succeeded", kind: "train" }));
+  const { data } = useInfiniteQuery(jobs({ state: "succeeded", kind: "train", trials: true }));
   return data?.pages.flatMap((page) => page.jobs) ?? [];
 }

@@ -8,9 +8,12 @@ test("a name is made of the folder's", () => {
   expect(nameFrom("…")).toBe("");
 });
 
-test("a model is called by its folder, or by its job", () => {
-  expect(modelOf({ model: { path: "/srv/poet/", job: null, artifact: "model" } })).toEqual({ short: "poet", full: "/srv/poet/" });
-  expect(modelOf({ model: { path: null, job: "job-1", artifact: "best" } }).short).toBe("job-1/best");
+test("a model is called by its folder, by its name on the Hub, or by its job", () => {
+  const nowhere = { path: null, hub: null, revision: null, job: null, artifact: "model" };
+  expect(modelOf({ model: { ...nowhere, path: "/srv/poet/" } })).toEqual({ short: "poet", full: "/srv/poet/" });
+  const fetched = { ...nowhere, path: "/data/uploads/up-1/files", hub: "org/tiny", revision: "4f2c" };
+  expect(modelOf({ model: fetched })).toEqual({ short: "org/tiny", full: "org/tiny@4f2c" });
+  expect(modelOf({ model: { ...nowhere, job: "job-1", artifact: "best" } }).short).toBe("job-1/best");
 });
 
 test("replicas are written as the command line takes them", () => {

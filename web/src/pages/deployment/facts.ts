@@ -9,6 +9,7 @@ export function isOver({ state }: Pick<Deployment, "state">): boolean {
 
 /** A model's short name and its source. */
 export function modelOf({ model }: Pick<Spec, "model">): { short: string; full: string } {
+  if (model.hub != null) return { short: model.hub, full: `${model.hub}@${model.revision ?? "main"}` };
   if (model.path == null) return { short: `${model.job}/${model.artifact}`, full: `${model.job}/${model.artifact}` };
   return { short: model.path.replace(/[/\\]+$/, "").split(/[/\\]/).at(-1) ?? model.path, full: model.path };
 }

@@ -9,7 +9,7 @@ import classes from "./results/Artifacts.module.css";
 /** A batch: its model, its requests, and its speed. */
 export function Batch({ job }: { job: Job }) {
   const { t } = useTranslation();
-  if (job.spec.kind === "train") return null;
+  if (job.spec.kind === "train" || job.spec.kind === "sparse" || job.spec.kind === "sweep") return null;
   const { data, kind, output } = job.spec;
   const model = modelOf(job.spec);
   const column = "text" in data ? data.text : (data.prompt ?? data.messages);
@@ -38,6 +38,6 @@ export function Batch({ job }: { job: Job }) {
   );
 }
 
-function modelOf({ deployment, model }: Exclude<Job["spec"], { kind: "train" }>): string {
+function modelOf({ deployment, model }: Exclude<Job["spec"], { kind: "train" | "sparse" | "sweep" }>): string {
   return deployment ?? model?.path ?? `${model?.job}/${model?.artifact}`;
 }

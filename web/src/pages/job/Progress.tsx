@@ -16,6 +16,12 @@ export function Progress({ job }: { job: Job }) {
   const share = shareOf(job);
   const { done, total, unit } = progressOf(job);
   const numbers = { done: count(done), total: count(total) };
+  const words =
+    unit === "steps"
+      ? t("Step {{done}} of {{total}}", numbers)
+      : unit === "trials"
+        ? t("Trials that are over: {{done}} of {{total}}", numbers)
+        : t("Rows: {{done}} of {{total}}", numbers);
   const eta = isRunning ? etaS(job, tokensPerStep(job)) : null;
   return (
     <Stack gap="md">
@@ -27,12 +33,12 @@ export function Progress({ job }: { job: Job }) {
             color={job.state === "failed" ? "red" : job.state === "succeeded" ? "green" : "lagoon"}
             animated={isRunning}
             aria-label={t("Progress")}
-            aria-valuetext={unit === "steps" ? t("Step {{done}} of {{total}}", numbers) : t("Rows: {{done}} of {{total}}", numbers)}
+            aria-valuetext={words}
           />
         </Bar.Root>
         <Group justify="space-between" mt={6}>
           <Text size="sm" c="dimmed">
-            {unit === "steps" ? t("Step {{done}} of {{total}}", numbers) : t("Rows: {{done}} of {{total}}", numbers)}
+            {words}
             {job.rows != null && job.rows.failed > 0 && ` · ${t("{{number}} with an error", { number: count(job.rows.failed) })}`}
             {job.checkpoint_step !== null && ` · ${t("checkpoint at {{step}}", { step: count(job.checkpoint_step) })}`}
             {job.state === "running" && job.is_protected === true && (
@@ -47,12 +53,12 @@ export function Progress({ job }: { job: Job }) {
       <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
         {unit === "steps" ? (
           <Figure label={t("Loss")} value={job.loss === null ? "–" : loss(job.loss)} />
-        ) : (
+        ) : unit === "trials" ? null : (
           <Figure label={t("Rows per second")} value={job.rows?.rows_per_s == null ? "–" : job.rows.rows_per_s.toPrecision(3)} />
         )}
-        <Figure label={t("Speed")} value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, speedUnit(job))} />
+        {unit !== "trials" && <Figure label={t("Speed")} value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, speedUnit(job))} />}
         <Figure label={t("Running for")} value={elapsed(job, now)} />
-        <Figure label={t("Time left")} value={eta === null ? "–" : duration(eta)} title={t("at the speed measured last")} />
+        {unit !== "trials" && <Figure label={t("Time left")} value={eta === null ? "–" : duration(eta)} title={t("at the speed measured last")} />}
       </SimpleGrid>
     </Stack>
   );

@@ -2,9 +2,10 @@ import type { Job } from "../../api/types";
 
 type Counted = Pick<Job, "spec" | "rows" | "step" | "total_steps">;
 
-/** Progress of a job: steps of training, or rows of a batch. */
-export function progressOf({ spec, rows, step, total_steps }: Counted): { done: number; total: number; unit: "steps" | "rows" } {
-  if (spec.kind === "train") return { done: step, total: total_steps, unit: "steps" };
+/** Progress of a job: steps of training, trials of a sweep, or rows of a batch. */
+export function progressOf({ spec, rows, step, total_steps }: Counted): { done: number; total: number; unit: "steps" | "rows" | "trials" } {
+  if (spec.kind === "train" || spec.kind === "sparse") return { done: step, total: total_steps, unit: "steps" };
+  if (spec.kind === "sweep") return { done: step, total: total_steps, unit: "trials" };
   return { done: rows?.done ?? 0, total: rows?.total ?? 0, unit: "rows" };
 }
 
@@ -14,19 +15,26 @@ export function shareOf(job: Counted): number {
   return total === 0 ? 0 : done / total;
 }
 
-/** Tokens (samples, for a classifier) of one step, from the specification; 0 for a batch. */
+/** Whether a training job learns to write text, so that its speed is counted in tokens; otherwise in samples. */
+function countsTokens({ dataset, table, images, labels, pairs }: Extract<Job["spec"], { kind: "train" }>["data"]): boolean {
+  return [dataset, table, images, labels, pairs].every((part) => part == null);
+}
+
+/** Tokens (samples, for a classifier) of one step, from the specification; 0 for a batch. Each worker has a minibatch in a step. */
 export function tokensPerStep(job: Pick<Job, "spec">): number {
+  if (job.spec.kind === "sparse") return job.spec.training.batch_size * job.spec.training.workers;
   if (job.spec.kind !== "train") return 0;
   const { training, data } = job.spec;
   const { synchronization } = training;
   // The batch size is that of each branch, and the speed is that of all branches.
   const samples = training.batch_size * (synchronization.kind === "allreduce" ? 1 : synchronization.branches);
-  return data.dataset == null ? samples * training.sequence_length : samples;
+  return countsTokens(data) ? samples * training.sequence_length : samples;
 }
 
-/** The unit of a job's speed: samples that are no text have no tokens. */
+/** The unit of a job's speed. */
 export function speedUnit(job: Pick<Job, "spec">): "tok/s" | "samples/s" {
-  return job.spec.kind !== "train" || job.spec.data.dataset == null ? "tok/s" : "samples/s";
+  if (job.spec.kind === "sparse") return "samples/s";
+  return job.spec.kind !== "train" || countsTokens(job.spec.data) ? "tok/s" : "samples/s";
 }
 
 /** Seconds until the last step or row at the recent speed; null while there is no speed. */

@@ -7,14 +7,37 @@ export function jobsSearch(search: Record<string, unknown>): JobFilter {
   const kind = JOB_KINDS.find((known) => known === search.kind);
   // The router parses a name of digits alone as a number.
   const name = search.name === undefined ? "" : String(search.name);
-  return { ...(state !== undefined && { state }), ...(kind !== undefined && { kind }), ...(name !== "" && { name }) };
+  const tag = search.tag === undefined ? "" : String(search.tag);
+  return {
+    ...(state !== undefined && { state }),
+    ...(kind !== undefined && { kind }),
+    ...(name !== "" && { name }),
+    ...(tag !== "" && { tag }),
+    ...(search.trials === true && { trials: true as const }),
+  };
 }
 
 /** Metrics of validations beside the loss. */
 export const METRICS = ["accuracy", "top_5_accuracy", "f1", "auroc", "rmse", "mae", "r2", "perplexity"] as const;
 export type MetricName = (typeof METRICS)[number];
 export const FIGURES = ["loss", "learning_rate", "tokens_per_s", "seconds", "gradient_norm", ...METRICS] as const;
-export type FigureName = (typeof FIGURES)[number];
+/** A figure of all tasks, or that of one of several tasks: `digit.accuracy`. */
+export type FigureName = (typeof FIGURES)[number] | `${string}.${FigureOfTask}`;
+/** Figures that a task among several has. */
+export type FigureOfTask = MetricName | "loss";
+
+/** The figure without the name of its task, and this name; undefined if the figure is that of all tasks. */
+export function taskOf(figure: FigureName): { figure: (typeof FIGURES)[number]; task: string | undefined } {
+  const dot = figure.indexOf(".");
+  const name = figure.slice(dot + 1) as (typeof FIGURES)[number];
+  return { figure: name, task: dot < 0 ? undefined : figure.slice(0, dot) };
+}
+
+function isFigure(text: string): text is FigureName {
+  const { figure, task } = taskOf(text as FigureName);
+  if (task === undefined) return FIGURES.includes(figure);
+  return /^[a-z][a-z0-9_]{0,39}$/.test(task) && (figure === "loss" || METRICS.some((metric) => metric === figure));
+}
 
 export const EVENT_GROUPS = ["plan", "progress", "samples", "results", "notes"] as const;
 export type EventGroup = (typeof EVENT_GROUPS)[number];
@@ -34,7 +57,8 @@ export interface JobSearch {
 }
 
 export function jobSearch(search: Record<string, unknown>): JobSearch {
-  const curve = FIGURES.find((known) => known === search.curve && known !== "loss");
+  const named = String(search.curve ?? "");
+  const curve = named !== "loss" && isFigure(named) ? named : undefined;
   const events = EVENT_GROUPS.find((known) => known === search.events);
   const smooth = Number(search.smooth);
   return {

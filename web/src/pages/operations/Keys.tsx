@@ -1,3 +1,5 @@
+import "@mantine/core/styles/Checkbox.css";
+
 import { Button, Checkbox, Group, Stack, Switch, Table, Text, TextInput } from "@mantine/core";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";

@@ -52,7 +52,9 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
     >
       {request === undefined ? (
         <Text size="sm" c="dimmed">
-          {t("Its machines are chosen when it starts: a running deployment answers, or a new one is started.")}
+          {kind === "sparse"
+            ? t("Its machines are chosen when it starts: those with most memory, one for each worker and two for each range of weights.")
+            : t("Its machines are chosen when it starts: a running deployment answers, or a new one is started.")}
         </Text>
       ) : ready?.length === 0 ? (
         <Text size="sm" c="dimmed">
@@ -106,6 +108,13 @@ function Report({ report, steps }: { report: PlanReport; steps: number | undefin
         {serving && <Figure label={t("Each token after it")} value={stepTime(serving.next_token_s)} />}
         <Figure label={t("Machines in, out")} value={`${members.size}, ${shown.idle.length}`} />
       </SimpleGrid>
+      {report.choice && (
+        <Text size="sm">
+          {report.choice.every === null || report.choice.every === undefined
+            ? t("Chosen: lockstep, the gradients of all machines in each step")
+            : t("Chosen: rounds of {{steps}} steps", { steps: report.choice.every })}
+        </Text>
+      )}
       {bottleneck && (
         <Text size="sm">
           <Text component="span" fw={500}>

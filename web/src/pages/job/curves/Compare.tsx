@@ -4,12 +4,12 @@ import { useTranslation } from "react-i18next";
 
 import { jobs } from "../../../api/queries";
 import type { Job } from "../../../api/types";
-import { dateAndTime } from "../../../format";
-import type { FigureName } from "../search";
+import { dateAndTime, t } from "../../../format";
+import { taskOf, type FIGURES, type FigureName } from "../search";
 import classes from "./Curves.module.css";
 
 /** Keys of `t`. */
-export const NAME_OF_FIGURE: Record<FigureName, string> = {
+const NAME_OF_FIGURE: Record<(typeof FIGURES)[number], string> = {
   loss: "Loss",
   learning_rate: "Learning rate",
   tokens_per_s: "Speed",
@@ -25,6 +25,12 @@ export const NAME_OF_FIGURE: Record<FigureName, string> = {
   perplexity: "Perplexity",
 };
 
+/** The name of a figure, with that of its task before it. */
+export function nameOfFigure(figure: FigureName): string {
+  const { figure: name, task } = taskOf(figure);
+  return task === undefined ? t(NAME_OF_FIGURE[name]) : t("{{task}}: {{figure}}", { task, figure: t(NAME_OF_FIGURE[name]) });
+}
+
 interface Props {
   job: Job;
   /** Ids of the other jobs that are drawn. */
@@ -36,7 +42,7 @@ interface Props {
 /** Chooses other training jobs to draw beside this one. */
 export function Compare({ job, others, most, onChange }: Props) {
   const { t } = useTranslation();
-  const { data } = useInfiniteQuery(jobs({ kind: "train" }));
+  const { data } = useInfiniteQuery(jobs({ kind: "train", trials: true }));
   const known = data?.pages.flatMap((page) => page.jobs) ?? [];
   const free = known.filter((one) => one.id !== job.id && !others.includes(one.id) && one.step > 0);
   const nameOf = (id: string) => known.find((one) => one.id === id)?.name ?? id;

@@ -8,10 +8,11 @@ import { job as jobQuery, metrics, metricsBetween, MOST_POINTS } from "../../../
 import type { Job } from "../../../api/types";
 import { CurveChart, type Zoom } from "../../../components/chart/CurveChart";
 import { Failure, Waiting } from "../../../components/Feedback";
+import { AnchorLink } from "../../../components/links";
 import { t } from "../../../format";
-import { Compare, NAME_OF_FIGURE } from "./Compare";
+import { Compare, nameOfFigure } from "./Compare";
 import classes from "./Curves.module.css";
-import { curvesOf, figuresIn, summarize, together, WRITTEN, type Run } from "./curves";
+import { curvesOf, figuresIn, formatOf, summarize, together, type Run } from "./curves";
 import { stepsOf, type FigureName, type JobSearch } from "../search";
 
 const MOST_COMPARED = 5;
@@ -46,7 +47,7 @@ export function Curves({ job }: { job: Job }) {
     );
   }
   const setZoom = (next: Zoom | null) => change({ steps: next === null ? undefined : `${next[0]}-${next[1]}` });
-  const name = t(NAME_OF_FIGURE[figure]);
+  const name = nameOfFigure(figure);
   const summary = summarize(own.data);
   return (
     <div className={classes.curves}>
@@ -59,7 +60,7 @@ export function Curves({ job }: { job: Job }) {
           label={t("Figure")}
           value={figure}
           onChange={(event) => change({ curve: figureOf(event.currentTarget.value) })}
-          data={figures.map((value) => ({ value, label: t(NAME_OF_FIGURE[value]) }))}
+          data={figures.map((value) => ({ value, label: nameOfFigure(value) }))}
         />
         <Compare job={job} others={others} most={MOST_COMPARED} onChange={(ids) => change({ with: ids.join(",") || undefined })} />
         <Smoothing value={search.smooth ?? 0} onChange={(smooth) => change({ smooth: smooth || undefined })} />
@@ -69,6 +70,11 @@ export function Curves({ job }: { job: Job }) {
           onChange={(event) => change({ scale: event.currentTarget.checked ? "log" : undefined })}
         />
       </Group>
+      {others.length > 0 && (
+        <AnchorLink to="/compare" search={{ jobs: [job.id, ...others].join(",") }} size="sm">
+          {t("Compare results and job files")}
+        </AnchorLink>
+      )}
       {compared.error !== null && <Failure error={compared.error} />}
       <CurveChart
         steps={drawn.steps}
@@ -77,7 +83,7 @@ export function Curves({ job }: { job: Job }) {
         zoom={zoom}
         onZoom={setZoom}
         description={describe(figure, name, summary, zoom, compared.runs)}
-        format={WRITTEN[figure]}
+        format={formatOf(figure)}
       />
       <ZoomFields zoom={zoom} last={drawn.steps.at(-1) ?? 1} onZoom={setZoom}>
         <Text size="xs" c="dimmed">

@@ -2,7 +2,8 @@ import { expect, test } from "vitest";
 
 import type { Metric } from "../../../api/types";
 import { jobSearch, jobsSearch, stepsOf } from "../search";
-import { curvesOf, figuresIn, smoothed, together } from "./curves";
+import { nameOfFigure } from "./Compare";
+import { curvesOf, figuresIn, formatOf, smoothed, together } from "./curves";
 
 const train = (step: number, loss: number, more = {}): Metric => ({ split: "train", step, data: { loss, ...more } });
 const validation = (step: number, loss: number): Metric => ({ split: "validation", step, data: { loss } });
@@ -57,4 +58,23 @@ test("addresses keep what is known, and nothing else", () => {
   expect(jobSearch({ curve: "loss" })).toEqual({});
   expect(stepsOf("10-20")).toEqual([10, 20]);
   expect(jobsSearch({ state: "running", kind: "serve", name: 7 })).toEqual({ state: "running", name: "7" });
+  expect([jobsSearch({ trials: true }), jobsSearch({ trials: "no" })]).toEqual([{ trials: true }, {}]);
+});
+
+test("a task among several has figures of its own", () => {
+  const metrics = [
+    { step: 1, split: "train", data: { loss: 2, tasks: { "digit.loss": 3 } } },
+    { step: 2, split: "validation", data: { loss: 1, tasks: { "digit.loss": 1.5, "digit.accuracy": 0.75 } } },
+  ] as unknown as Metric[];
+  expect(figuresIn(metrics)).toEqual(["loss", "digit.loss", "digit.accuracy"]);
+  expect(curvesOf([{ name: null, metrics }], "digit.loss").curves.map(({ values }) => values)).toEqual([
+    [3, null],
+    [null, 1.5],
+  ]);
+  expect(curvesOf([{ name: null, metrics }], "digit.accuracy").curves.map(({ values }) => values)).toEqual([[0.75]]);
+  expect(formatOf("digit.accuracy")(0.75)).toBe("75.0 %");
+  expect(formatOf("text.perplexity")(12.34)).toBe("12.3");
+  expect(nameOfFigure("digit.accuracy")).toBe("digit: Accuracy");
+  expect(jobSearch({ curve: "digit.accuracy" }).curve).toBe("digit.accuracy");
+  for (const curve of ["digit.seconds", "Digit.loss", "x.y.loss", "constructor", "loss"]) expect(jobSearch({ curve }).curve).toBeUndefined();
 });

@@ -2,7 +2,7 @@
 import type { Metric } from "../../../api/types";
 import type { Curve } from "../../../components/chart/CurveChart";
 import { loss, si, stepTime, t } from "../../../format";
-import type { FigureName } from "../search";
+import { FIGURES, taskOf, type FigureName } from "../search";
 
 const SPLITS = ["train", "validation", "test"] as const;
 export const NAMES = { train: "training", validation: "validation", test: "test" } as const;
@@ -22,8 +22,8 @@ function percent(value: number): string {
   return `${(100 * value).toFixed(1)} %`;
 }
 
-/** Format of each figure. */
-export const WRITTEN: Record<FigureName, (value: number) => string> = {
+/** Format of each figure, whichever task it is of. */
+const WRITTEN: Record<(typeof FIGURES)[number], (value: number) => string> = {
   loss,
   learning_rate: (value) => value.toPrecision(3),
   tokens_per_s: (value) => si(value, "/s"),
@@ -39,10 +39,16 @@ export const WRITTEN: Record<FigureName, (value: number) => string> = {
   perplexity: (value) => value.toPrecision(3),
 };
 
-/** The figures that have measurements, in the order of `WRITTEN`. */
+/** Format of a figure. */
+export function formatOf(figure: FigureName): (value: number) => string {
+  return WRITTEN[taskOf(figure).figure];
+}
+
+/** The figures that have measurements, in the order of `WRITTEN`, and then those of each task. */
 export function figuresIn(metrics: readonly Metric[]): FigureName[] {
   const found = new Set(metrics.flatMap((metric) => Object.keys(metric.data).filter((name) => metric.data[name] != null)));
-  return (Object.keys(WRITTEN) as FigureName[]).filter((name) => found.has(name));
+  const tasks = new Set(metrics.flatMap((metric) => Object.keys((metric.data.tasks as object | undefined) ?? {})));
+  return [...FIGURES.filter((name) => found.has(name)), ...([...tasks] as FigureName[])];
 }
 
 /**
@@ -111,7 +117,8 @@ export function summarize(metrics: readonly Metric[]): string {
 }
 
 function valueOf(metric: Metric, figure: FigureName): number | null {
-  const value = metric.data[figure];
+  const from = taskOf(figure).task === undefined ? metric.data : metric.data.tasks;
+  const value = (from as Record<string, unknown> | null | undefined)?.[figure];
   return typeof value === "number" ? value : null;
 }
 

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import { eventOf } from "../../../api/events/fixture";
-import { groupOf, wordsFor } from "./words";
+import { groupOf, toneOf, wordsFor } from "./words";
 
 test("a sample shows the prompt and what follows", () => {
   expect(wordsFor(eventOf("sampled", { step: 20, prompt: "The License", text: " and the" }))).toBe(
@@ -15,6 +15,21 @@ test("a validation lists its metrics, and a reached target its costs", () => {
   );
   const reached = { step: 20, metric: "rmse", value: 54.321, seconds: 65, sent_bytes: 2048 };
   expect(wordsFor(eventOf("target-reached", reached))).toBe("Target reached at step 20: RMSE 54.3, after 1 min 5 s and 2.0 KiB sent.");
+});
+
+test("a link says whether it started, and why not", () => {
+  const event = eventOf("link", { link: "serve", state: "failed", reason: "a deployment named poet is up already" });
+  expect(wordsFor(event)).toBe("then.serve failed: a deployment named poet is up already.");
+  expect(toneOf(event)).toBe("error");
+  expect(groupOf(eventOf("link", { link: "serve", state: "started", reason: "dep-a was started" }))).toBe("results");
+});
+
+test("a sweep says what it did with its trials", () => {
+  const event = { number: 2, job: "job-b", what: "stopped", settings: {}, reason: "accuracy 0.5 at step 10 is number 2 of 2 trials so far" };
+  expect(wordsFor(eventOf("trial", event))).toBe("Trial 2 (job-b) was stopped: accuracy 0.5 at step 10 is number 2 of 2 trials so far.");
+  expect(wordsFor(eventOf("trial", { ...event, what: "started", reason: null }))).toBe("Trial 2 (job-b) was started.");
+  expect(wordsFor(eventOf("trials", { done: 3, total: 8 }))).toBe("3 of 8 trials are over.");
+  expect(groupOf(eventOf("trials", { done: 3, total: 8 }))).toBe("progress");
 });
 
 test("an epoch says who came and went, and what it cost", () => {
@@ -51,4 +66,13 @@ test("a round says what was exchanged, and which branches were missing", () => {
     "Round 3 merged 2 branches after step 90, loss 2.5000: each sent 1.0 KiB and received 2.0 KiB, of 64.0 KiB of weights. Without branch 2.",
   );
   expect(groupOf(event)).toBe("progress");
+});
+
+test("metrics of tasks have the names of the tasks", () => {
+  const tasks = { "digit.loss": 0.5, "digit.accuracy": 0.9375, "ink.r2": 0.25 };
+  expect(wordsFor(eventOf("validated", { split: "test", step: 9, loss: 0.25, tasks }))).toBe(
+    "Final test at step 9: loss 0.2500, digit loss 0.5000, digit accuracy 93.8 %, ink R² 0.250.",
+  );
+  const target = { step: 3, metric: "digit.accuracy", value: 0.5, seconds: 1, sent_bytes: 0 };
+  expect(wordsFor(eventOf("target-reached", target))).toContain("digit accuracy 50.0 %");
 });

@@ -3,9 +3,9 @@ import type { Measured, Plan, ClusterEvent } from "../../../api/types";
 import { sentence } from "../../../components/Feedback";
 import { bytes, duration, loss, stepTime } from "../../../format";
 import { joined, namesOf, ranges } from "../../../placement/layout";
-import { WRITTEN } from "../curves/curves";
+import { formatOf } from "../curves/curves";
 import type { RoundMerged } from "../rounds/rounds";
-import { METRICS, type EventGroup, type MetricName } from "../search";
+import { METRICS, type EventGroup, type FigureName, type MetricName } from "../search";
 
 export type Tone = "info" | "warning" | "error";
 
@@ -24,6 +24,7 @@ export function groupOf({ kind, data }: ClusterEvent): EventGroup {
     case "target-reached":
     case "layers-timed":
     case "rows":
+    case "trials":
     case "round":
     case "traffic":
       return "progress";
@@ -31,6 +32,8 @@ export function groupOf({ kind, data }: ClusterEvent): EventGroup {
       return "samples";
     case "checkpoint":
     case "artifact":
+    case "link":
+    case "trial":
       return "results";
     case "note":
       return "notes";
@@ -59,13 +62,19 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
       return validated(data as Validated);
     case "target-reached": {
       const { step, metric, value, seconds, sent_bytes } = data as Target;
-      const name = metric === "validation_loss" ? "validation loss" : NAME_IN_LOG[metric];
-      const written = metric === "validation_loss" ? loss(value) : WRITTEN[metric](value);
-      return `Target reached at step ${step}: ${name} ${written}, after ${duration(seconds)} and ${bytes(sent_bytes)} sent.`;
+      return `Target reached at step ${step}: ${nameInLog(metric)} ${formatInLog(metric)(value)}, after ${duration(seconds)} and ${bytes(sent_bytes)} sent.`;
     }
     case "sampled": {
       const { step, prompt, text } = data as { step: number; prompt: string; text: string };
       return `Sample at step ${step}: “${prompt}” continues “${text}”.`;
+    }
+    case "trials": {
+      const { done, total } = data as { done: number; total: number };
+      return `${done} of ${total} trials are over.`;
+    }
+    case "trial": {
+      const { number, job, what, reason } = data as { number: number; job: string; what: string; reason: string | null };
+      return `Trial ${number} (${job}) was ${what}${reason === null ? "" : `: ${reason}`}.`;
     }
     case "checkpoint": {
       const { step, size_bytes } = data as { step: number; size_bytes: number };
@@ -94,9 +103,18 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
       return roundMerged(data as unknown as RoundMerged);
     case "traffic":
       return traffic(data as { step: number; machines: Record<string, { sent_bytes: number; received_bytes: number }> });
+    case "ranges-placed":
     case "offended":
     case "link-cut":
       return sentence((data as { sentence: string }).sentence);
+    case "labelled": {
+      const { tags, group } = data as { tags: string[]; group: string | null };
+      return `Tags: ${tags.join(", ") || "none"}; group: ${group ?? "none"}.`;
+    }
+    case "link": {
+      const { link, state, reason } = data as { link: string; state: string; reason: string };
+      return `then.${link} ${state}: ${reason}.`;
+    }
     case "note":
       // Not capitalized: it may begin with the name of a machine.
       return (data as { message: string }).message;
@@ -171,14 +189,27 @@ const NAME_IN_LOG: Record<MetricName, string> = {
   perplexity: "perplexity",
 };
 
-type Target = { step: number; metric: MetricName | "validation_loss"; value: number; seconds: number; sent_bytes: number };
+/** The name of a metric, with that of its task before it: "digit accuracy". */
+function nameInLog(metric: string): string {
+  const dot = metric.indexOf(".");
+  const name = metric.slice(dot + 1);
+  const words = name === "validation_loss" ? "validation loss" : (NAME_IN_LOG[name as MetricName] ?? name);
+  return dot < 0 ? words : `${metric.slice(0, dot)} ${words}`;
+}
 
-type Validated = { split: string; step: number; loss: number } & Partial<Record<MetricName, number | null>>;
+function formatInLog(metric: string): (value: number) => string {
+  return formatOf(metric.replace("validation_loss", "loss") as FigureName);
+}
+
+type Target = { step: number; metric: string; value: number; seconds: number; sent_bytes: number };
+
+type Validated = { split: string; step: number; loss: number; tasks?: Record<string, number> | null } & Partial<Record<MetricName, number | null>>;
 
 function validated(data: Validated): string {
   const extra = METRICS.map((name) => {
     const value = data[name];
-    return value == null ? "" : `, ${NAME_IN_LOG[name]} ${WRITTEN[name](value)}`;
+    return value == null ? "" : `, ${nameInLog(name)} ${formatInLog(name)(value)}`;
   }).join("");
-  return `${data.split === "test" ? "Final test" : "Validation"} at step ${data.step}: loss ${loss(data.loss)}${extra}.`;
+  const ofTasks = Object.entries(data.tasks ?? {}).map(([name, value]) => `, ${nameInLog(name)} ${formatInLog(name)(value)}`);
+  return `${data.split === "test" ? "Final test" : "Validation"} at step ${data.step}: loss ${loss(data.loss)}${extra}${ofTasks.join("")}.`;
 }

@@ -244,6 +244,9 @@ function Choice({ field }: { field: Field }) {
   );
 }
 
+/** 24 pixels: the least size of a target that is close to others (WCAG 2.2, 2.5.8). */
+const largeBox = () => ({ root: { "--checkbox-size": "1.5rem" } });
+
 function Switched({ field }: { field: Field }) {
   const { value, set, error } = useField(field);
   const { label, help } = useWords();
@@ -251,6 +254,7 @@ function Switched({ field }: { field: Field }) {
   return (
     <Checkbox
       className={classes.check!}
+      vars={largeBox}
       label={label(field)}
       description={help(field)}
       error={error && sentence(error)}
@@ -268,6 +272,7 @@ function Optional({ field }: { field: Field }) {
   return (
     <Stack gap="sm">
       <Checkbox
+        vars={largeBox}
         label={label(field)}
         description={help(field)}
         error={error && sentence(error)}

@@ -1,4 +1,4 @@
-/** A list of objects (the layers of a model), one row for each, in order. */
+/** A list of objects (the layers of a model, or its tasks), one row for each, in order. */
 import { Button, Group, Input, NativeSelect, Stack, Text, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
@@ -50,7 +50,7 @@ export function RowsInput({ field }: { field: Field }) {
           </li>
         ))}
       </Stack>
-      <Button mt="xs" size="xs" variant="default" onClick={() => set([...rows, { type: "relu" }])}>
+      <Button mt="xs" size="xs" variant="default" onClick={() => set([...rows, field.fields.some((one) => one.path[0] === "type") ? { type: "relu" } : {}])}>
         {t("Add a row")}
       </Button>
     </Input.Wrapper>

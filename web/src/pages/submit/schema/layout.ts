@@ -14,8 +14,10 @@ export interface Section extends Fold {
   folds: readonly Fold[];
 }
 
-const MODEL = { title: "Model", fields: ["name", "task", "model"], folds: [] };
-const ANSWERER = { title: "Model", fields: ["name", "deployment", "model"], folds: [] };
+const LABELS = { title: "Tags and group", fields: ["tags", "group"] };
+const PLAIN = { title: "Model", fields: ["name", "task", "model"], folds: [] };
+const MODEL = { ...PLAIN, folds: [{ title: "Several tasks", fields: ["tasks"] }, LABELS] };
+const ANSWERER = { title: "Model", fields: ["name", "deployment", "model"], folds: [LABELS] };
 
 const LAYOUTS: Record<string, readonly Section[]> = {
   train: [
@@ -24,7 +26,10 @@ const LAYOUTS: Record<string, readonly Section[]> = {
       title: "Data",
       fields: ["data.files", "data.dataset"],
       folds: [
-        { title: "Tables and images", fields: ["data.table", "data.images", "data.validation_files", "data.test_files"] },
+        {
+          title: "Tables, images and labels",
+          fields: ["data.table", "data.images", "data.labels", "data.pairs", "data.transforms", "data.validation_files", "data.test_files"],
+        },
         { title: "Columns, validation and test", fields: ["data"] },
         { title: "Tokenizer", fields: ["tokenizer"] },
       ],
@@ -60,6 +65,14 @@ const LAYOUTS: Record<string, readonly Section[]> = {
       ],
     },
     { title: "Machines", fields: [], folds: [{ title: "Placement of the model on the machines", fields: ["parallelism"] }] },
+    {
+      title: "Afterwards",
+      fields: [],
+      folds: [
+        { title: "Serve the result", fields: ["then.serve"] },
+        { title: "Answer rows with the result", fields: ["then.generate"] },
+      ],
+    },
   ],
   generate: [
     ANSWERER,
@@ -81,8 +94,29 @@ const LAYOUTS: Record<string, readonly Section[]> = {
     ANSWERER,
     { title: "Data", fields: ["data.files", "data.text"], folds: [{ title: "Output", fields: ["output", "concurrency"] }] },
   ],
+  sparse: [
+    { title: "Model", fields: ["name", "model"], folds: [LABELS] },
+    {
+      title: "Data",
+      fields: ["data.format", "data.files"],
+      folds: [{ title: "Columns, validation and test", fields: ["data"] }],
+    },
+    {
+      title: "Training",
+      fields: ["training.passes", "training.batch_size", "training.learning_rate"],
+      folds: [
+        { title: "Workers and servers", fields: ["training.workers", "training.servers", "training.staleness", "training.hogwild_threads"] },
+        { title: "Messages", fields: ["training.threshold", "training.values"] },
+        { title: "Precision, memory and seed", fields: ["training"] },
+      ],
+    },
+  ],
+  sweep: [
+    { title: "Search", fields: ["name", "fields", "search", "metric"], folds: [LABELS, { title: "Budget and early stopping", fields: ["goal", "early_stopping", "jobs_at_once", "time_limit_s"] }] },
+    { title: "Job of the trials", fields: ["job.model", "job.data.dataset", "job.data.files", "job.training.steps", "job.training.validate_every"], folds: [{ title: "All fields of the job", fields: ["job"] }] },
+  ],
   serve: [
-    MODEL,
+    PLAIN,
     {
       title: "Size",
       fields: ["replicas", "max_seq", "max_concurrent"],

@@ -17,7 +17,7 @@ const schemas = (
 ).components.schemas;
 const read = (name: string) => readSchema({ ...schemas[name]!, $defs: schemas });
 const train = read("JobRequest");
-const roots = { train, generate: read("GenerateJobRequest"), embed: read("EmbedJobRequest"), serve: read("DeploymentRequest") };
+const roots = { train, generate: read("GenerateJobRequest"), embed: read("EmbedJobRequest"), sparse: read("SparseJobRequest"), sweep: read("SweepJobRequest"), serve: read("DeploymentRequest") };
 
 const leaves = (field: Field): Field[] =>
   field.kind === "object" || field.kind === "rows" ? [field, ...field.fields.flatMap(leaves)] : [field];
@@ -35,15 +35,15 @@ test("fields have the input that fits them", () => {
   expect(kind("model.config")).toBe("yaml");
   expect(kind("training.freeze")).toBe("strings");
   expect(find(train, ["training", "lora"])).toMatchObject({ kind: "object", isNullable: true });
-  expect(find(train, ["model"])?.exactlyOne).toEqual(["path", "config", "layers"]);
+  expect(find(train, ["model"])?.exactlyOne).toEqual(["path", "hub", "config", "layers"]);
   expect(find(roots.serve, ["name"])?.isRequired).toBe(true);
 });
 
 test("alternatives are chosen by their tag, and a default that differs is none", () => {
   const at = (path: string) => find(train, path.split("."));
   expect(at("training.synchronization")).toMatchObject({ kind: "object", tag: "kind" });
-  expect(at("training.synchronization.kind")?.choices).toEqual(["allreduce", "elastic", "gossip", "local", "parameter_server"]);
-  expect(at("training.synchronization.every")).toMatchObject({ only: ["elastic", "gossip", "local", "parameter_server"] });
+  expect(at("training.synchronization.kind")?.choices).toEqual(["allreduce", "auto", "elastic", "gossip", "local", "parameter_server"]);
+  expect(at("training.synchronization.every")).toMatchObject({ only: ["auto", "elastic", "gossip", "local", "parameter_server"] });
   expect(at("training.synchronization.every")?.fallback).toBeUndefined(); // each policy has its own
   expect(at("training.synchronization.rate")).toMatchObject({ only: ["elastic"], fallback: 0.1 });
   expect(at("training.synchronization.outer.learning_rate")?.fallback).toBeUndefined();

@@ -1,12 +1,17 @@
-"""Runs ``ray start --head`` without Ray's dashboard and agents, and with a supervisor that restarts an ended GCS.
+"""Runs ``ray start`` without Ray's dashboard and agents, and a head with a supervisor that restarts an ended GCS.
 
-Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. Without the supervisor, Ray ends
-the whole head, with all coordinators, when the GCS ends. Nodes, drivers and actors wait until a GCS with the same port
-and tables runs, and then continue: see "GCS fault tolerance" in Ray's documentation.
+Run as ``python -m share_compute_actors.machine.ray_start [SCRIPT] start ...``; the supervisor is written to ``SCRIPT``.
+Without the supervisor, Ray ends the whole head, with all coordinators, when the GCS ends. Nodes, drivers and actors
+wait until a GCS with the same port and tables runs, and then continue: see "GCS fault tolerance" in Ray's
+documentation.
 
 Nothing here uses Ray's dashboard. ``ray start --head`` starts its process even with ``--include-dashboard=false``, and
-waits for it. The raylet starts two agents and waits for them before it registers: the dashboard's agent, and an agent
-that makes runtime environments, which no actor here has. `idle_agent` takes their places.
+waits for it. Each raylet starts two agents and waits for them before it registers: the dashboard's agent, and an agent
+that makes runtime environments, which no actor here has. Each takes more than half a second of processor time to start
+and about 90 MB of memory. `idle_agent` takes their places.
+
+Where the package grpcio is installed, ``ray start --head`` also opens port 10001 for Ray Client, with which others
+could run code on the head. Nothing here uses it, so it is not started.
 """
 
 from __future__ import annotations
@@ -46,15 +51,31 @@ done
 
 
 def main() -> None:
-    """Write the supervising script, and run Ray's command line with this script as the GCS and without a dashboard."""
-    script = Path(sys.argv.pop(1))
+    """Run Ray's command line without dashboard, agents and Ray Client; supervise the GCS if a script is named."""
+    if sys.argv[1] != "start":
+        supervise_gcs(Path(sys.argv.pop(1)))
+    leave_out_agents()
+    leave_out_ray_client()
+    scripts.main()
+
+
+def supervise_gcs(script: Path) -> None:
+    """Write a script that restarts an ended GCS, and let this process start the script in place of the GCS."""
     program = shlex.quote(services.GCS_SERVER_EXECUTABLE)
     script.write_text(_SCRIPT.format(program=program, sound_s=SOUND_S))
     script.chmod(0o700)
     services.GCS_SERVER_EXECUTABLE = str(script)
+
+
+def leave_out_agents() -> None:
+    """Let this process start Ray nodes without dashboard, and with idle agents."""
     services.start_api_server = _start_no_api_server
     services.start_ray_process = partial(_start_process, services.start_ray_process)
-    scripts.main()
+
+
+def leave_out_ray_client() -> None:
+    """Let this process start a head that opens no port for Ray Client, also if grpcio is installed."""
+    scripts.get_ray_client_dependency_error = lambda: "Ray Client is not used"
 
 
 def _start_no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
@@ -76,7 +97,7 @@ def with_idle_agents(raylet: Sequence[str]) -> list[str]:
         "--dashboard_agent_command": [f"{name}=-1" for name in _DASHBOARD_PORTS],
         "--runtime_env_agent_command": [f"runtime_env_agent_port={given['runtime_env_agent_port']}"],
     }
-    program = [sys.executable, "-I", "-S", idle_agent.__file__, given["session_dir"], given["node_id"]]
+    program = [sys.executable, "-S", "-s", "-P", idle_agent.__file__, given["session_dir"], given["node_id"]]
     idle = {option: subprocess.list2cmdline([*program, *files]) for option, files in ports.items()}
     options = (word.partition("=")[0] for word in raylet)
     return [

@@ -1,0 +1,48 @@
+"""Limit of the losses of a process that is started again and again, for example because it lacks memory."""
+
+from __future__ import annotations
+
+from share_compute.errors import UserError
+
+MOST_LOSSES = 5
+"""Number of losses in sequence that end the attempt."""
+FIRST_DELAY_S = 1.0
+"""Delay of the start after the second loss in sequence; it is doubled after each further one."""
+
+
+class ProcessLosses:
+    """Counts the losses of each process in sequence. Progress of the process between two losses ends a sequence.
+
+    Losses of machines do not count: the caller leaves them out.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+        """Number of losses in sequence, and the progress at the last one, by process."""
+
+    def count(self, process: int, progress: int) -> int:
+        """Count a loss; return the number of losses in sequence."""
+        before, last = self._counts.get(process, (0, progress))
+        found = 1 if progress > last else before + 1
+        self._counts[process] = (found, progress)
+        return found
+
+    def restart_delay_s(self, worker: int, progress: int, cause: Exception) -> float:
+        """Count the loss of a worker; return the time to wait before it is started again.
+
+        Args:
+            worker: number of the worker.
+            progress: number of steps that it has finished.
+            cause: how its call failed.
+
+        Raises:
+            UserError: it was lost too often in sequence.
+        """
+        count = self.count(worker, progress)
+        if count >= MOST_LOSSES:
+            raise UserError(
+                f"the process of worker {worker} ended {count} times in sequence, each time after step {progress}: "
+                + str(cause).partition("\n")[0],
+                hint="look into the machine's log; if memory was lacking, lend more memory or use more workers",
+            )
+        return 0.0 if count == 1 else FIRST_DELAY_S * (1 << (count - 2))

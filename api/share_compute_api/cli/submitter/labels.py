@@ -1,0 +1,80 @@
+"""Commands that label and compare jobs: ``tag``, ``compare``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from share_compute.errors import UserError
+from share_compute_api.terminal.options import Job, Json
+from share_compute_api.terminal.output import console, duration, number, print_json, print_table, state_text
+
+_MOST_CHARACTERS = 60
+"""Maximum number of characters of a value in a table."""
+
+
+def tag(
+    job: Job,
+    add: Annotated[list[str] | None, typer.Option(help="Tag to add; repeatable.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Tag to remove; repeatable.")] = None,
+    group: Annotated[str | None, typer.Option(help="Group of the job from now on.")] = None,
+    no_group: Annotated[bool, typer.Option("--no-group", help="Take the job out of its group.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Change the tags and the group of a job, also after its end."""
+    from share_compute_api.client.client import Client
+
+    if group is not None and no_group:
+        raise UserError("give --group or --no-group, not both", hint="choose one")
+    changes: dict[str, Any] = {}
+    with Client() as client:
+        if add or remove:
+            kept = [one for one in client.job(job).tags if one not in (remove or ())]
+            changes["tags"] = list(dict.fromkeys([*kept, *(add or ())]))
+        if group is not None or no_group:
+            changes["group"] = group
+        record = client.label(job, **changes)
+    if as_json:
+        print_json(record)
+        return
+    console.print(
+        f"{record.id}  tags: {escape(', '.join(record.tags)) or 'none'}  "
+        f"group: {escape(record.group or 'none')}"
+    )
+
+
+def compare(
+    jobs: Annotated[list[str], typer.Argument(help="Ids of the jobs.", metavar="JOB...")],
+    as_json: Json = False,
+) -> None:
+    """Show the results of several jobs, and the fields in which their job files differ."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = client.compare(jobs)
+    if as_json:
+        print_json(found)
+        return
+    rows: dict[str, list[str | None]] = {
+        "name": [escape(job.name) for job in found.jobs],
+        "state": [state_text(job.state) for job in found.jobs],
+        "steps": [f"{job.step}/{job.total_steps}" for job in found.jobs],
+        "time": [None if job.seconds is None else duration(job.seconds) for job in found.jobs],
+    }
+    for name in dict.fromkeys(name for job in found.jobs for name in job.results):
+        rows[name] = [number(job.results.get(name), 5) for job in found.jobs]
+    print_table(
+        ("result", *(job.id for job in found.jobs)), ((name, *row) for name, row in rows.items()), empty=""
+    )
+    console.print()
+    lines = ((one.field, *map(_value, one.values)) for one in found.differences)
+    columns = ("field of the job file", *(job.id for job in found.jobs))
+    print_table(columns, lines, empty="The job files are equal.")
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return escape(text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}...")

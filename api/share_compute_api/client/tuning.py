@@ -1,0 +1,243 @@
+"""Finds the fastest settings of a training job by short runs on the machines of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from share_compute.errors import UserError
+from share_compute.lifecycle.states import JobState
+from share_compute.specification import Precision, TrainJob, parse_job
+from share_compute.specification.layers import BATCH_NORMS, every_module
+
+if TYPE_CHECKING:
+    from share_compute.store.records import JobRecord
+    from share_compute_api.client.client import Client
+
+Tuned: TypeAlias = Literal["microbatches", "threads", "precision"]
+TUNED: tuple[Tuned, ...] = ("microbatches", "threads", "precision")
+FIELDS: dict[Tuned, str] = {
+    "microbatches": "training.microbatches",
+    "threads": "parallelism.threads",
+    "precision": "training.precision",
+}
+NUMERICS: dict[Tuned, str] = {
+    "microbatches": "sums are rounded in another order, so the last bits of results differ; layers that draw random "
+    "numbers, such as dropout, draw other ones, so losses differ",
+    "threads": "sums are rounded in another order: the last bits of results differ",
+    "precision": "layers compute with fewer digits: losses differ, and may be worse",
+}
+"""Effect of another value of each setting on the results."""
+WARM_UP = 3
+"""Number of first steps of a run that are not measured."""
+_LEAST_GAIN = 0.03
+"""Gain below which a setting is not changed, as a fraction of the step time; shorter differences are noise."""
+_TAG = "tuning"
+
+
+@dataclass(frozen=True, slots=True)
+class TunedSettings:
+    """Settings of one run; None leaves the value to the planner, or to the machines."""
+
+    microbatches: int | None
+    threads: int | None
+    precision: Precision
+
+    def document(self, source: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of a job file with these settings; settings that are None are left as they are."""
+        found = {**source}
+        for name in TUNED:
+            value = getattr(self, name)
+            part, field = FIELDS[name].split(".")
+            if value is not None:
+                found[part] = {**(found.get(part) or {}), field: value}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRun:
+    """A measured run."""
+
+    settings: TunedSettings
+    step_s: float | None
+    """Median time of a step, in seconds; None if the run failed."""
+    problem: str = ""
+    """Reason of the failure."""
+    microbatches: int | None = None
+    """Number of microbatches that the plan had."""
+    threads: int | None = None
+    """Number of threads of the machine with the most threads."""
+
+
+Measure: TypeAlias = Callable[[TunedSettings], TuningRun]
+
+
+def present_settings(job: TrainJob) -> TunedSettings:
+    """Return the settings that a job has."""
+    return TunedSettings(job.training.microbatches, job.parallelism.threads, job.training.precision)
+
+
+def fixed_settings(job: TrainJob) -> dict[Tuned, str]:
+    """Return {setting: reason} of the settings that cannot be changed without changing what the job learns."""
+    norms = [layer.type for layer in every_module(job.model.layers or ()) if layer.type in BATCH_NORMS]
+    if norms:
+        return {"microbatches": f"{norms[0]} has the statistics of each microbatch"}
+    if job.resolved_task == "embedding":
+        return {"microbatches": "each pair is compared with the others of its microbatch"}
+    return {}
+
+
+def tune(job: TrainJob, measure: Measure, names: Sequence[Tuned] = TUNED) -> Iterator[TuningRun]:
+    """Measure settings one after another, each with the best values so far of the others; yield all runs.
+
+    The number of microbatches, and that of threads, is doubled and halved as long as steps get faster (hill climbing).
+
+    Args:
+        job: the job.
+        measure: measures a run of some steps.
+        names: settings to change.
+
+    Raises:
+        UserError: the job does not run with its present settings.
+    """
+    first = measure(present_settings(job))
+    yield first
+    if first.step_s is None:
+        raise UserError(f"the job does not run: {first.problem}", hint="share-compute plan shows its plan")
+    best = first
+    for name in (name for name in TUNED if name in names and name not in fixed_settings(job)):
+        if name == "precision":
+            other: Precision = "bfloat16" if best.settings.precision == "float32" else "float32"
+            run = measure(replace(best.settings, precision=other))
+            yield run
+            best = faster(best, run)
+            continue
+        for up in (True, False):
+            before = best
+            while (value := _next(name, best, job, up=up)) is not None:
+                run = measure(_with(best.settings, name, value))
+                yield run
+                if faster(best, run) is best:
+                    break
+                best = run
+            if best is not before:
+                break  # the other direction is slower
+
+
+def _next(name: Tuned, best: TuningRun, job: TrainJob, *, up: bool) -> int | None:
+    """Return the next value of a setting in one direction; None if there is none."""
+    if name == "threads":
+        # The owner's limit is the number of threads of the first run.
+        return None if up or best.threads is None or best.threads < 2 else best.threads // 2
+    if best.microbatches is None:
+        return None
+    members = job.parallelism.members_per_stage or 1
+    value = best.microbatches * 2 if up else best.microbatches // 2
+    fits = members <= value <= job.training.batch_size and job.training.batch_size % max(1, value) == 0
+    return value if value and fits and value != best.microbatches else None
+
+
+def _with(settings: TunedSettings, name: Tuned, value: int) -> TunedSettings:
+    return (
+        replace(settings, microbatches=value) if name == "microbatches" else replace(settings, threads=value)
+    )
+
+
+def faster(best: TuningRun, run: TuningRun) -> TuningRun:
+    """Return the faster one of two runs; ``best`` if the difference is within the noise."""
+    if run.step_s is None or best.step_s is None:
+        return best if run.step_s is None else run
+    return run if run.step_s < best.step_s * (1 - _LEAST_GAIN) else best
+
+
+def best_of(runs: Sequence[TuningRun]) -> TuningRun:
+    """Return the best run, in the order in which they were measured."""
+    best = runs[0]
+    for run in runs[1:]:
+        best = faster(best, run)
+    return best
+
+
+class TuningJobs:
+    """Measures settings by jobs of few steps, which are deleted afterwards.
+
+    Args:
+        client: client of the control plane.
+        job: the job, with paths on the server.
+        steps: number of measured steps of a run.
+        note: called with a line about each run that begins.
+        send: sends the request that submits a run, for example again while the server fetches the job's model.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        job: TrainJob,
+        steps: int,
+        note: Callable[[str], None],
+        send: Callable[[Callable[[], JobRecord]], JobRecord],
+    ) -> None:
+        if job.training.rounds is not None:
+            raise UserError(
+                f"training.synchronization {job.training.synchronization.kind} has rounds, and tune measures steps",
+                hint="tune it with training.synchronization {kind: allreduce}",
+            )
+        self._client = client
+        self._steps = steps
+        self._note = note
+        self._send = send
+        self._source = short_job(job, steps + WARM_UP)
+
+    def measure(self, settings: TunedSettings) -> TuningRun:
+        """Run the job with these settings, and return its step time."""
+        self._note(f"measuring {settings_text(settings)}")
+        try:
+            spec = parse_job(settings.document(self._source))
+            job = self._send(lambda: self._client.submit(spec))
+        except UserError as failure:
+            return TuningRun(settings, None, failure.message)
+        try:
+            for _ in self._client.follow(job.id):
+                pass
+            return self._measured(settings, job.id)
+        finally:
+            # This also runs after Ctrl-C.
+            self._client.delete_job(job.id, cancel=True)
+
+    def _measured(self, settings: TunedSettings, job_id: str) -> TuningRun:
+        job = self._client.job(job_id)
+        if job.state is not JobState.succeeded:
+            return TuningRun(settings, None, job.reason)
+        steps = [one for one in self._client.metrics(job_id) if one.split == "train" and one.step > WARM_UP]
+        seconds = [float(one.data["seconds"]) for one in steps]
+        plan = job.plan
+        threads = None
+        if plan is not None:
+            machines = {machine.id: machine for machine in self._client.contributors()}
+            used = [machines[one] for one in plan.machines if one in machines]
+            lent = max((machine.threads or machine.lent_threads for machine in used), default=1)
+            threads = min(lent, settings.threads or lent)
+        return TuningRun(
+            settings,
+            median(seconds) if seconds else None,
+            "" if seconds else "no step was measured",
+            microbatches=None if plan is None else plan.microbatches,
+            threads=threads,
+        )
+
+
+def short_job(job: TrainJob, steps: int) -> dict[str, Any]:
+    """Return the job file of a run of ``steps`` steps that saves and validates as little as possible."""
+    source = job.without_links().model_dump(mode="json")
+    off = dict.fromkeys(("validate_every", "checkpoint_every", "early_stopping", "target", "samples"))
+    source["training"] |= {**off, "steps": steps, "schedule": {"name": "constant"}}
+    return source | {"name": f"tune {job.name}"[:80], "tags": [_TAG], "group": None}
+
+
+def settings_text(settings: TunedSettings) -> str:
+    """Return settings as one line."""
+    microbatches = "the planner's" if settings.microbatches is None else settings.microbatches
+    threads = "all" if settings.threads is None else settings.threads
+    return f"{microbatches} microbatches, {threads} threads, {settings.precision}"

@@ -1,0 +1,1 @@
+"""Model cards, and models of the Hugging Face Hub."""

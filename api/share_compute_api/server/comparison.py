@@ -1,0 +1,72 @@
+"""Compares jobs: their results, and the fields in which their job files differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from share_compute.specification.task import METRICS_BESIDE_LOSS
+from share_compute.store import JobRecord, Store
+from share_compute_api.schemas.labels import ComparedJob, FieldDifference, JobComparison
+
+_LABELS = ("name", "tags", "group")
+"""Fields that are no settings of a job."""
+_MISSING = object()
+
+
+def compared(store: Store, jobs: Sequence[JobRecord]) -> JobComparison:
+    """Return the comparison of some jobs.
+
+    Args:
+        store: the store of their metrics.
+        jobs: the jobs, without paths that the caller may not see.
+    """
+    return JobComparison(jobs=[_job(store, job) for job in jobs], differences=differences(jobs))
+
+
+def _job(store: Store, job: JobRecord) -> ComparedJob:
+    seconds = None
+    if job.started_at is not None and job.finished_at is not None:
+        seconds = (job.finished_at - job.started_at).total_seconds()
+    return ComparedJob(
+        id=job.id,
+        name=job.name,
+        state=job.state,
+        tags=job.tags,
+        group=job.group,
+        step=job.step,
+        total_steps=job.total_steps,
+        seconds=seconds,
+        tokens_per_s=job.tokens_per_s,
+        results=_results(store.progress.latest(job.id)),
+    )
+
+
+def _results(latest: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for split, data in latest.items():
+        names = ("loss",) if split == "train" else ("loss", *METRICS_BESIDE_LOSS)
+        prefix = "" if split == "train" else f"{split}_"
+        found |= {prefix + name: data[name] for name in names if data.get(name) is not None}
+        found |= {prefix + name: value for name, value in (data.get("tasks") or {}).items()}
+    return found
+
+
+def differences(jobs: Sequence[JobRecord]) -> list[FieldDifference]:
+    """Return the fields that are not the same in all job files, in the order of the job file."""
+    flat = [dict(_leaves(job.spec.model_dump(mode="json", exclude=set(_LABELS)))) for job in jobs]
+    found = []
+    for field in dict.fromkeys(name for leaves in flat for name in leaves):
+        values = [leaves.get(field, _MISSING) for leaves in flat]
+        if any(value != values[0] for value in values):
+            shown = [None if value is _MISSING else value for value in values]
+            found.append(FieldDifference(field=field, values=shown))
+    return found
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

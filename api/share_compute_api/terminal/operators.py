@@ -1,0 +1,166 @@
+"""Prints plans of operators, and draws their graphs."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from share_compute.planning.operators.plan import (
+    LayerOperators,
+    OperatorChoice,
+    OperatorReport,
+    Redistribution,
+)
+from share_compute.quantities import bytes_text, rate_text, seconds_text
+from share_compute_api.terminal.output import console
+from share_compute_api.terminal.picture import Ink, cut
+
+_SHOWN = {"matmul", "attention", "embedding"}
+"""Kinds of operators that have a row of their own."""
+_COLOURS = {
+    "batch": "lightblue",
+    "sequence": "lightcyan",
+    "heads": "plum",
+    "column": "palegreen",
+    "row": "khaki",
+}
+_OPERATOR_COLUMNS = 28
+_PARAMETER_COLUMNS = 22
+
+
+def print_operators(report: OperatorReport) -> None:
+    """Print the plan of the operators of each kind of layer."""
+    count = f"{report.devices} device{'s' if report.devices > 1 else ''}"
+    console.print(
+        Text.assemble(
+            (report.model, "bold"), f": operators on {count} of {report.machine}, by {report.search}"
+        )
+    )
+    if report.devices > 1:
+        origin = "not measured, assumed" if report.link_assumed else "measured"
+        link = f"{rate_text(report.link_bytes_per_s)} and {seconds_text(report.link_latency_s)}"
+        console.print(
+            f"Links between the devices ({origin}): {link}", style="yellow" if report.link_assumed else None
+        )
+    for layer in report.layers:
+        console.print()
+        console.print(_summary(layer, report))
+        console.print(_table(layer))
+
+
+def _summary(layer: LayerOperators, report: OperatorReport) -> Text:
+    samples = f"{report.samples} sample{'s' if report.samples > 1 else ''}"
+    times = len(layer.layers)
+    return Text.assemble(
+        (layer.name, "bold"),
+        f", {times} layer{'s' if times > 1 else ''}: ",
+        (seconds_text(layer.seconds), "bold green"),
+        f" for a microbatch of {samples}\n",
+        f"{seconds_text(layer.compute_s)} compute, {seconds_text(layer.communication_s)} communication; ",
+        f"one device takes {seconds_text(layer.one_device_s)}\n",
+        f"{bytes_text(layer.parameter_bytes)} of parameters on each device, of ",
+        bytes_text(layer.one_device_parameter_bytes),
+    )
+
+
+def _table(layer: LayerOperators) -> Table:
+    """Return the operators in order. Operators that only follow others are counted between the rows."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("operator", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("parameters", no_wrap=True)
+    table.add_column("time", no_wrap=True, justify="right")
+    arriving = _by_consumer(layer)
+    ink, followers = Ink.of(console), list[OperatorChoice]()
+
+    def flush() -> None:
+        if followers:
+            strategies = ", ".join(dict.fromkeys(each.strategy for each in followers))
+            time_s = sum(each.compute_s + each.communication_s for each in followers)
+            what = f"({len(followers)} more)"
+            table.add_row(f"  {what}", cut(strategies, 16, ink), "", _time(time_s), style="dim")
+            followers.clear()
+
+    for operator in layer.operators:
+        moves = arriving[operator.name]
+        if moves:
+            flush()
+        for each in moves:
+            table.add_row(*_move(each), style="cyan")
+        if operator.kind == "fork":
+            continue
+        if not (operator.kind in _SHOWN or operator.parameters or operator.fixed or operator.kind == "input"):
+            followers.append(operator)
+            continue
+        flush()
+        fixed = " (given)" if operator.fixed else ""
+        time_s = operator.compute_s + operator.communication_s
+        table.add_row(
+            cut(operator.name, _OPERATOR_COLUMNS, ink),
+            operator.strategy + fixed,
+            cut(_parameters(operator), _PARAMETER_COLUMNS, ink),
+            _time(time_s),
+        )
+    flush()
+    last = {each.name for each in layer.operators}
+    for each in layer.redistributions:
+        if each.consumer == "input" and each.producer in last and _moves(each):
+            table.add_row(*_move(each), style="cyan")
+    return table
+
+
+def _time(seconds: float) -> str:
+    return seconds_text(seconds) if seconds else ""
+
+
+def _by_consumer(layer: LayerOperators) -> defaultdict[str, list[Redistribution]]:
+    """Return the redistributions with a collective by consumer, without those of the layer's output."""
+    found: defaultdict[str, list[Redistribution]] = defaultdict(list)
+    for each in layer.redistributions:
+        if _moves(each) and (each.consumer != "input" or not each.producer):
+            found[each.consumer].append(each)
+    return found
+
+
+def _moves(each: Redistribution) -> bool:
+    return each.collective is not None or each.gradient_collective is not None
+
+
+def _move(each: Redistribution) -> tuple[str, str, str, str]:
+    forward = each.collective or "-"
+    back = f"back: {each.gradient_collective or '-'}"
+    return f"  {forward}", "", back, seconds_text(each.seconds)
+
+
+def _parameters(operator: OperatorChoice) -> str:
+    parts = (f"{name.rpartition('.')[2]} {placement}" for name, placement in operator.parameters.items())
+    return ", ".join(parts)
+
+
+def dot_text(report: OperatorReport) -> str:
+    """Return the graph of all operators in the language of Graphviz, coloured by strategy, with all collectives."""
+    return "\n".join(["digraph operators {", "  node [shape=box, style=filled]", *_clusters(report), "}", ""])
+
+
+def _clusters(report: OperatorReport) -> Iterator[str]:
+    for place, layer in enumerate(report.layers):
+        yield f"  subgraph cluster_{place} {{"
+        yield f"    label={json.dumps(layer.name)}"
+        labels = {
+            (each.producer, each.consumer): f"{each.collective or '-'} / {each.gradient_collective or '-'}"
+            for each in layer.redistributions
+            if _moves(each)
+        }
+        for operator in layer.operators:
+            name = json.dumps(f"{place}/{operator.name}")
+            text = json.dumps(f"{operator.name}\n{operator.strategy}")
+            yield f"    {name} [label={text}, fillcolor={_COLOURS.get(operator.strategy, 'white')}]"
+            for source in operator.reads:
+                label = labels.get((source, operator.name))
+                shown = f" [label={json.dumps(label)}, color=blue]" if label else ""
+                yield f"    {json.dumps(f'{place}/{source}')} -> {name}{shown}"
+        yield "  }"

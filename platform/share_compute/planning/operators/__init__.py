@@ -1,0 +1,1 @@
+"""Operator sharding: how the devices of one machine divide the operators of a layer."""

@@ -1,0 +1,195 @@
+"""Keys of rows, their places, and ranges of places."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from share_compute.errors import UserError
+
+KEY_LIMIT = 1 << 63
+"""Keys are below this number."""
+Places = NDArray[np.uint64]
+Rows = NDArray[np.int64]
+_SECOND = np.uint64(1 << 63)
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+def places_of(keys: NDArray[np.uint64], *, is_second: bool = False) -> Places:
+    """Return the places of keys, ``[keys]``: the finalizer of splitmix64 (Steele et al. 2014), which is one to one.
+
+    Args:
+        keys: numbers below `KEY_LIMIT`.
+        is_second: whether the keys are of a second kind, such as items beside users. They have other places.
+
+    Raises:
+        UserError: a key is too large.
+    """
+    if keys.size and int(keys.max()) >= KEY_LIMIT:
+        raise UserError(
+            f"key {int(keys.max())} is not below 2^63", hint="number features, users and items from 0 or 1"
+        )
+    x = (keys | _SECOND) if is_second else keys.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> _SHIFTS[0])) * _FACTORS[0]
+        x = (x ^ (x >> _SHIFTS[1])) * _FACTORS[1]
+    return x ^ (x >> _SHIFTS[2])
+
+
+def keys_of(places: Places) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Return the keys with these places, and whether each is of the second kind; the inverse of `places_of`."""
+    inverses = [np.uint64(pow(int(factor), -1, 1 << 64)) for factor in _FACTORS]
+    with np.errstate(over="ignore"):
+        x = _unshifted(places, 31) * inverses[1]
+        x = _unshifted(x, 27) * inverses[0]
+    x = _unshifted(x, 30)
+    return x & ~_SECOND, (x & _SECOND) != 0
+
+
+def _unshifted(x: Places, shift: int) -> Places:
+    """Return the inverse of ``y ^ (y >> shift)``."""
+    result = x
+    for _ in range(64 // shift):
+        result = x ^ (result >> np.uint64(shift))
+    return result
+
+
+BIAS = int(places_of(np.zeros(1, np.uint64), is_second=True)[0])
+"""Place of the bias, which belongs to no feature."""
+
+
+def uniform(places: Places, seed: int, width: int) -> NDArray[np.float64]:
+    """Return numbers in (0, 1), ``[places, width]``, which depend on the seed, the place and the column only."""
+    with np.errstate(over="ignore"):
+        start = places + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
+        steps = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03)
+        x = start[:, None] + steps[None, :]
+        x = (x ^ (x >> _SHIFTS[0])) * _FACTORS[0]
+        x = (x ^ (x >> _SHIFTS[1])) * _FACTORS[1]
+        x = x ^ (x >> _SHIFTS[2])
+    numbers: NDArray[np.float64] = ((x >> np.uint64(11)).astype(np.float64) + 0.5) / float(1 << 53)
+    return numbers
+
+
+def range_bounds(number: int, ranges: int) -> tuple[int, int]:
+    """Return the first place of a range, and the place after its last one."""
+    return (number << 64) // ranges, ((number + 1) << 64) // ranges
+
+
+def cuts(places: Places, ranges: int) -> list[int]:
+    """Return where sorted places are to be cut into ranges: ``ranges + 1`` indices, from 0 to the number of places."""
+    starts = np.array([range_bounds(number, ranges)[0] for number in range(1, ranges)], dtype=np.uint64)
+    return [0, *np.searchsorted(places, starts).tolist(), len(places)]
+
+
+def digest_of(places: Places) -> str:
+    """Return a 128-bit digest of a list of places."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(places, "<u8").tobytes())
+
+
+class PlaceIndex:
+    """Assigns row numbers to places, in the order in which they are added. A place never changes its row."""
+
+    def __init__(self, places: Sequence[Places] = ()) -> None:
+        self._places: Places = np.empty(0, np.uint64)
+        self._rows: Rows = np.empty(0, np.int64)
+        for each in places:
+            self.add(each)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def sorted(self) -> Places:
+        """All places, sorted. Later additions do not change this array."""
+        return self._places
+
+    @property
+    def in_row_order(self) -> Places:
+        """Place of each row."""
+        places = np.empty_like(self._places)
+        places[self._rows] = self._places
+        return places
+
+    def find(self, places: Places) -> Rows:
+        """Return the row of each place, ``[places]``; -1 for places that were not added."""
+        if not len(self._places):
+            return np.full(len(places), -1, np.int64)
+        found = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
+        return np.where(self._places[found] == places, self._rows[found], -1)
+
+    def add(self, places: Places) -> Rows:
+        """Return the row of each place, and add those that are new. No place may occur twice."""
+        rows = self.find(places)
+        is_new = rows < 0
+        count = int(is_new.sum())
+        if count:
+            rows[is_new] = np.arange(len(self), len(self) + count)
+            fresh, order = places[is_new], np.argsort(places[is_new])
+            at = np.searchsorted(self._places, fresh[order])
+            self._places = np.insert(self._places, at, fresh[order])
+            self._rows = np.insert(self._rows, at, rows[is_new][order])
+        return rows
+
+
+class PlaceCounter:
+    """Estimates how many different places there are, from the smallest ones (Bar-Yossef et al. 2002, algorithm 1).
+
+    Places are spread evenly over 64 bits. The estimate is exact below ``kept`` places; above, its relative error is
+    about 1 / sqrt(kept).
+
+    Args:
+        kept: number of smallest places that are kept.
+    """
+
+    def __init__(self, kept: int = 4096) -> None:
+        self._kept = kept
+        self._smallest: Places = np.empty(0, np.uint64)
+
+    def add(self, places: Places) -> None:
+        """Count places, some of which may be counted already."""
+        if len(self._smallest) == self._kept:
+            places = places[places < self._smallest[-1]]
+        self._smallest = np.unique(np.concatenate([self._smallest, places]))[: self._kept]
+
+    @property
+    def count(self) -> int:
+        """Estimated number of different places."""
+        if len(self._smallest) < self._kept:
+            return len(self._smallest)
+        return ((self._kept - 1) << 64) // max(1, int(self._smallest[-1]))
+
+
+class KeyCache:
+    """Lists of places that a receiver has, by their digest; the least recently used ones are dropped.
+
+    Args:
+        most_places: number of places in all lists together that are kept.
+    """
+
+    def __init__(self, most_places: int = 1 << 25) -> None:
+        self._most = most_places
+        self._lists: OrderedDict[str, Places] = OrderedDict()
+        self._held = 0
+
+    def get(self, digest: str) -> Places | None:
+        """Return the list with this digest, or None if it is not here: the sender has to send it."""
+        places = self._lists.get(digest)
+        if places is not None:
+            self._lists.move_to_end(digest)
+        return places
+
+    def put(self, digest: str, places: Places) -> None:
+        """Keep a list."""
+        if digest in self._lists:
+            return
+        self._lists[digest] = places
+        self._held += len(places)
+        while self._held > self._most and len(self._lists) > 1:
+            _, dropped = self._lists.popitem(last=False)
+            self._held -= len(dropped)

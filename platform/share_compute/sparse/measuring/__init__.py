@@ -1,0 +1,1 @@
+"""Measures sparse models on rows that they are not trained on."""

@@ -1,0 +1,203 @@
+"""The rows of one range, with the rule that updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from share_compute.errors import VerificationFailed
+from share_compute.sparse.blocks import Floats
+from share_compute.sparse.keys import BIAS, PlaceIndex, Places, Rows
+from share_compute.sparse.rules import RangeCounters, UpdateRule
+
+_SMALLEST_FACTOR = 1e-12
+_MOST_CACHED = 1 << 25
+"""Number of row numbers that are kept for lists of places."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """Values of some rows."""
+
+    places: Places
+    """Places, sorted; none occurs twice."""
+    values: Floats
+    """Values, ``[places, width]``."""
+    digest: str = ""
+    """Digest of the places, if the sender computed it."""
+
+
+def summed(parts: Sequence[RowValues], width: int) -> RowValues:
+    """Return the sum of several messages as one. Parts are added in the given order."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0] if parts else RowValues(np.empty(0, np.uint64), np.empty((0, width), np.float32))
+    if first.digest and all(part.digest == first.digest for part in parts):
+        total = first.values.copy()
+        for part in parts[1:]:
+            total += part.values
+        return RowValues(first.places, total, first.digest)
+    places = np.unique(np.concatenate([first.places, *(part.places for part in parts[1:])]))
+    sums = np.zeros((len(places), width), np.float32)
+    for part in parts:
+        sums[np.searchsorted(places, part.places)] += part.values
+    return RowValues(places, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """All that a table keeps, as arrays."""
+
+    places: Places
+    """Place of each row."""
+    state: Floats
+    totals: NDArray[np.float64]
+    counters: RangeCounters
+
+
+class RangeTable:
+    """Rows of one range. Rows are added when an update touches them.
+
+    Args:
+        rule: what is kept for a row, and how it is updated.
+        snapshot: rows to begin with.
+    """
+
+    def __init__(self, rule: UpdateRule, snapshot: TableSnapshot | None = None) -> None:
+        self.rule = rule
+        self.counters = RangeCounters()
+        self._index = PlaceIndex()
+        self._state = np.zeros((1024, rule.state_width), np.float32)
+        self._bias_row = -2
+        self._totals = np.zeros(rule.width)
+        self._cached: dict[str, Rows] = {}
+        self._num_cached = 0
+        if snapshot is not None:
+            if snapshot.state.shape != (len(snapshot.places), rule.state_width):
+                raise VerificationFailed(f"a table has rows of shape {snapshot.state.shape}")
+            self._add(snapshot.places)
+            self._state[: len(self)] = snapshot.state
+            self._totals = snapshot.totals.copy()
+            self.counters = RangeCounters(**asdict(snapshot.counters))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def places(self) -> Places:
+        """Places of all rows, sorted."""
+        return self._index.sorted
+
+    @property
+    def totals(self) -> NDArray[np.float64]:
+        """Sum of the weights of all rows, ``[width]``, for rules whose workers need it."""
+        return self._totals * self.counters.factor
+
+    def weights(self, places: Places, digest: str = "") -> Floats:
+        """Return the weights of rows, ``[places, width]``; rows that no update touched have their first weights."""
+        rows = self._rows(places, digest)
+        if len(rows) and rows.min() < 0:
+            is_missing = rows < 0
+            state = self._state[np.maximum(rows, 0)]
+            state[is_missing] = self.rule.initial(places[is_missing], self.counters)
+        else:
+            self._cache(digest, rows)
+            state = self._state.take(rows, axis=0)
+        return self.rule.weights(state, self._is_bias(rows), self.counters)
+
+    def learned(self, places: Places) -> Floats:
+        """Return the weights of rows, ``[places, width]``; zeros for rows that no update touched."""
+        weights = self.weights(places)
+        weights[self._index.find(places) < 0] = 0
+        return weights
+
+    def apply(self, update: RowValues, examples: int) -> None:
+        """Apply an update that is a sum over ``examples`` rows of data.
+
+        Raises:
+            VerificationFailed: the rows would not be finite; they keep their values.
+        """
+        rows = self._rows(update.places, update.digest)
+        if len(rows) and rows.min() < 0:
+            rows = self._add(update.places)
+        self._cache(update.digest, rows)
+        counters = replace(self.counters)
+        self.rule.begin(counters, examples)
+        old = self._state.take(rows, axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            new = self.rule.changed(old, update.values, self._is_bias(rows), counters)
+        if not np.isfinite(new).all():
+            raise VerificationFailed(
+                "an update gives weights that are not finite",
+                hint="scale the features, or lower training.learning_rate",
+            )
+        counters.examples += examples
+        counters.updates += 1
+        if self.rule.has_totals:
+            self._totals += new.sum(axis=0, dtype=np.float64) - old.sum(axis=0, dtype=np.float64)
+        self._state[rows] = new
+        self.counters = counters
+        if self.counters.factor < _SMALLEST_FACTOR:
+            self._fold()
+
+    def everything(self) -> RowValues:
+        """Return the weights of all rows, in the order of places."""
+        return RowValues(self.places, self.weights(self.places))
+
+    def snapshot(self) -> TableSnapshot:
+        """Return all that the table keeps."""
+        counters = RangeCounters(**asdict(self.counters))
+        return TableSnapshot(
+            self._index.in_row_order, self._state[: len(self)].copy(), self._totals.copy(), counters
+        )
+
+    def digest(self) -> str:
+        """Return a digest of all rows and counters."""
+        order = np.argsort(self._index.in_row_order)
+        hasher = xxhash.xxh3_128(self._index.in_row_order[order].tobytes())
+        hasher.update(self._state[order].tobytes())
+        hasher.update(repr(sorted(asdict(self.counters).items())).encode())
+        return hasher.hexdigest()
+
+    def _fold(self) -> None:
+        """Multiply all rows by the common factor, before it becomes too small for float32."""
+        self._state[: len(self)] *= np.float32(self.counters.factor)
+        self._totals *= self.counters.factor
+        self.counters.folded *= self.counters.factor
+        self.counters.factor = 1.0
+
+    def _rows(self, places: Places, digest: str) -> Rows:
+        rows = self._cached.get(digest) if digest else None
+        return self._index.find(places) if rows is None else rows
+
+    def _cache(self, digest: str, rows: Rows) -> None:
+        """Keep row numbers, which never change once a row was added."""
+        if digest and digest not in self._cached and self._num_cached + len(rows) <= _MOST_CACHED:
+            self._cached[digest] = rows
+            self._num_cached += len(rows)
+
+    def _is_bias(self, rows: Rows) -> NDArray[np.bool_]:
+        flags: NDArray[np.bool_] = rows == self._bias_row
+        return flags
+
+    def _add(self, places: Places) -> Rows:
+        before = len(self._index)
+        rows = self._index.add(places)
+        count = len(self._index)
+        if count > len(self._state):
+            grown = np.zeros((max(count, 2 * len(self._state)), self.rule.state_width), np.float32)
+            grown[:before] = self._state[:before]
+            self._state = grown
+        is_new = rows >= before
+        fresh = self.rule.initial(places[is_new], self.counters)
+        self._state[rows[is_new]] = fresh
+        if self.rule.has_totals:
+            self._totals += fresh.sum(axis=0, dtype=np.float64)
+        bias = rows[places == np.uint64(BIAS)]
+        if len(bias):
+            self._bias_row = int(bias[0])
+        return rows

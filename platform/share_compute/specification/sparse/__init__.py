@@ -1,0 +1,1 @@
+"""Specification of jobs of kind sparse."""

@@ -1,0 +1,98 @@
+/** Several jobs side by side: results, and the fields in which their job files differ. */
+import { Table, Text } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi } from "@tanstack/react-router";
+import type { ReactNode } from "react";
+import { useTranslation } from "react-i18next";
+
+import { comparison } from "../api/queries";
+import type { Comparison } from "../api/types";
+import { Waiting } from "../components/Feedback";
+import { Page, Section } from "../components/frame/Page";
+import { AnchorLink } from "../components/links";
+import { StateBadge } from "../components/StateBadge";
+import { count, duration } from "../format";
+
+const route = getRouteApi("/compare");
+
+export function Compare() {
+  const { t } = useTranslation();
+  const { jobs } = route.useSearch();
+  const { data, error, refetch } = useQuery(comparison(jobs === undefined ? [] : jobs.split(",")));
+  return (
+    <Page title={t("Comparison")}>
+      {data === undefined ? (
+        <Waiting error={error} refetch={refetch} />
+      ) : (
+        <>
+          <Section title={t("Results")}>
+            <Results found={data} />
+          </Section>
+          <Section title={t("Differences of the job files")}>
+            <Differences found={data} />
+          </Section>
+        </>
+      )}
+    </Page>
+  );
+}
+
+function Results({ found }: { found: Comparison }) {
+  const { t } = useTranslation();
+  const { jobs } = found;
+  const names = [...new Set(jobs.flatMap((job) => Object.keys(job.results)))];
+  const rows: [string, ReactNode[]][] = [
+    [t("State"), jobs.map((job) => <StateBadge key={job.id} state={job.state} />)],
+    [t("Steps"), jobs.map((job) => `${count(job.step)} / ${count(job.total_steps)}`)],
+    [t("Time"), jobs.map((job) => (job.seconds === null ? "–" : duration(job.seconds)))],
+    ...names.map((name): [string, ReactNode[]] => [
+      name.replaceAll("_", " "),
+      jobs.map((job) => job.results[name]?.toPrecision(5) ?? "–"),
+    ]),
+  ];
+  return <Columns found={found} rows={rows} />;
+}
+
+function Differences({ found }: { found: Comparison }) {
+  const { t } = useTranslation();
+  if (found.differences.length === 0) {
+    return (
+      <Text size="sm" c="dimmed">
+        {t("The job files are equal.")}
+      </Text>
+    );
+  }
+  const shown = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
+  return <Columns found={found} rows={found.differences.map(({ field, values }) => [field, values.map(shown)])} />;
+}
+
+function Columns({ found, rows }: { found: Comparison; rows: [string, ReactNode[]][] }) {
+  return (
+    <div className="card scroll">
+      <Table verticalSpacing="xs" horizontalSpacing="md">
+        <Table.Thead>
+          <Table.Tr>
+            <Table.Td />
+            {found.jobs.map((job, place) => (
+              <Table.Th key={place}>
+                <AnchorLink to="/jobs/$jobId" params={{ jobId: job.id }} size="sm">
+                  {job.name}
+                </AnchorLink>
+              </Table.Th>
+            ))}
+          </Table.Tr>
+        </Table.Thead>
+        <Table.Tbody>
+          {rows.map(([name, cells]) => (
+            <Table.Tr key={name}>
+              <Table.Th scope="row">{name}</Table.Th>
+              {cells.map((cell, place) => (
+                <Table.Td key={place}>{cell}</Table.Td>
+              ))}
+            </Table.Tr>
+          ))}
+        </Table.Tbody>
+      </Table>
+    </div>
+  );
+}
