@@ -54,6 +54,7 @@ NOT_RUN = {
     "push JOB OWNER/NAME": "needs the Hugging Face Hub; tests/api/cli/test_push.py has a stand-in of it",
     "serve hub:OWNER/NAME": "needs the Hugging Face Hub; tests/api/routes/test_hub_models.py has a stand-in of it",
     "artifacts get JOB tensorboard": "needs a job with reports; tests/api/control/test_reports.py makes them",
+    "artifacts get JOB mlflow": "needs a job with reports; tests/api/control/test_reports.py makes them",
     "artifacts get JOB wandb": "needs a job with reports; tests/api/control/test_reports.py makes them",
     "--install-completion": "needs a shell among its parent processes, whose configuration it changes",
     "join https://SERVER:8700 --memory 8GiB --cpu-threads 4": "starts a Ray node",

@@ -7,8 +7,10 @@ over the network.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ from share_compute.files.strict import StrictModel
 from share_compute.specification.job import Report
 
 _NO_SERIES = frozenset({"step", "split"})
+_MLFLOW_BATCH = 1000
+"""Most values in one call of MLflow."""
+_MLFLOW_PARAMETERS = 100
+"""Most parameters in one call of MLflow."""
 
 
 class ReportRequest(StrictModel):
@@ -38,7 +44,9 @@ class ReportRequest(StrictModel):
 def main() -> None:
     """Answer one request from standard input."""
     request = ReportRequest.model_validate_json(sys.stdin.read())
-    write = {"tensorboard": _write_tensorboard, "wandb": _write_wandb}[request.report]
+    write = {"tensorboard": _write_tensorboard, "mlflow": _write_mlflow, "wandb": _write_wandb}[
+        request.report
+    ]
     write(request)
 
 
@@ -71,6 +79,47 @@ def _write_tensorboard(request: ReportRequest) -> None:
             writer.add_event(event_pb2.Event(wall_time=at_s, step=step, summary=summary))
     finally:
         writer.close()
+
+
+def _write_mlflow(request: ReportRequest) -> None:
+    """Write a run into an SQLite database, the store that MLflow advises for local files."""
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
+    request.folder.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(tracking_uri=f"sqlite:///{request.folder / 'mlflow.db'}")
+    # The default would be a folder on the server. Files that the submitter adds go through their `mlflow ui`.
+    experiment = client.create_experiment(
+        "share-compute", artifact_location="mlflow-artifacts:/share-compute"
+    )
+    run = client.create_run(
+        experiment,
+        start_time=int(request.began_s * 1000),
+        tags={"share_compute.job": request.job_id, "mlflow.user": ""},
+        run_name=request.name,
+    ).info.run_id
+    parameters = (Param(name, value) for name, value in _flat(request.settings))
+    while some := list(islice(parameters, _MLFLOW_PARAMETERS)):
+        client.log_batch(run, params=some)
+    ended_s = request.began_s
+
+    metrics = (
+        Metric(name, value, int((ended_s := at_s) * 1000), step)
+        for step, at_s, values in _rows(request)
+        for name, value in values.items()
+    )
+    while chunk := list(islice(metrics, _MLFLOW_BATCH)):
+        client.log_batch(run, metrics=chunk)
+    client.set_terminated(run, end_time=int(ended_s * 1000))
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (``a.b``, value) for each field. Values that MLflow could not name or show are JSON."""
+    for name, value in settings.items():
+        if isinstance(value, dict) and value and all(re.fullmatch(r"[\w-]+", key, re.ASCII) for key in value):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _write_wandb(request: ReportRequest) -> None:

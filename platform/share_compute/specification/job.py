@@ -49,7 +49,7 @@ class ParallelismSpec(SpecModel):
         return (self.stages or 1) * (self.members_per_stage or 1)
 
 
-Report: TypeAlias = Literal["tensorboard", "wandb"]
+Report: TypeAlias = Literal["tensorboard", "mlflow", "wandb"]
 """Format in which a job's curves are written at its end."""
 
 

@@ -67,6 +67,28 @@ def test_event_files_for_tensorboard_have_the_curves(
     assert [event.value for event in found.Scalars("traffic/sent_bytes")] == [10]
 
 
+@pytest.mark.filterwarnings("ignore:The ``noload``")  # MLflow asks for it when it reads
+def test_a_database_of_mlflow_has_the_curves_and_the_settings(
+    plane: Plane, http: httpx.Client, client: Client, digits: dict[str, Any], tmp_path: Path
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    job_id = ended(plane, http, {**digits, "report": ["mlflow"]})
+    folder = fetched(client, job_id, "mlflow", tmp_path / "out")
+    assert [path.name for path in folder.iterdir()] == ["mlflow.db"]
+    found = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    experiment = found.get_experiment_by_name("share-compute")
+    assert experiment is not None
+    (run,) = found.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.data.tags["share_compute.job"]) == ("FINISHED", job_id)
+    assert run.data.params["training.steps"] == str(digits["training"]["steps"])
+    losses = found.get_metric_history(run.info.run_id, "train/loss")
+    assert [(each.step, each.value) for each in losses] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
+    assert losses[2].timestamp - losses[0].timestamp == pytest.approx(4000, abs=2)
+    assert run.data.metrics["validation/accuracy"] == 0.5
+    assert str(plane.settings.data_folder).encode() not in (folder / "mlflow.db").read_bytes()
+
+
 def test_an_offline_run_for_wandb_has_the_curves(
     plane: Plane, http: httpx.Client, client: Client, digits: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -86,7 +108,7 @@ def test_a_format_that_is_not_installed_is_refused(
     refused = http.post("/jobs", json={**digits, "report": ["tensorboard", "wandb"]}).json()
     assert [one["field"] for one in refused["details"]["fields"]] == ["report", "report"]
     assert "pip install 'share-compute[tensorboard]'" in refused["hint"]
-    for wrong in (["mlflow"], ["wandb", "wandb"], "wandb"):
+    for wrong in (["excel"], ["wandb", "wandb"], "wandb"):
         answer = http.post("/jobs", json={**digits, "report": wrong})
         assert (answer.status_code, answer.json()["details"]["fields"][0]["field"][:6]) == (422, "report")
 

@@ -5499,7 +5499,7 @@ export interface components {
              * @description Formats in which the server writes the job's curves at its end, each as a result of the job.
              * @default []
              */
-            report: ("tensorboard" | "wandb")[];
+            report: ("tensorboard" | "mlflow" | "wandb")[];
             /**
              * Tags
              * @description Tags by which the job is found.
@@ -11269,7 +11269,7 @@ export interface components {
              * @description Formats in which the server writes the job's curves at its end, each as a result of the job.
              * @default []
              */
-            report: ("tensorboard" | "wandb")[];
+            report: ("tensorboard" | "mlflow" | "wandb")[];
             /**
              * Tags
              * @description Tags by which the job is found.
