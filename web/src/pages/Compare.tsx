@@ -7,7 +7,7 @@ import { useTranslation } from "react-i18next";
 
 import { comparison } from "../api/queries";
 import type { Comparison } from "../api/types";
-import { Waiting } from "../components/Feedback";
+import { Empty, Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/frame/Page";
 import { AnchorLink } from "../components/links";
 import { StateBadge } from "../components/StateBadge";
@@ -18,10 +18,16 @@ const route = getRouteApi("/compare");
 export function Compare() {
   const { t } = useTranslation();
   const { jobs } = route.useSearch();
-  const { data, error, refetch } = useQuery(comparison(jobs === undefined ? [] : jobs.split(",")));
+  const ids = jobs?.split(",") ?? [];
+  const { data, error, refetch } = useQuery({ ...comparison(ids), enabled: ids.length > 0 });
   return (
     <Page title={t("Comparison")}>
-      {data === undefined ? (
+      {ids.length === 0 ? (
+        <Empty title={t("No jobs to compare")}>
+          <Text size="sm">{t("Open a job, choose others beside its curves, and follow the link to the comparison.")}</Text>
+          <AnchorLink to="/jobs">{t("Jobs")}</AnchorLink>
+        </Empty>
+      ) : data === undefined ? (
         <Waiting error={error} refetch={refetch} />
       ) : (
         <>
