@@ -55,7 +55,7 @@ def run_warm(
     *,
     text: str = "",
     folder: Path | None = None,
-    timeout_s: float = 180,
+    timeout_s: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``share-compute`` with these arguments, and return its exit status and output.
 
