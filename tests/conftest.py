@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -27,6 +28,8 @@ from share_compute.store.records import ContributorRecord
 from share_compute_api.client.client import Client
 from share_compute_api.schemas.bodies import DeploymentView
 from share_compute_api.terminal.children import own_command
+from share_compute_api.workers.isolated import pool
+from share_compute_api.workers.isolated.pool import PoolLimits
 
 __all__ = [
     "attempt",
@@ -93,6 +96,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reason := why_never_repeated(test_id, (mark.name for mark in item.iter_markers())):
             raise pytest.UsageError(f"tests/quarantine.py: {reason}")
         item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_checks() -> Iterator[None]:
+    """Give questions about submitted models and files more time: their libraries load slowly on a busy machine."""
+    patient = partial(PoolLimits, time_s=DEADLINE_S, load_s=DEADLINE_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "PoolLimits", patient)
+        yield
 
 
 def wait_for(check: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -53,8 +52,8 @@ class Hub:
     """Downloads of weights wait until this is set."""
     answers: threading.Event = field(default_factory=threading.Event)
     """Questions about models wait until this is set."""
-    sends_slowly: bool = False
-    """Whether files above 1 MiB are sent at 1 MiB a second."""
+    pieces: threading.Semaphore | None = None
+    """Permits to send 1 MiB of a file; its first MiB needs none. None: files are sent without a limit."""
 
     def __post_init__(self) -> None:
         self.opened.set()
@@ -138,9 +137,9 @@ class _Requests(BaseHTTPRequestHandler):
 
     def _write(self, data: bytes) -> None:
         for start in range(0, len(data), 1 << 20):
+            if start and (pieces := self.hub.pieces) is not None:
+                pieces.acquire()
             self.wfile.write(data[start : start + (1 << 20)])
-            if self.hub.sends_slowly and len(data) > 1 << 20:
-                time.sleep(1)
 
     do_HEAD = do_GET  # noqa: N815 - the name is that of the base class
 
@@ -240,6 +239,8 @@ def hub_server() -> Iterator[Hub]:
     finally:
         hub.opened.set()
         hub.answers.set()
+        if hub.pieces is not None:
+            hub.pieces.release(1000)
         server.shutdown()
         server.server_close()
         thread.join()

@@ -23,7 +23,7 @@ from share_compute_actors.wire import COUNT, pack_answer
 
 NODES = [letter * 56 for letter in "abc"]
 """Ids of the cluster's nodes."""
-BLOCKED_S = 20
+BLOCKED_S = 240
 """Time after which a call without a deadline counts as blocked."""
 
 

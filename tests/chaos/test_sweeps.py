@@ -47,7 +47,7 @@ def test_a_sweep_outlives_the_server(
             psutil.Process(server.command.process.pid).kill()
             server.command.process.wait()
             server = servers.enter_context(run_server(tmp_path, port=port))
-            wait_for(lambda: client.job(sweep_id).state.is_final, "the end of the sweep")
+            wait_for(lambda: client.job(sweep_id).state.is_final, "the end of the sweep", 600)
             over, view = client.job(sweep_id), client.trials(sweep_id)
             assert (over.state, over.step) == (JobState.succeeded, 4)
             assert {number: job for number, job in _jobs(view).items() if number in before} == before

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from share_compute_actors.sparse.worker import SparseRowsWorker
 from share_compute_actors.wire import Content, pack_answer, unpack_answer
 
 SETTINGS_OF_RUN = SparseSettings("logistic", workers=2, ranges=1, passes=1, batch_size=5)
+DEADLINE_S = 240.0
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ class Script:
 
     def __call__(self) -> None:
         self.calls += 1
-        assert self.calls < 500, "the run did not end"
+        assert self.calls < 5000, "the run did not end"
         if self.steps and self.calls % 2 == 0:
             self.steps.pop(0)()
 
@@ -228,13 +230,15 @@ def test_suspension_ends_a_run_without_checkpoints_and_one_that_cannot_save(
 def test_a_suspension_that_is_taken_back_does_not_end_the_run(
     new_run: Callable[..., SparseRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspension, "SUSPEND_S", 0.1)
+    now_s = [0.0]
+    monkeypatch.setattr(suspension, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     run = new_run(RunOptions(CheckpointOptions(tmp_path / "checkpoints", every_s=1e6)))
     for server in run.servers.values():
         server.methods["freeze"] = never
     script = Script(
         lambda: run.suspension.want(is_wanted=True),
         lambda: run.suspension.want(is_wanted=False),
+        lambda: now_s.append(now_s.pop() + 2 * suspension.SUSPEND_S),
         *[lambda: None] * 5,
         lambda: [worker.actor.end(4) for worker in run.workers],
     )
@@ -328,7 +332,7 @@ def test_a_snapshot_that_is_not_wanted_any_more_is_not_kept() -> None:
         with pytest.raises(StaleEpoch, match="is not wanted any more"):
             unpack_answer(SETTINGS, await wish, "the server")
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
 def test_measuring_stops_waiting_when_a_range_has_another_server(stub: StubRay) -> None:
@@ -338,9 +342,11 @@ def test_measuring_stops_waiting_when_a_range_has_another_server(stub: StubRay) 
     try:
         assert not measuring.go_on([first], [])
         measuring.use([second])
-        measuring.wait(10)
+        measuring.wait(DEADLINE_S)
         assert measuring.go_on([second], [])
         assert stub.nodes_alive
+        # A thread that calls Ray after the stand-in is gone would start a Ray of its own in this process.
+        measuring.wait(DEADLINE_S)
     finally:
         measuring.close()
 

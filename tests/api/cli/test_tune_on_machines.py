@@ -28,7 +28,7 @@ def test_a_job_is_measured_on_the_machines_that_are_there(
     variables = {"SHARE_COMPUTE_URL": server.url, "SHARE_COMPUTE_API_KEY": server.api_key}
     words = ("tune", str(file), "--steps", "8", "--output", str(output), "--json")
     with run_command(tmp_path, *words, **variables) as command:
-        assert command.process.wait(400) == 0, command.text()
+        assert command.process.wait(800) == 0, command.text()
         found = json.loads(command.text())
     assert all(one["step_s"] > 0 for one in found["runs"])
     assert {one["settings"]["precision"] for one in found["runs"]} == {"float32", "bfloat16"}

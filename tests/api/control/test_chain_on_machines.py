@@ -56,7 +56,7 @@ def test_a_result_is_served_and_answers_rows(
     }  # fmt: skip
     with (
         server.client() as client,
-        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=90) as openai,
+        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=240) as openai,
     ):
         job_id = client.submit(job).id
 
@@ -64,13 +64,11 @@ def test_a_result_is_served_and_answers_rows(
             found = client.job(one)
             return found if found.state.is_final else None
 
-        trained = wait_for(lambda: over(job_id), "the training", 240)
+        trained = wait_for(lambda: over(job_id), "the training")
         assert trained.state is JobState.succeeded, trained.reason
-        wait_for(
-            lambda: len([link for link in client.job(job_id).links if link.started]) == 2, "both links", 60
-        )
+        wait_for(lambda: len([link for link in client.job(job_id).links if link.started]) == 2, "both links")
         links = {link.name: link for link in client.job(job_id).links}
-        batch = wait_for(lambda: over(links["generate"].started), "the batch", 240)
+        batch = wait_for(lambda: over(links["generate"].started), "the batch")
         assert batch.state is JobState.succeeded, batch.reason
 
         answers = client.download(batch.id, "output", tmp_path / "answers")

@@ -135,7 +135,7 @@ def test_a_file_is_whole_or_missing(plane: Plane, run: Any, job_id: str, tmp_pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert full.returncode != 0
     assert "full.csv cannot be written" in full.stderr

@@ -106,7 +106,7 @@ sys.exit(7 if count == 450_000 else 1)
 @pytest.mark.parametrize("how", EXITS)
 def test_a_process_ends_with_open_readers_and_reads_nine_files_in_turn(how: str) -> None:
     program = [sys.executable, "-c", PROGRAM + EXITS[how]]
-    ended = subprocess.run(program, check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(program, check=False, capture_output=True, text=True, timeout=240)
     assert ended.returncode == (1 if how == "exception" else 7), ended.stderr
     assert ("ZeroDivisionError" in ended.stderr) == (how == "exception")
 
