@@ -12,6 +12,10 @@ and about 90 MB of memory. `idle_agent` takes their places.
 
 Where the package grpcio is installed, ``ray start --head`` also opens port 10001 for Ray Client, with which others
 could run code on the head. Nothing here uses it, so it is not started.
+
+Ray's command line also imports the commands of Ray Serve, of Ray Jobs and of the state API. With the optional packages
+that Ray Serve uses (pandas, FastAPI, grpcio), these imports take two thirds of the processor time until the GCS starts.
+Nothing here uses these commands, so they are not imported.
 """
 
 from __future__ import annotations
@@ -25,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from ray._private import ray_constants, services
-from ray.scripts import scripts
 
 from share_compute_actors.machine import idle_agent
 
 _DASHBOARD_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 """Ports that the dashboard's agent reports. They are -1 in Ray's minimal installation, too."""
+OTHER_COMMANDS = ("ray.dashboard.modules.job.cli", "ray.serve.scripts", "ray.util.state.state_cli")
+"""Modules with commands of Ray that are not used here. Ray's command line works without them."""
 SOUND_S = 5
 """Minimum time in seconds that a GCS must have run to be restarted when it ends.
 
@@ -55,7 +60,8 @@ def main() -> None:
     if sys.argv[1] != "start":
         supervise_gcs(Path(sys.argv.pop(1)))
     leave_out_agents()
-    leave_out_ray_client()
+    scripts = command_line()
+    leave_out_ray_client(scripts)
     scripts.main()
 
 
@@ -73,8 +79,25 @@ def leave_out_agents() -> None:
     services.start_ray_process = partial(_start_process, services.start_ray_process)
 
 
-def leave_out_ray_client() -> None:
-    """Let this process start a head that opens no port for Ray Client, also if grpcio is installed."""
+def command_line() -> Any:
+    """Return the module of Ray's command line, imported without the commands in `OTHER_COMMANDS`."""
+    # `import` raises ModuleNotFoundError for a module that is None in this table. Ray then leaves its commands out.
+    added = dict.fromkeys(name for name in OTHER_COMMANDS if name not in sys.modules)
+    sys.modules.update(added)  # type: ignore[arg-type]  # the types of the table leave out None
+    try:
+        from ray.scripts import scripts  # noqa: PLC0415 - the commands must be left out first
+    finally:
+        for name in added:
+            del sys.modules[name]
+    return scripts
+
+
+def leave_out_ray_client(scripts: Any) -> None:
+    """Let this process start a head that opens no port for Ray Client, also if grpcio is installed.
+
+    Args:
+        scripts: the module of Ray's command line.
+    """
     scripts.get_ray_client_dependency_error = lambda: "Ray Client is not used"
 
 

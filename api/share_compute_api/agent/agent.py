@@ -113,6 +113,8 @@ class Agent:
         self._unreachable = ExponentialBackoff(*_UNREACHABLE_PAUSES_S, has_jitter=True)
         self._rejoins = 0
         """Number of rejoins since this machine was last ready."""
+        self._was_ready = False
+        """Whether this machine was ready at a heartbeat since its last attempt to rejoin."""
         self._beats = 0
         self._grace_s = _NODE_GRACE_S
 
@@ -282,6 +284,7 @@ class Agent:
             self._backoff.reset()
         if work.state is ContributorState.ready:
             self._rejoins = 0
+            self._was_ready = True
         self._view = replace(self._view, work=work)
         idle = {
             ContributorState.ready: "ready",
@@ -296,8 +299,14 @@ class Agent:
         trouble: ShareComputeError,
         last_contact: float,
     ) -> float:
-        """Wait, then try to rejoin the cluster; return the monotonic time of the server's last answer, in seconds."""
-        self._wait(trouble, last_contact, self._backoff)
+        """Wait, then try to rejoin the cluster; return the monotonic time of the server's last answer, in seconds.
+
+        The first attempt after the machine was ready is made without a wait if the node runs: a server that was started
+        again calls such machines lost, and streams wait for them.
+        """
+        was_ready, self._was_ready = self._was_ready, False
+        if not was_ready or self._node is None or self._node.end is not None:
+            self._wait(trouble, last_contact, self._backoff)
         try:
             access = client.rejoin()
             last_contact = time.monotonic()

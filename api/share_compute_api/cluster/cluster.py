@@ -29,7 +29,7 @@ from share_compute_actors.machine.head import (
 )
 from share_compute_actors.machine.processes import Child, ChildProcesses
 from share_compute_api.cluster.calls import HeadAddress, NodeFacts, members_answer, nodes_answer
-from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
+from share_compute_api.cluster.gateway import Gateway, RemoteActor, send_address, translated
 from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
 from share_compute_api.connection.addresses import advertised
 from share_compute_api.connection.backoff import ExponentialBackoff
@@ -83,6 +83,11 @@ class _GatewayProcess:
     child: Child
     connection: socket.socket
     """The control plane's end of a socket pair."""
+
+    def connect_to(self, head: Head) -> None:
+        """Let the gateway connect to a head, which runs."""
+        address = HeadAddress(ray_address=head.ray_address, node_address=head.node.address)
+        send_address(self.connection, address)
 
 
 class Cluster:
@@ -270,6 +275,7 @@ class Cluster:
         process, self._waiting = self._waiting, None
         if process is None:
             process = await asyncio.to_thread(self._start_gateway, self._head.place)
+            process.connect_to(self._head)
         child, gateway = process.child, Gateway(process.connection)
         try:
             why = await self._listen(gateway, child)
@@ -280,8 +286,7 @@ class Cluster:
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
         """Make the gateway available until it or the head ends or hangs; return a message about a hang, or None."""
-        head = HeadAddress(ray_address=self._head.ray_address, node_address=self._head.node.address)
-        connecting = asyncio.create_task(gateway.connect(head))
+        connecting = asyncio.create_task(gateway.connect())
         try:
             if not await self._is_done_first(connecting):
                 return None
@@ -365,7 +370,7 @@ class Cluster:
         _log.warning("%s; it is started again in %.1f s", why, pause_s)
 
     def _start_gateway(self, head: HeadPlace) -> _GatewayProcess:
-        """Start a gateway, which imports Ray and then waits for the address from `Gateway.connect`."""
+        """Start a gateway, which imports Ray and then waits for the address from `_GatewayProcess.connect_to`."""
         ours, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -404,6 +409,9 @@ class Cluster:
         except BaseException:
             self._discard_gateway()
             raise
+        # The gateway connects now, and not when `run` begins: a server that starts still imports packages until then.
+        if self._waiting is not None:
+            self._waiting.connect_to(head)
         self._began_s = time.monotonic()
         return head
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,19 @@ class CallFailed(Exception):
         self.failure = failure
 
 
+def send_address(connection: socket.socket, head: HeadAddress) -> None:
+    """Send a gateway that waits the head's address, with which it connects to Ray.
+
+    Do nothing if the gateway has ended; `Gateway.connect` reports that.
+
+    Args:
+        connection: the control plane's end of the socket pair.
+        head: address of the head, which runs.
+    """
+    with suppress(OSError):
+        connection.sendall(head.model_dump_json().encode() + b"\n")
+
+
 _GONE = CallFailure(kind="died", message="the process that calls Ray ended")
 
 
@@ -50,14 +63,13 @@ class Gateway:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
-    async def connect(self, head: HeadAddress, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
-        """Send the head's address, and wait until the gateway is connected to Ray; return the reader for `listen`.
+    async def connect(self, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
+        """Wait until the gateway, which got the head's address, is connected to Ray; return the reader for `listen`.
 
         Raises:
             Unavailable: the process ended, or was not ready in time.
         """
         reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=MOST_BYTES)
-        self._writer.write(head.model_dump_json().encode() + b"\n")
         try:
             async with asyncio.timeout(timeout_s):
                 first = await reader.readline()

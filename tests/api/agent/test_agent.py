@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from share_compute_api.agent.agent import Agent, AgentStatus
 from share_compute_api.agent.client import AgentClient
 from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions
+from share_compute_api.connection.backoff import ExponentialBackoff
 from share_compute_api.schemas.agents import ClusterAccess
 
 
@@ -64,3 +66,36 @@ def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tm
             agent._heartbeat(client)
         store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
         assert agent._heartbeat(client).state is ContributorState.probing
+
+
+def test_a_machine_that_was_ready_rejoins_without_a_wait_once(plane: Any, tmp_path: Path) -> None:
+    """Streams wait for such machines after a restart of the server."""
+    store, phases = plane.store, list[str]()
+    record, key = store.contributors.join(
+        store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}
+    )
+    options = JoinOptions(plane.url, "used", "ada")
+    agent = Agent(options, lambda view: phases.append(view.phase), Identities(tmp_path))
+    agent._children = ChildProcesses(tmp_path)
+    agent._backoff = ExponentialBackoff(0.001, 0.001)
+    agent._node = SimpleNamespace(end=None, node_id="ab", address="192.0.2.7")
+    store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
+    store.contributors.ready(record.id, capacity=[], links=[])
+    lost = ContributorLost("the server was away", hint="it connects again by itself")
+
+    def waits() -> list[bool]:
+        """Return, for two attempts to rejoin, whether each waited."""
+        found = []
+        for _ in range(2):
+            phases.clear()
+            agent._recover(client, NodeLimits(1, 1), lost, time.monotonic())
+            found.append(any("trying again in" in phase for phase in phases))
+        return found
+
+    with AgentClient(plane.url, record.id, key) as client:
+        assert waits() == [True, True]  # it was never ready
+        agent._show_work(agent._heartbeat(client))
+        assert waits() == [False, True]
+        agent._show_work(agent._heartbeat(client))
+        agent._node.end = "its raylet ended"
+        assert waits() == [True, True]

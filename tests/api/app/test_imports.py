@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+
+from share_compute_api.app.server import collecting_later
 
 
 def test_the_app_does_not_import_what_most_starts_do_not_need() -> None:
@@ -14,3 +17,16 @@ print([name for name in ("torch", "transformers", "alembic", "pyarrow") if name 
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_garbage_is_collected_while_a_server_imports_its_packages() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with collecting_later():
+            assert not gc.isenabled()
+            kept = [[number] for number in range(1000)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(kept)
+        assert not any(one is kept for one in gc.get_objects())  # later collections do not visit it
+    finally:
+        gc.unfreeze()

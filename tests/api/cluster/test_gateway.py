@@ -12,7 +12,7 @@ import pytest
 
 from share_compute.errors import TooLarge, Unavailable
 from share_compute_api.cluster.calls import MOST_BYTES, Call, CallResult, HeadAddress
-from share_compute_api.cluster.gateway import CallFailed, Gateway, RemoteActor, translated
+from share_compute_api.cluster.gateway import CallFailed, Gateway, RemoteActor, send_address, translated
 
 HEAD = HeadAddress(ray_address="127.0.0.1:6379", node_address="127.0.0.1")
 
@@ -46,8 +46,9 @@ def talk(test: Callable[[Gateway, Peer], Awaitable[None]]) -> None:
     async def run() -> None:
         ours, theirs = socket.socketpair()
         gateway, peer = Gateway(ours), Peer(theirs)
+        send_address(ours, HEAD)
         await peer.connect()
-        reader = await gateway.connect(HEAD)
+        reader = await gateway.connect()
         assert await peer.head() == HEAD
         listening = asyncio.create_task(gateway.listen(reader))
         try:
@@ -132,11 +133,23 @@ def test_a_gateway_that_ends_before_it_reads_its_address_is_reported() -> None:
     async def run() -> None:
         ours, theirs = socket.socketpair()
         gateway = Gateway(ours)
-        connecting = asyncio.create_task(gateway.connect(HEAD))
-        await asyncio.sleep(0.05)  # the address was sent, so that the connection is reset below
+        send_address(ours, HEAD)  # it is never read, so the connection is reset below
         theirs.close()
         with pytest.raises(Unavailable, match="could not connect to the head"):
-            await connecting
+            await gateway.connect()
+        gateway.close()
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_ends_before_it_gets_its_address_is_reported() -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        send_address(ours, HEAD)
+        gateway = Gateway(ours)
+        with pytest.raises(Unavailable, match="could not connect to the head"):
+            await gateway.connect()
         gateway.close()
 
     asyncio.run(run())

@@ -33,6 +33,7 @@ from share_compute_actors.inference.scheduler_service import SchedulerService
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
 from share_compute_api.control.deployments.replicas import Slot
+from share_compute_api.control.deployments.serving import HURRIED_POLL_S, HURRIED_S, POLL_S
 from share_compute_api.control.patience import Patience
 from share_compute_api.openai.engine import Engines, Stream
 from share_compute_api.openai.metrics import PrometheusMetrics
@@ -183,6 +184,7 @@ class House:
     metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
     members: dict[str, set[str]] = field(default_factory=dict)
     """By contributor, the jobs and replicas that have members there."""
+    supervisor: DeploymentSupervisor = field(init=False)
 
     async def _members(self) -> dict[str, set[str]]:
         return self.members
@@ -198,7 +200,7 @@ class House:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        supervisor = DeploymentSupervisor(
+        supervisor = self.supervisor = DeploymentSupervisor(
             self.store, self.engines, self._launch, self.notifier, self.metrics.serving, self._members, 120.0
         )
         unsubscribe = self.store.on_commit(self.notifier.notify)
@@ -435,6 +437,28 @@ def test_a_machine_that_comes_back_with_members_of_the_replica_is_given_to_it_ag
         await house.until(lambda: house.leased() == {ada})
         house.members[bob].remove("job-other")
         await house.until(lambda: house.leased() == {ada, bob})
+
+    run(store, tmp_path, story)
+
+
+def test_a_replica_that_starts_is_polled_more_often_until_it_is_ready(store: Store, tmp_path: Path) -> None:
+    """Streams wait for it after a restart of the server."""
+
+    async def story(house: House) -> None:
+        ada = house.cluster.contributor("ada")
+        record = house.deploy()
+        replica = await house.replicas.get()
+        serving, _ = house.supervisor._serving[record.id]
+        await house.until(lambda: replica.num_polls > 1)
+        assert serving._pause_s == HURRIED_POLL_S
+        replica.serve(ada)
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        assert serving._pause_s == POLL_S
+        replica.stand_still()
+        await house.until(lambda: house.state(record) is DeploymentState.degraded)
+        assert serving._pause_s == HURRIED_POLL_S
+        serving._started_s -= HURRIED_S
+        assert serving._pause_s == POLL_S
 
     run(store, tmp_path, story)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -38,7 +39,13 @@ from share_compute_api.schemas.bodies import ReplicaCounts
 from share_compute_api.submission.deployments import model_folder
 from share_compute_api.submission.model_folders import model_window
 
-_POLL_S = 0.5
+POLL_S = 0.5
+HURRIED_POLL_S = 0.1
+"""Pause between two polls while a replica's server that was just started is not ready, in seconds.
+
+Clients wait for the replica, for example after a restart of this process."""
+HURRIED_S = 30.0
+"""Time after the start of a replica's server for which the pauses are `HURRIED_POLL_S`, in seconds."""
 _ANSWER_S = 20.0
 """Seconds to wait for the status of a replica's server, which may still be starting on a busy machine."""
 _MOST_FAILURES = 5
@@ -105,6 +112,8 @@ class Serving:
         self._pooling: Pooling | None = None
         self._engine: RayEngine | None = None
         self._recorded: tuple[DeploymentState, str, list[Plan]] | None = None
+        self._started_s = -math.inf
+        """Last start of a replica's server, in seconds on the event loop's clock."""
         self.is_scaled = False
         """Whether the number of replicas was set to the wanted number at least once, so that `numbers` is complete."""
         self.is_ending = False
@@ -157,7 +166,7 @@ class Serving:
             await self._begin()
             while True:
                 await self._poll()
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(self._pause_s)
         except UserError as failure:
             error = {"code": failure.code, **failure.facts()}
             await self._move(DeploymentState.failed, failure.message, error=error)
@@ -165,6 +174,13 @@ class Serving:
             await self._move(DeploymentState.failed, failure.reason, error=failure.error)
         finally:
             await self._end()
+
+    @property
+    def _pause_s(self) -> float:
+        """Pause before the next poll, in seconds."""
+        is_starting = any(not managed.slot.is_ready for managed in self._replicas.staying)
+        age_s = asyncio.get_running_loop().time() - self._started_s
+        return HURRIED_POLL_S if is_starting and age_s < HURRIED_S else POLL_S
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
@@ -386,6 +402,7 @@ class Serving:
                 is_standby=managed.is_standby,
             )
         )
+        self._started_s = asyncio.get_running_loop().time()
         self._engine.add(replica)
         if managed.is_standby:
             self._engine.retire(replica)

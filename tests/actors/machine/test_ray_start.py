@@ -1,0 +1,37 @@
+"""The command line of Ray, without the commands that a head or a node does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from share_compute_actors.machine.ray_start import OTHER_COMMANDS
+
+PROGRAM = """
+import importlib, json, sys
+from share_compute_actors.machine.ray_start import OTHER_COMMANDS, command_line
+scripts = command_line()
+left_out = [name for name in ("ray.serve", "pandas", "fastapi", "grpc", *OTHER_COMMANDS) if name in sys.modules]
+importlib.import_module("ray.util.state.state_cli")
+print(json.dumps([sorted(scripts.cli.commands), left_out]))
+"""
+
+
+def test_a_head_starts_without_the_commands_of_ray_serve_and_without_pandas() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    commands, left_out = json.loads(done.stdout)
+    assert left_out == []
+    assert {"start", "stop"} <= set(commands)
+    assert {"serve", "job", "list"}.isdisjoint(commands)
+
+
+def test_the_modules_that_are_left_out_are_those_of_this_version_of_ray() -> None:
+    """Another name would have no effect, and no test but this one would fail."""
+    program = (
+        "import sys; from ray.scripts import scripts;"
+        f"print([name for name in {OTHER_COMMANDS!r} if name not in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    # Ray leaves out the commands of Ray Serve by itself if the optional packages of Ray Serve are missing.
+    assert done.stdout.strip() in ("[]", "['ray.serve.scripts']")
