@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.api.speaking import make_llama
 from tests.conftest import descendants, run_contributor, served
@@ -41,6 +42,9 @@ def test_streams_outlive_the_server(
         with server.client() as client:
             client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
             wait_for(lambda: served(client, "llama", 2), "both stages")
+            (leader,) = descendants("ray::DeploymentServer", server.command.process.pid)
+            # With Ray's niceness of 15, its start would take very long beside other programs.
+            assert leader.nice() == psutil.Process(server.command.process.pid).nice()
             expected: list[list[str]] = [[], []]
             for number, pieces in enumerate(expected):
                 ask(client, number, pieces)

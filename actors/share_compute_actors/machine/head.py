@@ -45,6 +45,11 @@ HEALTH_CHECKS = {
 
 A node that Ray has declared dead ends all its processes. This project detects losses much sooner, without Ray:
 coordinators watch their members' heartbeats, and the control plane watches the agents' reports."""
+_PRIORITY = {"RAY_worker_niceness": "0"}
+"""Environment variables that give the head's actors the priority of the control plane.
+
+Ray starts workers with niceness 15. Where other programs use the processors, the server of a deployment, for which
+streams wait after a restart, would get a thirtieth of their time. Each training step waits for its coordinator."""
 _TOKEN, _STALE, _TABLES, _CACHE = "ray-token", "ray-token-is-stale", "ray-tables", "cache"
 _log = logging.getLogger(__name__)
 
@@ -112,6 +117,7 @@ def start_head(
     environment = {
         **shared,
         **HEALTH_CHECKS,
+        **_PRIORITY,
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(tables),
         "XDG_CACHE_HOME": str(settings.data_folder.resolve() / _CACHE),

@@ -16,6 +16,9 @@ could run code on the head. Nothing here uses it, so it is not started.
 Ray's command line also imports the commands of Ray Serve, of Ray Jobs and of the state API. With the optional packages
 that Ray Serve uses (pandas, FastAPI, grpcio), these imports take two thirds of the processor time until the GCS starts.
 Nothing here uses these commands, so they are not imported.
+
+``ray start`` asks the GCS for the new node before the raylet has registered, and asks again after one second. Here it
+first waits until the GCS lists the node, which takes some tenths of a second.
 """
 
 from __future__ import annotations
@@ -23,12 +26,17 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ray import NodeID
 from ray._private import ray_constants, services
+from ray._raylet import GcsClient
+from ray.exceptions import RayError
 
 from share_compute_actors.machine import idle_agent
 
@@ -40,6 +48,9 @@ SOUND_S = 5
 """Minimum time in seconds that a GCS must have run to be restarted when it ends.
 
 A GCS that ends sooner has a lasting problem, such as damaged tables, so the supervisor and the head end, too."""
+_REGISTERS_S = 30.0
+"""Longest wait for a raylet to register, in seconds; after it, Ray reports the reason."""
+_REGISTERED_POLL_S = 0.02
 _SCRIPT = """\
 #!/bin/sh
 # Restarts Ray's GCS when it ends, unless this script received SIGTERM or SIGINT.
@@ -60,6 +71,7 @@ def main() -> None:
     if sys.argv[1] != "start":
         supervise_gcs(Path(sys.argv.pop(1)))
     leave_out_agents()
+    wait_for_raylets()
     scripts = command_line()
     leave_out_ray_client(scripts)
     scripts.main()
@@ -90,6 +102,21 @@ def command_line() -> Any:
         for name in added:
             del sys.modules[name]
     return scripts
+
+
+def wait_for_raylets() -> None:
+    """Let this process wait for the registration of a raylet without Ray's pauses of one second."""
+    services.get_node = partial(get_registered, services.get_node)
+
+
+def get_registered(get: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
+    """Wait until the GCS lists a node, then return Ray's facts about it; ``get`` is Ray's function for that."""
+    wanted, deadline_s = NodeID.from_hex(node_id), time.monotonic() + _REGISTERS_S
+    with suppress(RayError):  # `get` reports the problem
+        gcs = GcsClient(address=gcs_address)
+        while wanted not in gcs.get_all_node_info(timeout=_REGISTERS_S) and time.monotonic() < deadline_s:
+            time.sleep(_REGISTERED_POLL_S)
+    return get(gcs_address, node_id)
 
 
 def leave_out_ray_client(scripts: Any) -> None:

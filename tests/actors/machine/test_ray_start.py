@@ -6,7 +6,14 @@ import json
 import subprocess
 import sys
 
-from share_compute_actors.machine.ray_start import OTHER_COMMANDS
+import pytest
+from ray import NodeID
+from ray.exceptions import RpcError
+
+from share_compute_actors.machine import ray_start
+from share_compute_actors.machine.ray_start import OTHER_COMMANDS, get_registered
+
+NODE = "ab" * 28
 
 PROGRAM = """
 import importlib, json, sys
@@ -35,3 +42,30 @@ def test_the_modules_that_are_left_out_are_those_of_this_version_of_ray() -> Non
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     # Ray leaves out the commands of Ray Serve by itself if the optional packages of Ray Serve are missing.
     assert done.stdout.strip() in ("[]", "['ray.serve.scripts']")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ray_is_asked_for_a_node_when_the_node_is_registered(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """If the GCS does not answer, Ray is asked at once, and reports that."""
+    calls: list[str] = []
+
+    class Gcs:
+        def __init__(self, address: str) -> None:
+            calls.append(address)
+
+        def get_all_node_info(self, timeout: float) -> dict[NodeID, object]:
+            assert timeout > 0
+            calls.append("list")
+            if fails:
+                raise RpcError("no answer")
+            return {} if len(calls) < 4 else {NodeID.from_hex(NODE): object()}
+
+    def get(address: str, node_id: str) -> str:
+        calls.append("get")
+        return f"{node_id} at {address}"
+
+    monkeypatch.setattr(ray_start, "GcsClient", Gcs)
+    assert get_registered(get, "192.0.2.1:6379", NODE) == f"{NODE} at 192.0.2.1:6379"
+    assert calls == ["192.0.2.1:6379", *["list"] * (1 if fails else 3), "get"]
