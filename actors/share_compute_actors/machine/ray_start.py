@@ -35,7 +35,7 @@ from typing import Any
 
 from ray import NodeID
 from ray._private import ray_constants, services
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # the stub of Ray leaves it out
 from ray.exceptions import RayError
 
 from share_compute_actors.machine import idle_agent
