@@ -155,7 +155,7 @@ class RoundsMachine:
         """Forget the contributions of a branch that wait for a merge, and return their runs.
 
         Call this when the branch begins a round again without the state with which it began before: it might compute
-        another contribution. Late contributions of branches with common weights are kept.
+        another contribution. Late contributions are kept if the branch skips their rounds, as with local steps.
         """
         withdrawn = [run for run in self._waiting if run.branch == branch and self._is_computed_again(run)]
         for run in withdrawn:
@@ -163,7 +163,8 @@ class RoundsMachine:
         return withdrawn
 
     def _is_computed_again(self, run: BranchRun) -> bool:
-        return self._policy.keeps_own_weights or run.round >= self.open_round
+        skips_late = not (self._policy.keeps_own_weights or self._policy.merges_apart)
+        return not skips_late or run.round >= self.open_round
 
     def may_forget(self, run: BranchRun) -> bool:
         """Return whether a branch that begins a round again computes this contribution, which did not arrive, again."""
@@ -196,9 +197,17 @@ class RoundsMachine:
     def has_to_wait(self, branch: int) -> bool:
         """Return whether a branch may not begin a round: it has none left, or is too far ahead of the slowest branch.
 
-        When the job is over, no branch waits.
+        A branch whose push is being merged also waits. If it were started again before the end of this merge, it would
+        train the same round twice. When the job is over, no branch waits.
         """
-        return not self.is_over and (self.is_done(branch) or self._is_too_far_ahead(branch))
+        if self.is_over:
+            return False
+        return self.is_done(branch) or self._is_too_far_ahead(branch) or self._is_pushing(branch)
+
+    def _is_pushing(self, branch: int) -> bool:
+        """Return whether the merge that is being recorded has a push of a branch, in policies that merge apart."""
+        runs = () if self._record is None else self._record.runs
+        return self._policy.merges_apart and any(run.branch == branch for run in runs)
 
     def _is_too_far_ahead(self, branch: int) -> bool:
         policy = self._policy

@@ -254,7 +254,10 @@ def test_a_parameter_server_gets_each_push_once_though_an_island_is_lost(
 POLICIES: dict[str, dict[str, Any]] = {
     "local": {"kind": "local", "preset": "diloco"},
     **OWN_WEIGHTS,
+    "synchronous parameter_server": {"kind": "parameter_server", "staleness": 0},
     "parameter_server": {"kind": "parameter_server", "staleness": 1},
+    "asynchronous parameter_server": {"kind": "parameter_server", "staleness": "unbounded"},
+    "parameter_server in ranges": {"kind": "parameter_server", "staleness": 1, "servers": 2},
 }
 PLACES = {
     "a stage of two": {"stages": 1, "members_per_stage": 2},

@@ -9,11 +9,13 @@ import pytest
 
 from share_compute.lifecycle.attempt_events import (
     AttemptEvent,
+    BranchRound,
     LayersTimed,
     Measured,
     Reformed,
     ReplanAbandoned,
     ReplanProposed,
+    RoundMerged,
     Sampled,
     StageTiming,
 )
@@ -131,3 +133,42 @@ def test_every_machine_of_a_plan_has_its_reason() -> None:
 def test_a_sample_is_one_line_with_prompt_and_text() -> None:
     event = Sampled(step=20, prompt="The [bold] one", text=" and\nthe")
     assert line(event).endswith(r"sample at step 20  [dim]The \[bold] one[/dim] and the")
+
+
+def a_round(*, age: int, waited_s: float, update_bytes: int, distance: float | None) -> RoundMerged:
+    branches = tuple(
+        BranchRound(
+            number=number,
+            round=7 - age * number,
+            machines=("a",),
+            loss=2.0,
+            samples=8,
+            seconds=9.0,
+            waited_s=waited_s,
+            sent_bytes=100,
+        )
+        for number in range(2)
+    )
+    return RoundMerged(
+        round=7,
+        step=28,
+        branches=branches,
+        update_bytes=update_bytes,
+        weight_bytes=4000,
+        consensus_distance=distance,
+        merge_s=0.1,
+    )
+
+
+def test_a_round_shows_compression_computing_staleness_and_consensus() -> None:
+    shown = line(a_round(age=2, waited_s=1.0, update_bytes=300, distance=0.0625))
+    assert "20 times less than float32" in shown
+    assert "computing 90% of the time until the merge" in shown
+    assert "contributions up to 2 rounds old" in shown
+    assert "consensus distance 0.0625" in shown
+
+
+def test_a_round_does_not_show_figures_that_do_not_apply() -> None:
+    shown = line(a_round(age=0, waited_s=0.0, update_bytes=7900, distance=None))
+    for part in ("float32", "computing", "old", "consensus"):
+        assert part not in shown

@@ -43,7 +43,9 @@ def traffic(**machines: tuple[int, int]) -> TrafficMeasured:
     return TrafficMeasured(step=1, machines=links)
 
 
-def merge(number: int, *, missing: tuple[int, ...] = (), late: int = 0) -> RoundMerged:
+def merge(
+    number: int, *, missing: tuple[int, ...] = (), late: int = 0, distance: float | None = None
+) -> RoundMerged:
     branches = tuple(
         BranchRound(
             number=branch,
@@ -64,6 +66,7 @@ def merge(number: int, *, missing: tuple[int, ...] = (), late: int = 0) -> Round
         missing=missing,
         update_bytes=50,
         weight_bytes=3_000,
+        consensus_distance=distance,
         merge_s=0.5,
     )
 
@@ -93,6 +96,15 @@ def test_rounds_are_counted_for_each_branch() -> None:
     assert values(text, "update_bytes_total") == [150]
     assert values(text, "merge_seconds_total") == [1.5]
     assert values(text, "compression_ratio") == [2 * 3 * 3_000 / (3 * 100 + 3 * 50)]
+
+
+def test_the_consensus_distance_is_shown_where_branches_have_weights_of_their_own() -> None:
+    metrics = TrainingMetrics()
+    metrics.observe("gossip", [merge(1, distance=0.5), merge(2, distance=0.25)])
+    metrics.observe("local", [merge(1)])
+    text = metrics.exposition().decode()
+    assert values(text, "consensus_distance") == [0.25]
+    assert values(text, "consensus_distance", job="local") == []
 
 
 def test_the_last_validation_and_test_are_shown_by_metric() -> None:

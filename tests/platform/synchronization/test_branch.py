@@ -249,6 +249,8 @@ def test_without_tensors_a_branch_keeps_the_state_that_it_began_with() -> None:
     [
         ("bias::branch.base", None),
         ("bias::branch.residual", None),
+        ("bias::branch.residual", torch.zeros(25)),
+        ("matrix::branch.residual", torch.zeros(2, 2)),
         ("bias::branch.right", torch.zeros(3)),
         ("other::branch.base", torch.zeros(3)),
         ("bias::branch.base", torch.zeros(25)),

@@ -13,6 +13,7 @@ from share_compute.synchronization.range_machine import (
     ComputeMerge,
     ContributionArrived,
     ContributionCopied,
+    ContributionDropped,
     CopyContribution,
     CopyMerge,
     CopyRange,
@@ -50,6 +51,8 @@ class World:
     def __init__(self, seed: int, losses: int, *, spares_pairs: bool, flips: bool = False) -> None:
         self.draw = random.Random(seed)
         self.losses, self.spares_pairs, self.flips = losses, spares_pairs, flips
+        self.changes = seed % 4
+        """Number of times that a machine joins, a branch is lost, or the coordinator is replaced."""
         self.machines = [f"m{number}" for number in range(6)]
         self.files: dict[Holder, Files] = {}
         self.head: list[tuple[tuple[str, ...], ...]] = [((),) * RANGES]
@@ -74,14 +77,17 @@ class World:
                     self.to_send.append(effect.key)
                 case RestartRound():
                     self.restarts += 1
-                    open_keys = {f"{self.rounds(branch) + 1}-{branch}" for branch in range(BRANCHES)}
-                    self.to_send = sorted(key for key in open_keys if int(key.partition("-")[0]) <= ROUNDS)
-                    self.acknowledged.clear()
-                    self.merging = []
+                    self.send_all_again()
                 case CommitMerge():
                     self.commit(effect.record)
                 case _:
                     self.pending.append(effect)
+
+    def send_all_again(self) -> None:
+        open_keys = {f"{self.rounds(branch) + 1}-{branch}" for branch in range(BRANCHES)}
+        self.to_send = sorted(key for key in open_keys if int(key.partition("-")[0]) <= ROUNDS)
+        self.acknowledged.clear()
+        self.merging = []
 
     def rounds(self, branch: int) -> int:
         return sum(key.endswith(f"-{branch}") for key in self.log)
@@ -102,6 +108,9 @@ class World:
             choices.append(self.merge)
         if self.losses and self.draw.random() < 0.15:
             choices = [self.lose]
+        elif self.changes and self.draw.random() < 0.06:
+            self.changes -= 1
+            choices = [self.join, self.lose_branch, self.replace_coordinator]
         assert choices, "nothing is left to do, and the job has not ended"
         self.draw.choice(choices)()
 
@@ -146,6 +155,40 @@ class World:
                     self.pending.append(HolderLost(holder))
             return
 
+    def join(self) -> None:
+        self.machines.append(f"n{self.changes}")
+        self.draw.shuffle(self.machines)
+        self.tell(MachinesOffered(tuple(self.machines)))
+
+    def lose_branch(self) -> None:
+        """Withdraw a contribution that is not being merged; its branch computes it again."""
+        sent = {f"{self.rounds(branch) + 1}-{branch}" for branch in range(BRANCHES)}
+        sent -= {*self.to_send, *self.merging}
+        key = self.draw.choice(sorted(sent) or [""])
+        if int(key.partition("-")[0] or ROUNDS + 1) > ROUNDS:
+            return
+        if key in self.acknowledged:
+            self.acknowledged.remove(key)
+        for files in self.files.values():
+            files.parts.discard(key)
+        self.tell(ContributionDropped(key))
+        self.to_send.append(key)
+
+    def replace_coordinator(self) -> None:
+        """Continue with the machines that have the newest committed version; a merge may be computed, or followed."""
+        version = self.machine.version
+        assert self.head[version] == (tuple(self.log),) * RANGES
+        del self.head[version + 1 :]
+        for effect in self.pending:
+            if isinstance(effect, Follow) and self.draw.random() < 0.5:
+                self.follow(effect)  # the coordinator dies between the files of the version and its record
+        self.pending.clear()
+        self.files = {holder: files for holder, files in self.files.items() if version in files.versions}
+        self.machine = RangesMachine(RANGES, version, sorted(self.files))
+        assert set(self.machine.holders) == set(self.files)
+        self.send_all_again()
+        self.tell(MachinesOffered(tuple(self.machines)))
+
     def has_other(self, lost: Holder) -> bool:
         """Return whether another machine has all acknowledged contributions and the newest version of a range."""
         return any(
@@ -189,13 +232,18 @@ class World:
                     server = self.machine._ranges[effect.holder.range][0]
                     self.tell(RangeMerged(effect.holder, effect.record, server.digest or ""))
             case Follow():
-                servers = [self.files.get(Holder(*place)) for place in enumerate(effect.servers)]
-                if all(files is not None and effect.record.version in files.versions for files in servers):
-                    del self.head[effect.record.version :]
-                    self.head.append(
-                        tuple(files.versions[effect.record.version] for files in servers if files)
-                    )
+                if self.follow(effect):
                     self.tell(RangesFollowed(effect.record))
+
+    def follow(self, effect: Follow) -> bool:
+        """Let the control plane's machine follow; return whether all servers were there."""
+        version = effect.record.version
+        servers = [self.files.get(Holder(*place)) for place in enumerate(effect.servers)]
+        if not all(files is not None and version in files.versions for files in servers):
+            return False
+        del self.head[version:]
+        self.head.append(tuple(files.versions[version] for files in servers if files))
+        return True
 
     def copy_range(self, effect: CopyRange) -> None:
         if effect.holder not in self.machine.holders or effect.holder.machine not in self.machines:
@@ -220,8 +268,20 @@ def keys(record: MergeRecord) -> list[str]:
 @pytest.mark.parametrize("spares_pairs", [True, False], ids=["one-of-two", "any"])
 @pytest.mark.parametrize("flips", [False, True], ids=["same-bits", "other-bits"])
 def test_each_acknowledged_contribution_is_merged_exactly_once(*, spares_pairs: bool, flips: bool) -> None:
+    check_schedules(range(300), spares_pairs=spares_pairs, flips=flips)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("spares_pairs", [True, False], ids=["one-of-two", "any"])
+@pytest.mark.parametrize("flips", [False, True], ids=["same-bits", "other-bits"])
+def test_the_same_holds_under_ten_thousand_schedules(*, spares_pairs: bool, flips: bool) -> None:
+    check_schedules(range(300, 2800), spares_pairs=spares_pairs, flips=flips)
+
+
+def check_schedules(seeds: range, *, spares_pairs: bool, flips: bool) -> None:
+    """Play schedules with losses of machines, branches and the coordinator."""
     restarts = 0
-    for seed in range(300):
+    for seed in seeds:
         world = World(seed, losses=seed % 5, spares_pairs=spares_pairs, flips=flips)
         steps = 0
         while len(world.log) < BRANCHES * ROUNDS:

@@ -178,6 +178,24 @@ def test_weights_that_a_machine_did_not_compute_are_refused(tmp_path: Path) -> N
     assert caught.value.details["range"] == 1
 
 
+def test_a_part_that_is_cut_in_the_middle_leaves_no_contribution(tmp_path: Path) -> None:
+    spec = training("int8")
+    one = RangeAggregator(tmp_path / "one", spec, RangeLayout(GROUPS, SHAPES))
+    run = BranchRun(1, 0)
+    whole = payloads(spec, run)
+
+    def cut(wanted: Mapping[str, Tensor]) -> None:
+        first = next(iter(wanted))
+        wanted[first].copy_(whole[first])
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        one.receive(key_of(run), run, cut)
+    assert not one.contribution_folder(key_of(run)).exists()
+    one.receive(key_of(run), run, partial(load, whole))
+    assert one.contribution_folder(key_of(run)).exists()
+
+
 def test_damaged_parts_are_refused(tmp_path: Path) -> None:
     spec = training()
     layout = RangeLayout(GROUPS, SHAPES)

@@ -154,12 +154,16 @@ def policy(name: str, branches: int, **options: Any) -> BranchesSpec:
 class World:
     """Branches that train one round after another, islands that die, and a coordinator that is replaced."""
 
-    def __init__(self, spec: BranchesSpec, rounds: int) -> None:
-        self.spec, self.rounds = spec, rounds
+    def __init__(self, spec: BranchesSpec, rounds: int, *, has_ranges: bool = False) -> None:
+        self.spec, self.rounds, self.has_ranges = spec, rounds, has_ranges
         self.machine = RoundsMachine(spec, rounds)
         self.bases = dict.fromkeys(range(spec.branches), 0)
         """Version with which each branch trains, or whose next version it waits for."""
         self.trains = dict.fromkeys(range(spec.branches), True)
+        self.samples = dict.fromkeys(range(spec.branches), 0)
+        """Round of its own samples that each branch trains, from 0."""
+        self.pushed: dict[BranchRun, int] = {}
+        """Round of the samples of each run."""
         self.kept: dict[int, Contributed] = {}
         """Contributions that branches have announced and for which they have no updates yet."""
         self.waiting: set[int] = set()
@@ -177,7 +181,9 @@ class World:
         """Let a branch that trains finish its round."""
         if self.trains[branch] and not self.machine.is_over:
             self.trains[branch] = False
-            self.kept[branch] = contributed(self.bases[branch] + 1, branch)
+            event = contributed(self.bases[branch] + 1, branch)
+            self.kept[branch] = event
+            self.pushed.setdefault(event.contribution.run, self.samples[branch])
             self._announce(branch)
 
     def _announce(self, branch: int) -> None:
@@ -204,6 +210,7 @@ class World:
     def _begin(self, branch: int, version: int) -> None:
         self._check_staleness(branch)
         self.bases[branch], self.trains[branch] = version, True
+        self.samples[branch] = self.machine.clock(branch)
 
     def _check_staleness(self, branch: int) -> None:
         spec = self.spec
@@ -213,7 +220,7 @@ class World:
 
     def lose(self, branch: int) -> None:
         """Let a branch lose its island: another one begins with the weights that the server has of it."""
-        while self.pending:  # the synchronizer stores a record before it handles the next event
+        while self.pending and not self.has_ranges:  # the server merges before it handles the next event
             self.store()
         self.kept.pop(branch, None)
         self.machine.withdraw(branch)
@@ -254,6 +261,18 @@ class World:
         for branch in list(self.kept):
             if branch in self.kept:  # an answer to another one may have been for this branch, too
                 self._announce(branch)
+
+    def lose_range(self) -> None:
+        """Let a range lose its server and its backup: no contribution that is not merged is left.
+
+        Branches that wait for a merge announce theirs again; contributions of branches that have continued are lost.
+        """
+        self.pending.clear()
+        self.machine.restart_round()
+        for branch in list(self.kept):
+            if branch in self.kept:
+                self._announce(branch)
+        self.answer()
 
     def _take(self, effects: list[RoundEffect]) -> None:
         for effect in effects:
@@ -309,6 +328,7 @@ MOMENTS = [
     "lose",
     "restart",
     "restart after the commit",
+    "lose a range",
 ]
 
 
@@ -333,13 +353,16 @@ def check_schedule(name: str, data: st.DataObject) -> None:
     options = {}
     if POLICIES[name]["kind"] != "parameter_server":
         options["quorum"] = data.draw(st.none() | st.integers(1, branches))
-    world = World(policy(name, branches, **options), rounds=4)
+    has_ranges = POLICIES[name]["kind"] in ("local", "parameter_server") and data.draw(st.booleans())
+    world = World(policy(name, branches, **options), rounds=4, has_ranges=has_ranges)
     play(world, data.draw(st.lists(st.sampled_from(MOMENTS), min_size=10, max_size=60)), data.draw)
     if isinstance(world.spec, ParameterServerSpec):
         # Each branch pushes each of its rounds exactly once, and none is ignored.
         clocks = Counter(run.branch for run in world.merged)
         assert set(clocks.values()) == {world.rounds}
         assert not world.ignored
+        trained = Counter((run.branch, world.pushed[run]) for run in world.merged)
+        assert set(trained.values()) == {1}, trained
 
 
 def play(world: World, moments: list[str], draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
@@ -363,6 +386,8 @@ def play(world: World, moments: list[str], draw: Callable[[st.SearchStrategy[Any
                 world.restart(is_stored=False)
             case "restart after the commit":
                 world.restart(is_stored=True)
+            case "lose a range" if world.has_ranges:
+                world.lose_range()
     if world.pending:
         world.store()
     world.finish()

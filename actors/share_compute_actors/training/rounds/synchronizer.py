@@ -469,6 +469,7 @@ class Synchronizer:
         lost, self._contributions = self._contributions, {}
         for report, _ in lost.values():
             self.request_again(report)
+        self._begin_waiting_branches()
 
     def _carry_out(self, effects: Iterable[RoundEffect]) -> None:
         for effect in effects:

@@ -53,6 +53,10 @@ _GAUGES = {
         "Bytes of the last round's contributions and updates in float32, divided by their real bytes.",
         _JOB,
     ),
+    "consensus_distance": (
+        "Root mean square distance of the branches' weights from the merged ones, relative to their norm.",
+        _JOB,
+    ),
     "branch_staleness_rounds": (
         "Age of a branch's last contribution when it was merged, in rounds.",
         _BRANCH,
@@ -103,6 +107,8 @@ class _Job:
         self.count("merge_seconds", event.merge_s)
         self.gauges["round"][()] = event.round
         self.gauges["missing_branches"][()] = len(event.missing)
+        if event.consensus_distance is not None:
+            self.gauges["consensus_distance"][()] = event.consensus_distance
         merged = len(event.branches)
         moved = sum(branch.sent_bytes for branch in event.branches) + merged * event.update_bytes
         if moved:
