@@ -241,8 +241,8 @@ def _input_bytes(spec: TrainJob) -> float:
 def microbatch_choices(spec: TrainJob) -> list[int]:
     """Return the candidate numbers of microbatches: the number that the job or its pinned plan sets, or all divisors.
 
-    The divisors are those of the batch size. Those below the required number of members per stage are left out, except
-    the batch size itself.
+    The divisors are those of the batch size. Divisors below the required number of members per stage are left out,
+    except the batch size itself.
     """
     training = spec.training
     if spec.parallelism.plan is not None:
