@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from share_compute.files.topology_file import read_topology
 from share_compute.specification import parse_submission
+from share_compute.specification.placement.pinned_plan import read_plan
 from share_compute_api.cli import make_app
 
 SHELL = [block for block in blocks() if in_shell(block)]
@@ -148,6 +149,8 @@ def test_yaml_is_read_by_the_models(block: Block) -> None:
     match document:
         case {"kind": "topology"}:
             assert read_topology(block.text).contributors
+        case {"kind": "plan"}:
+            assert read_plan(block.text)
         case {"replicas": dict()}:
             parse_submission(f"kind: serve\nname: poet\nmodel: {{ path: ./poet }}\n{block.text}")
         case {"scrape_configs": [{"job_name": _, "authorization": _, "static_configs": _}]}:

@@ -1,17 +1,20 @@
 """Reads and writes job files.
 
-Relative paths are resolved against the file's folder or, for standard input, the working folder.
+Relative paths are resolved against the file's folder or, for standard input, the working folder. The content of the
+plan file that ``parallelism.plan`` names replaces its name, so that the server reads no file for it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from share_compute.errors import UserError
-from share_compute.files.plain_yaml import write_yaml
+from share_compute.files.plain_yaml import MOST_BYTES, read_yaml, write_yaml
+from share_compute.quantities import bytes_text
 from share_compute.specification import (
     AnyJob,
     Named,
@@ -23,6 +26,7 @@ from share_compute.specification import (
     with_paths,
 )
 from share_compute.specification.paths import UPLOAD, AnyNamed
+from share_compute.specification.placement.pinned_plan import read_plan
 from share_compute_api.schemas.bodies import UploadView
 
 Submission: TypeAlias = AnyJob | dict[str, Any] | str
@@ -67,9 +71,9 @@ def read_job(path: Path) -> TrainJob:
     Raises:
         UserError: the input cannot be read, or is not a training job.
     """
-    return (
-        with_full_paths(parse_job(sys.stdin.read()), Path.cwd()) if str(path) == "-" else read_job_file(path)
-    )
+    if str(path) != "-":
+        return read_job_file(path)
+    return with_full_paths(parse_job(with_plan(sys.stdin.read(), Path.cwd())), Path.cwd())
 
 
 def read_any_job(path: Path) -> AnyJob:
@@ -78,9 +82,8 @@ def read_any_job(path: Path) -> AnyJob:
     Raises:
         UserError: the input cannot be read, or is not a job.
     """
-    is_piped = str(path) == "-"
-    spec = parse_any_job(sys.stdin.read() if is_piped else read_text(path))
-    return with_full_paths(spec, Path.cwd() if is_piped else path.parent)
+    text, base = _text_of(path)
+    return with_full_paths(parse_any_job(with_plan(text, base)), base)
 
 
 def read_job_file(path: Path) -> TrainJob:
@@ -89,7 +92,7 @@ def read_job_file(path: Path) -> TrainJob:
     Raises:
         UserError: the file cannot be read, or is not a training job.
     """
-    return with_full_paths(parse_job(read_text(path)), path.parent)
+    return with_full_paths(parse_job(with_plan(read_text(path), path.parent)), path.parent)
 
 
 def read_submission(path: Path) -> Named:
@@ -98,19 +101,66 @@ def read_submission(path: Path) -> Named:
     Raises:
         UserError: the input cannot be read, or is neither a job nor a deployment.
     """
-    is_piped = str(path) == "-"
-    spec = parse_submission(sys.stdin.read() if is_piped else read_text(path))
-    return with_full_paths(spec, Path.cwd() if is_piped else path.parent)
+    text, base = _text_of(path)
+    return with_full_paths(parse_submission(with_plan(text, base)), base)
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file.
+def _text_of(path: Path) -> tuple[str, Path]:
+    """Return the text of a file, or of standard input if the path is ``-``, and the folder of its relative paths."""
+    return (sys.stdin.read(), Path.cwd()) if str(path) == "-" else (read_text(path), path.parent)
+
+
+def with_plan(text: str, base: Path) -> str | dict[str, Any]:
+    """Return a job file's data with the content of its plan file; the text itself if it names no plan file.
+
+    Args:
+        text: a job file, YAML or JSON. The job of a sweep may name a plan file, too.
+        base: folder of relative paths.
 
     Raises:
-        UserError: the file cannot be read, or is not UTF-8.
+        UserError: the plan file cannot be read, is too long, or is no valid plan file.
+    """
+    data = read_yaml(text, "job file")
+    keys = ("job", "parallelism") if isinstance(data, dict) and "job" in data else ("parallelism",)
+    part = data
+    for key in keys:
+        part = part.get(key) if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(part.get("plan"), str):
+        return text
+    file = base / os.path.expanduser(part["plan"])  # noqa: PTH111 - Path.expanduser fails for unknown users
+    try:
+        part["plan"] = read_plan(read_text(file, MOST_BYTES))
+    except ValueError as failure:  # a null character in the name
+        raise UserError(f"parallelism.plan: {failure}", hint="name the plan file") from failure
+    except UserError as failure:
+        raise UserError(
+            f"parallelism.plan ({file}): {failure.message}", hint=failure.hint, details=failure.details
+        ) from failure
+    assert isinstance(data, dict)
+    return data
+
+
+def read_text(path: Path, most_bytes: int | None = None) -> str:
+    """Return the text of a file.
+
+    Args:
+        path: the file.
+        most_bytes: maximum length in bytes; None for no limit. No more is read.
+
+    Raises:
+        UserError: the file cannot be read, is longer, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        if most_bytes is None:
+            return path.read_text(encoding="utf-8")
+        with path.open("rb") as opened:
+            content = opened.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise UserError(
+                f"{path} is longer than {bytes_text(most_bytes)}, and such a file is not read",
+                hint="name the right file",
+            )
+        return content.decode("utf-8")
     except OSError as failure:
         raise UserError(
             f"{path} cannot be read: {failure.strerror}", hint="check the file's name and its rights"

@@ -184,6 +184,11 @@ class TuningJobs:
                 f"training.synchronization {job.training.synchronization.kind} has rounds, and tune measures steps",
                 hint="tune it with training.synchronization {kind: allreduce}",
             )
+        if job.parallelism.plan is not None:
+            raise UserError(
+                "parallelism.plan fixes the microbatches and the machines, and tune changes them",
+                hint="leave out parallelism.plan while you tune, and write a plan of the tuned job",
+            )
         self._client = client
         self._steps = steps
         self._note = note

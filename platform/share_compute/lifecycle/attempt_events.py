@@ -57,6 +57,8 @@ class Assignment(StrictModel):
     """Faults to inject at named points of the protocol; used only by tests."""
     branch: BranchAssignment | None = None
     """Branch of the job that this attempt trains; None if the attempt is for the whole job."""
+    has_run: bool = False
+    """Whether an earlier attempt carried out a plan. A pinned plan is then used only if it still can be carried out."""
 
     @property
     def timed_checkpoints_s(self) -> float | None:

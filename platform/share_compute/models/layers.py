@@ -152,7 +152,12 @@ def profile_layers(blueprint: Blueprint) -> ModelProfile:
     with torch.device("meta"):
         modules = list(_whole(blueprint).layers.values())
     layers, loss, counted = profile_modules(modules, blueprint)
-    return ModelProfile(layers=forward_only_before_training(layers), head=loss, counted=counted)
+    return ModelProfile(
+        layers=forward_only_before_training(layers),
+        head=loss,
+        counted=counted,
+        layer_types=tuple(type(module).__name__ for module in modules),
+    )
 
 
 def profile_modules(

@@ -91,7 +91,7 @@ def plan_again(
     """Plan a running job with its requested layout, or with the best layout if the machines cannot satisfy the request.
 
     With ``parallelism.backups``, a job that runs on several machines, or requests several, gets at least two machines
-    if possible. A single machine could not back up its state.
+    if possible. A single machine could not back up its state. A pinned plan is ignored: it is the first plan of a job.
 
     Args:
         spec: the job.
@@ -105,6 +105,7 @@ def plan_again(
         PlanInfeasible: the machines cannot hold the model.
     """
     needs_two = spec.parallelism.backups and max(in_use, spec.parallelism.machines_needed) > 1
+    spec = spec.without_pinned_plan()
     try:
         found = solve(spec, topology, profile, epoch, timings)
     except PlanInfeasible:

@@ -57,7 +57,7 @@ def dry_run(
         spec: the job.
         topology: the machines, real or hypothetical.
         profile: cost profile of the job's model.
-        strategy: strategy that replaces the job's own; None keeps the job's.
+        strategy: strategy that replaces the job's own, and its pinned plan; None keeps the job's.
         compare: whether to report the plan of every installed strategy, and policies of synchronization.
         serving: requests for which serving is predicted; None skips this prediction.
 
@@ -180,7 +180,7 @@ def _policies(
 def _with_strategy(spec: TrainJob, strategy: str | None) -> TrainJob:
     if strategy is None:
         return spec
-    parallelism = spec.parallelism.model_copy(update={"strategy": strategy})
+    parallelism = spec.parallelism.model_copy(update={"strategy": strategy, "plan": None})
     return spec.model_copy(update={"parallelism": parallelism})
 
 

@@ -15,6 +15,7 @@ from share_compute.specification.boundaries import (
     FixedBoundaryCompressionSpec,
     fixed_boundaries,
 )
+from share_compute.specification.placement.pinned_plan import PinnedPlan
 
 CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
 """Kind of a bottleneck: a machine's FLOP/s or memory bandwidth, a link's bandwidth or latency, or gradient sums."""
@@ -75,6 +76,8 @@ class Prediction(Bounded):
         return self.step_s
 
 
+PINNED = "pinned"
+"""Strategy of a plan that a job pins with ``parallelism.plan``."""
 NOT_MEASURED = "its speed was not measured, while that of others was"
 
 
@@ -174,6 +177,8 @@ class Plan(StrictModel):
     num_layers: int
     parameters: int
     """Number of parameters of the whole model; tied weights count once."""
+    model_digest: str | None = None
+    """Digest of the layers' types and numbers of parameters; None in serving plans and plans of older releases."""
     stages: tuple[StagePlan, ...]
     microbatches: int
     """Number of microbatches that a batch is split into."""
@@ -204,6 +209,20 @@ class Plan(StrictModel):
     def boundaries(self) -> FixedBoundaryCompressionSpec:
         """Codecs at the boundaries between the plan's stages."""
         return fixed_boundaries({stage.stop: stage.boundary_codec for stage in self.stages})
+
+    def carries_out(self, pinned: PinnedPlan | None) -> bool:
+        """Return whether the plan has the stages and machines of a pinned plan; False if nothing is pinned."""
+        if pinned is None:
+            return False
+        wanted = [
+            (stage.first_layer, stage.last_layer + 1, sorted(member.name for member in stage.machines))
+            for stage in pinned.stages
+        ]
+        found = [
+            (stage.start, stage.stop, sorted(member.name for member in stage.members))
+            for stage in self.stages
+        ]
+        return wanted == found
 
     def shard(self, stage: int) -> Shard:
         """Return the shard of the stage with index ``stage``."""

@@ -18,11 +18,20 @@ from share_compute.planning.cost.timings import Timings
 from share_compute.planning.explain.explanation import Explanation
 from share_compute.planning.explain.infeasible import infeasible
 from share_compute.planning.network.regions import complete
-from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
+from share_compute.planning.pinned import pinned_layout
+from share_compute.planning.plan import (
+    NOT_MEASURED,
+    PINNED,
+    IdleMachine,
+    MemberPlan,
+    Plan,
+    Prediction,
+    StagePlan,
+)
 from share_compute.planning.search.additions import Additions
 from share_compute.planning.search.choice import Choice, Proposal, rounded
 from share_compute.planning.search.counts import worth_searching
-from share_compute.planning.search.partitioning import PartitioningStrategy, load_strategy
+from share_compute.planning.search.partitioning import Candidate, PartitioningStrategy, load_strategy
 from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.strategies import (
     AutoPartitioning,
@@ -69,7 +78,7 @@ class Solution:
 def solve(
     spec: TrainJob, topology: Topology, profile: ModelProfile, epoch: int, timings: Timings
 ) -> Solution:
-    """Plan a job on the machines, with the strategy that the job names.
+    """Plan a job on the machines, with the strategy that the job names, or exactly as the plan that it pins.
 
     Machines whose speed was not measured are left out. If no machine's speed was measured, all machines count as
     equally fast and the plan has no prediction.
@@ -82,7 +91,8 @@ def solve(
         timings: measured times of layers, which replace estimates.
 
     Raises:
-        PlanInfeasible: no plan with the requested numbers of stages and members fits on these machines.
+        PlanInfeasible: no plan with the requested numbers of stages and members fits on these machines, or the pinned
+            plan cannot be carried out.
         UserError: the model has no parameters, the job compresses a boundary that the model does not have, there is no
             such strategy, or its partitions are invalid.
     """
@@ -108,6 +118,14 @@ def _search(spec: TrainJob, topology: Topology, profile: ModelProfile, timings: 
     problems = search_problems(spec, topology, profile, timings)
     strategy = load_strategy(spec.parallelism.strategy)
     additions = Additions()
+    if spec.parallelism.plan is not None:
+        (problem,) = problems
+        layout = pinned_layout(spec.parallelism.plan, problem, topology)
+        proposal = Proposal(problem.cost, Candidate(layout), problem.cost.step_s(layout))
+        timeline = None
+        if any(map(is_measured, topology.contributors)):
+            timeline = simulate_step(problem.cost, layout)
+        return _Found(problems, [proposal], proposal, timeline, additions)
     if not any(map(is_measured, topology.contributors)):
         proposals = _proposals(strategy, problems)
         return _Found(problems, proposals, proposals[0], None, additions)
@@ -221,11 +239,14 @@ def _input_bytes(spec: TrainJob) -> float:
 
 
 def microbatch_choices(spec: TrainJob) -> list[int]:
-    """Return the candidate numbers of microbatches: the number that the job sets, or the divisors of its batch size.
+    """Return the candidate numbers of microbatches: the number that the job or its pinned plan sets, or all divisors.
 
-    Divisors below the required number of members per stage are left out, except the batch size itself.
+    The divisors are those of the batch size. Divisors below the required number of members per stage are left out,
+    except the batch size itself.
     """
     training = spec.training
+    if spec.parallelism.plan is not None:
+        return [spec.parallelism.plan.microbatches]
     if training.microbatches is not None:
         return [training.microbatches]
     least = min(spec.parallelism.members_per_stage or 1, training.batch_size)
@@ -306,12 +327,13 @@ def _finish(
             for problem, bound_s in zip(problems, bounds_s, strict=True)
         )
     )
+    strategy = spec.parallelism.strategy if spec.parallelism.plan is None else PINNED
     explanation = Explanation(
         cost,
         layout,
         timeline,
         requested=(problems[0].stages, problems[0].members_per_stage),
-        strategy=spec.parallelism.strategy,
+        strategy=strategy,
         exact=exact,
         additions=additions,
     )
@@ -328,9 +350,10 @@ def _finish(
     plan = Plan(
         epoch=epoch,
         model_id=spec.name,
-        strategy=spec.parallelism.strategy,
+        strategy=strategy,
         num_layers=cost.num_layers,
         parameters=cost.profile.parameters,
+        model_digest=cost.profile.digest,
         stages=tuple(_stage_plans(spec, cost, layout, timeline, explanation)),
         microbatches=cost.workload.microbatches,
         idle=tuple(_idle(topology, cost, layout, explanation)),

@@ -61,12 +61,14 @@ def compare_policies(spec: TrainJob, topology: Topology, profile: ModelProfile) 
     with the same edges have one row. The fastest rows come first, and rows without figures last.
 
     Args:
-        spec: the job. If it has no rounds, its batch is one branch's, and there are two branches.
+        spec: the job; its pinned plan is ignored. If it has no rounds, its batch is one branch's, and there are two
+            branches.
         topology: the machines; on one machine there is nothing to compare, and the result is empty.
         profile: cost profile of the job's model.
     """
     if len(topology.contributors) < 2:
         return ()
+    spec = spec.without_pinned_plan()
     own = spec.training.rounds
     branches = _BRANCHES if own is None else own.branches
     found = [

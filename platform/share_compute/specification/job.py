@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from share_compute.specification.base import Group, SpecModel, Tags, known
 from share_compute.specification.boundaries import (
@@ -23,8 +30,26 @@ from share_compute.specification.layers import (
     require_few,
 )
 from share_compute.specification.model import ModelSpec
+from share_compute.specification.placement.pinned_plan import PinnedPlan
 from share_compute.specification.task import LOSSES, METRICS, MOST_TASKS, LossName, LossSpec, Task, TaskSpec
 from share_compute.specification.training import TrainingSpec
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, str | Path):
+        raise ValueError(  # noqa: TRY004 - pydantic reports ValueError
+            "names a file, which only the command line reads: submit the job file with share-compute submit, or give "
+            "the file's content here"
+        )
+    return value
+
+
+_Plan: TypeAlias = Annotated[
+    PinnedPlan | None,
+    BeforeValidator(_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+]
+"""A pinned plan. A job file names its file, and the client puts the content in place of the name."""
 
 
 class ParallelismSpec(SpecModel):
@@ -42,11 +67,22 @@ class ParallelismSpec(SpecModel):
     """Most CPU threads with which a machine computes; default: all that its owner lends."""
     backups: bool = True
     """Copy state that only one machine holds to another machine, so that any one machine may be lost."""
+    plan: _Plan = Field(default=None, title="Pinned plan")
+    """Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all."""
 
     @property
     def machines_needed(self) -> int:
-        """Number of machines that ``stages`` and ``members_per_stage`` need; None counts as 1."""
+        """Number of machines of ``plan``, or those that ``stages`` and ``members_per_stage`` need; None counts as 1."""
+        if self.plan is not None:
+            return len(self.plan.names)
         return (self.stages or 1) * (self.members_per_stage or 1)
+
+    @model_validator(mode="after")
+    def _plan_decides(self) -> Self:
+        for name in ("stages", "members_per_stage"):
+            if self.plan is not None and getattr(self, name) is not None:
+                raise ValueError(f"{name}: the pinned plan decides it: leave out {name} or plan")
+        return self
 
 
 Report: TypeAlias = Literal["tensorboard", "mlflow", "wandb"]
@@ -124,6 +160,12 @@ class TrainJob(SpecModel):
         """Return a copy of the job with this number of microbatches."""
         training = self.training.model_copy(update={"microbatches": microbatches})
         return self.model_copy(update={"training": training})
+
+    def without_pinned_plan(self) -> TrainJob:
+        """Return a copy of the job that the planner places as it likes."""
+        if self.parallelism.plan is None:
+            return self
+        return self.model_copy(update={"parallelism": self.parallelism.model_copy(update={"plan": None})})
 
     def without_links(self) -> TrainJob:
         """Return a copy of the job that starts nothing from its result."""
@@ -439,5 +481,26 @@ class TrainJob(SpecModel):
             raise ValueError(
                 f"parallelism.members_per_stage {members} is more than training.microbatches {microbatches}: "
                 "each member needs at least one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pinned_plan_fits(self) -> Self:
+        plan, training = self.parallelism.plan, self.training
+        if plan is None:
+            return self
+        if training.synchronization.kind != "allreduce":
+            raise ValueError(
+                "parallelism.plan needs training.synchronization {kind: allreduce}: each branch has a plan of its own"
+            )
+        if training.microbatches not in (None, plan.microbatches):
+            raise ValueError(
+                f"parallelism.plan has {plan.microbatches} microbatches, and training.microbatches is "
+                f"{training.microbatches}"
+            )
+        if training.batch_size % plan.microbatches:
+            raise ValueError(
+                f"training.batch_size {training.batch_size} is not a multiple of the {plan.microbatches} microbatches "
+                "of parallelism.plan"
             )
         return self

@@ -17,6 +17,7 @@ from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
 from share_compute.scopes import Scope, held
 from share_compute.specification import Job, LinkName, ServeJob, SparseJob, SweepJob, TrainJob
+from share_compute.specification.placement.pinned_plan import PinnedPlan
 
 
 class Record(BaseModel):
@@ -331,15 +332,38 @@ class JobRecord(Record):
 
     @property
     def machines_needed(self) -> int:
-        """Return the number of machines without which the job cannot start."""
-        return 1 if isinstance(self.spec, SparseJob) else self.training.parallelism.machines_needed
+        """Return the number of machines without which the job cannot start.
+
+        A job with a pinned plan that ran before may continue on fewer machines.
+        """
+        if isinstance(self.spec, SparseJob) or (self._pinned is not None and self.started_at is not None):
+            return 1
+        return self.training.parallelism.machines_needed
 
     @property
     def gains_from_more(self) -> bool:
         """Return whether the job can use more machines than it needs."""
         if isinstance(self.spec, SparseJob):
             return self.spec.machines_used > 1
+        if self._pinned is not None:
+            has_left = self.plan is None or not self.plan.carries_out(self._pinned)
+            return self.started_at is not None and has_left
         return self.training.parallelism.stages is None
+
+    @property
+    def _pinned(self) -> PinnedPlan | None:
+        """The plan that a training job pins; None if there is none."""
+        return self.spec.parallelism.plan if isinstance(self.spec, TrainJob) else None
+
+    @property
+    def pinned_machines(self) -> frozenset[str] | None:
+        """Return the names of the only machines on which the job may start; None if it may start on any.
+
+        A job that ran before continues on other machines if its pinned plan no longer holds.
+        """
+        if self._pinned is None or self.started_at is not None:
+            return None
+        return frozenset(self._pinned.names)
 
 
 class QueuedJob(Record):

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from tests.platform.planning.models import lan, machine
 
+from share_compute.errors import PlanInfeasible
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Note
 from share_compute.models.blueprint import Blueprint
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
+from share_compute.planning.plan_file import pinned_plan
 from share_compute.specification import LayerSpec, TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.group.control_requests import ControlRequests
@@ -80,3 +82,35 @@ def test_a_resumed_attempt_plans_with_what_was_timed(
     else:
         assert layers_of(resumed, settled) == even
         assert reported.empty()
+
+
+def test_a_pinned_plan_is_a_wish_once_the_job_has_run(tmp_path: Path) -> None:
+    facts = ShardStoreFacts(
+        blueprint=Blueprint(layers=LAYERS),
+        sizes={},
+        state=TrainingState(0, LossScale()),
+        has_weights=False,
+        microbatches=4,
+        runs=None,
+        notes=(),
+    )
+    reported: queue.Queue[AttemptEvent] = queue.Queue()
+    first = Assignment(job_id="job", attempt=1, spec=spec(microbatches=4), topology=TOPOLOGY, folder=tmp_path)
+    plan = TrainingAttempt(first, connections(reported))._plan(facts, TOPOLOGY).plan
+    document = first.spec.model_dump(mode="json")
+    document["parallelism"] = {"plan": pinned_plan(plan).model_dump(mode="json")}
+    assigned = first.model_copy(update={"spec": parse_job(document)})
+    assert TrainingAttempt(assigned, connections(reported))._plan(facts, TOPOLOGY).plan.strategy == "pinned"
+    alone = lan(machine("b"))
+    with pytest.raises(PlanInfeasible, match="a is not among the job's machines; ready are b"):
+        TrainingAttempt(assigned, connections(reported))._plan(facts, alone)
+    assert reported.empty()
+    again = assigned.model_copy(update={"attempt": 2, "has_run": True})
+    assert TrainingAttempt(again, connections(reported))._plan(facts, TOPOLOGY).plan.strategy == "pinned"
+    assert reported.empty()
+    moved = TrainingAttempt(again, connections(reported))._plan(facts, alone).plan
+    assert moved.machines == {"b"}
+    note = reported.get_nowait()
+    assert isinstance(note, Note)
+    assert note.level == "warning"
+    assert note.message.startswith("the pinned plan no longer holds, and the job is planned anew: ")

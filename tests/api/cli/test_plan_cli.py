@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import yaml
 from rich.console import Console
 from tests.platform.planning.models import PROFILE, job, machine, make_plan
 
@@ -46,6 +47,29 @@ def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(done.stderr)["error"]
     assert document["hint"]
     return document
+
+
+def test_a_plan_is_written_and_pinned(run: Run, tmp_path: Path) -> None:
+    plan, pinning = tmp_path / "plan.yaml", tmp_path / "job.yaml"
+    words = ("--topology", str(LAN))
+    done = run("plan", str(TINY), *words, "--json", "--output", str(plan), **NOWHERE)
+    first = json.loads(done.stdout)["plan"]
+    document = yaml.safe_load(TINY.read_text())
+    parallelism = {"plan": "plan.yaml"}
+    pinning.write_text(yaml.safe_dump({**document, "parallelism": parallelism}))
+    found = json.loads(run("plan", str(pinning), *words, "--json", **NOWHERE).stdout)["plan"]
+    assert found["strategy"] == "pinned"
+    assert found["model_digest"] == first["model_digest"]
+    assert [stage["start"] for stage in found["stages"]] == [stage["start"] for stage in first["stages"]]
+    for option in ("--objective=latency", "--operators"):
+        refused = run("plan", str(TINY), *words, "--output", str(plan), option, "--json", **NOWHERE)
+        assert "--output means nothing" in error(refused)["detail"]
+    shown = run("plan", str(pinning), *words, "--output", str(plan), **NOWHERE)
+    assert "a job file pins it with parallelism.plan" in " ".join(shown.stdout.split())
+    plan.write_text(plan.read_text().replace("name: ", "name: other-", 1))
+    refused = run("plan", str(pinning), *words, "--json", **NOWHERE)
+    assert refused.returncode == PlanInfeasible.exit_code
+    assert "is not among the job's machines; ready are " in error(refused)["detail"]
 
 
 def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.api.playing import Cluster, planned, run, step
@@ -257,6 +258,41 @@ def test_a_job_waits_for_as_many_machines_as_it_needs(store: Store, tmp_path: Pa
         attempt = await cluster.attempts.get()
         offered = {machine.id for machine in attempt.assignment.topology.contributors}
         assert offered == {ada, *others, last}
+
+    run(store, tmp_path, story)
+
+
+def pinned(*names: str) -> dict[str, Any]:
+    """Return the content of a plan file with a layer for each machine."""
+    return {
+        "kind": "plan",
+        "version": 1,
+        "model": {"layers": len(names), "digest": "0" * 32},
+        "microbatches": 1,
+        "stages": [
+            {"first_layer": layer, "last_layer": layer, "machines": [{"name": name, "microbatches": 1}]}
+            for layer, name in enumerate(names)
+        ],
+    }
+
+
+def test_a_job_with_a_pinned_plan_waits_for_its_machines_and_takes_no_others(
+    store: Store, tmp_path: Path
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.contributor("edsger")
+        ada = cluster.contributor("ada")
+        job_id = cluster.submit(plan=pinned("ada", "grace"))
+        reason = "waiting for contributors: the pinned plan needs grace, not ready or not free"
+        await cluster.until(job_id, lambda job: job.reason == reason)
+        grace = cluster.contributor("grace")
+        attempt = await cluster.attempts.get()
+        assert {machine.id for machine in attempt.assignment.topology.contributors} == {ada, grace}
+        assert not attempt.assignment.has_run
+        await attempt.report(planned(ada, grace), step(1))
+        job = await cluster.until(job_id, lambda job: job.step == 1)
+        # From now on the plan is a wish: the job continues on whatever machines there are.
+        assert (job.pinned_machines, job.machines_needed, job.gains_from_more) == (None, 1, True)
 
     run(store, tmp_path, story)
 

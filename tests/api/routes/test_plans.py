@@ -22,6 +22,7 @@ from share_compute.errors import NotAuthorized, PlanInfeasible, Unavailable, Use
 from share_compute.files.topology_file import TopologyDocument, parse_topology
 from share_compute.lifecycle.attempt_events import Planned
 from share_compute.planning.plan import NOT_MEASURED, Plan
+from share_compute.planning.plan_file import pinned_plan
 from share_compute.planning.report import PlanReport, PlanTimeline
 from share_compute.specification import parse_job
 from share_compute.topology import HEAD, Device, Link
@@ -118,6 +119,29 @@ def test_a_dry_run_on_the_live_machines(plane: Any, client: Client) -> None:
     names = {member.name for stage in report.plan.stages for member in stage.members}
     assert names == {"ada", "grace"}
     assert report.plan.strategy == "uniform"
+
+
+def test_a_pinned_plan_is_submitted_as_content(plane: Any, http: httpx.Client, client: Client) -> None:
+    arrive(plane, "ada")
+    layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 64}} for _ in range(2)]
+    job: dict[str, Any] = {"model": {"layers": layers}, "data": {"dataset": "digits"}}
+    refused = problem(
+        http.post("/jobs", json={**job, "parallelism": {"plan": "plan.yaml"}}), 422, "invalid-request"
+    )
+    assert "parallelism.plan: names a file" in refused["detail"]
+    assert refused["details"]["fields"][0]["field"] == "parallelism.plan"
+    plan = pinned_plan(client.plan(job).plan).model_dump(mode="json")
+    pinned = client.plan({**job, "parallelism": {"plan": plan}}).plan
+    assert (pinned.strategy, [member.name for member in pinned.stages[0].members]) == ("pinned", ["ada"])
+    plan["stages"][0]["machines"][0]["name"] = "grace"
+    job["parallelism"] = {"plan": plan}
+    checked = http.post("/jobs/check", json=job).json()["problems"]
+    assert [one["field"] for one in checked] == ["parallelism.plan"]
+    assert "it names grace, and no such machine has joined; there are ada" in checked[0]["problem"]
+    fields = {"training.seed": {"values": [1, 2]}}
+    sweep = {"kind": "sweep", "job": job, "search": {"kind": "grid"}, "fields": fields}
+    checked = http.post("/jobs/check", json=sweep).json()["problems"]
+    assert "job.parallelism.plan" in [one["field"] for one in checked], checked
 
 
 def test_one_step_of_a_jobs_own_plan(plane: Any, http: httpx.Client, client: Client) -> None:

@@ -5488,6 +5488,7 @@ export interface components {
              *       "backups": true,
              *       "channel": "auto",
              *       "members_per_stage": null,
+             *       "plan": null,
              *       "stages": null,
              *       "strategy": "auto",
              *       "threads": null
@@ -7365,6 +7366,11 @@ export interface components {
              */
             members_per_stage?: number | null;
             /**
+             * Pinned plan
+             * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
+             */
+            plan?: string | Record<string, never> | null;
+            /**
              * Stages
              * @description Number of pipeline stages, one shard each; default: the strategy chooses.
              */
@@ -7405,6 +7411,12 @@ export interface components {
              * @default null
              */
             members_per_stage: number | null;
+            /**
+             * Pinned plan
+             * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
+             * @default null
+             */
+            plan: string | Record<string, never> | null;
             /**
              * Stages
              * @description Number of pipeline stages, one shard each; default: the strategy chooses.
@@ -7549,6 +7561,86 @@ export interface components {
             type: "pictured";
         };
         /**
+         * PinnedMember
+         * @description One machine of a stage.
+         */
+        PinnedMember: {
+            /**
+             * Memory Bytes
+             * @description Predicted memory need when the plan was made; it is predicted again when the plan is used.
+             * @default 0
+             */
+            memory_bytes: number;
+            /**
+             * Microbatches
+             * @description Number of microbatches that the machine computes in each step.
+             */
+            microbatches: number;
+            /**
+             * Name
+             * @description Name of the machine.
+             */
+            name: string;
+        };
+        /**
+         * PinnedModel
+         * @description The model that a plan file is for.
+         */
+        PinnedModel: {
+            /**
+             * Digest
+             * @description Digest of the layers' types and numbers of parameters.
+             */
+            digest: string;
+            /**
+             * Layers
+             * @description Number of layers.
+             */
+            layers: number;
+            /**
+             * Parameters
+             * @description Number of parameters when the plan was made; it is not compared.
+             * @default 0
+             */
+            parameters: number;
+        };
+        /**
+         * PinnedPlan
+         * @description Stages with their layers and machines, as a plan file has them.
+         */
+        PinnedPlan: {
+            /**
+             * Kind
+             * @constant
+             */
+            kind: "plan";
+            /**
+             * Microbatches
+             * @description Number of microbatches that a batch is split into.
+             */
+            microbatches: number;
+            model: components["schemas"]["PinnedModel"];
+            /** Stages */
+            stages: components["schemas"]["PinnedStage"][];
+            /**
+             * Version
+             * @constant
+             */
+            version: 1;
+        };
+        /**
+         * PinnedStage
+         * @description A range of layers, and the machines that each hold all of it.
+         */
+        PinnedStage: {
+            /** First Layer */
+            first_layer: number;
+            /** Last Layer */
+            last_layer: number;
+            /** Machines */
+            machines: components["schemas"]["PinnedMember"][];
+        };
+        /**
          * Plan
          * @description The ordered stages of one job in one epoch, a period in which members and their layers stay the same.
          */
@@ -7572,6 +7664,11 @@ export interface components {
              * @description Number of microbatches that a batch is split into.
              */
             microbatches: number;
+            /**
+             * Model Digest
+             * @description Digest of the layers' types and numbers of parameters; None in serving plans and plans of older releases.
+             */
+            model_digest?: string | null;
             /**
              * Model Id
              * @description Name of the job or deployment.

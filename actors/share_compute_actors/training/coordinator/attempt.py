@@ -9,7 +9,7 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import LinkLost, ShardStoreLost, StaleEpoch
+from share_compute.errors import LinkLost, PlanInfeasible, ShardStoreLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, Note, Planned
 from share_compute.models.factory import dissect
 from share_compute.planning.cost.timings import Timings, holding
@@ -140,8 +140,16 @@ class TrainingAttempt:
         if timings:
             count = sum(map(len, timings.values()))
             self._note(f"planned with {count} measured times of layers, which earlier attempts left")
-        profile = dissect(facts.blueprint)
-        return solve(spec, topology, profile, self._assignment.epoch, timings)
+        profile, epoch = dissect(facts.blueprint), self._assignment.epoch
+        try:
+            return solve(spec, topology, profile, epoch, timings)
+        except PlanInfeasible as failure:
+            if spec.parallelism.plan is None or not self._assignment.has_run:
+                raise
+            self._note(
+                f"the pinned plan no longer holds, and the job is planned anew: {failure.message}", "warning"
+            )
+            return solve(spec.without_pinned_plan(), topology, profile, epoch, timings)
 
     def _boundaries(self, facts: ShardStoreFacts, solution: Solution) -> BoundaryCompression:
         """Return the compression at boundaries, which stays the same for the whole job, and report it."""

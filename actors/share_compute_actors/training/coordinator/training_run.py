@@ -343,7 +343,7 @@ class TrainingRun(Listener):
         step = facts.event.step
         self._monitor.observe(step, facts.event.seconds, figures)
         shares = self._balancer.observe(step, figures, self._training.steps - step)
-        if shares is not None:
+        if shares is not None and not self._planner.holds_pinned_plan:
             self._changes.share(shares)
 
     def reformed(

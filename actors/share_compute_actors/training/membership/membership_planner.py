@@ -14,6 +14,7 @@ from share_compute.planning.planner import Solution
 from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Form
+from share_compute.quantities import listed
 from share_compute.topology import Topology
 from share_compute_actors.training.membership.changes import Changes
 from share_compute_actors.training.membership.epochs import (
@@ -114,7 +115,26 @@ class MembershipPlanner:
         form = self._with_copies(form, before)
         self._membership = form.membership
         self.solution = standing(form.membership, self.solution)
+        self._report_lost_pin(self._before[1])
         return form
+
+    def _report_lost_pin(self, before: Solution) -> None:
+        """Report that the pinned plan no longer holds, if the previous epoch carried it out and the next does not."""
+        pinned, plan = self._spec.parallelism.plan, self.solution.plan
+        if pinned is None or self.holds_pinned_plan or not before.plan.carries_out(pinned):
+            return
+        present = {member.name for stage in plan.stages for member in stage.members}
+        gone = [name for name in pinned.names if name not in present]
+        where = f"without {listed(gone)}" if gone else "with other layers on its machines"
+        message = f"the pinned plan no longer holds: the job continues {where}"
+        self._report(Note(message=message, level="warning"))
+        plan = plan.model_copy(update={"strategy": self._spec.parallelism.strategy})
+        self.solution = replace(self.solution, plan=plan)
+
+    @property
+    def holds_pinned_plan(self) -> bool:
+        """Whether the members carry out the plan that the job pins."""
+        return self.solution.plan.carries_out(self._spec.parallelism.plan)
 
     def _adopt(self) -> None:
         """Have members switch to the shards that they loaded; on an error, restore the previous membership and plan."""

@@ -204,11 +204,14 @@ class PerformanceMonitor:
     def _plan_again(self, step: int) -> None:
         """Search for a better plan in a thread, so that training does not wait.
 
-        Do nothing if a search is running, if a search already began after this step, or if no step is left.
+        Do nothing if a search is running, if a search already began after this step, if no step is left, or while
+        the members carry out the plan that the job pins.
         """
         left = self._assignment.spec.training.steps - step
         is_planning = self._planner is not None and self._planner.is_alive()
         if left == 0 or step == self._planned_after or is_planning:
+            return
+        if self._solution.plan.carries_out(self._assignment.spec.parallelism.plan):
             return
         self._planned_after = step
         usable = self._changes.usable

@@ -33,6 +33,7 @@ _SERVING = get_args(Objective)
 _ABOUT = {
     "strategy": ("training",),
     "compare": ("training",),
+    "output": ("training",),
     "prompt_tokens": _SERVING,
     "new_tokens": _SERVING,
     "concurrent": _SERVING,
@@ -61,6 +62,10 @@ def plan(
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare all strategies, and policies of synchronization.")
     ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="File to write the plan to, which parallelism.plan of a job file can pin."),
+    ] = None,
     objective: Annotated[
         _Purpose,
         typer.Option(help="Train the model, or serve it: shortest answer, or most tokens a second."),
@@ -141,10 +146,25 @@ def plan(
         if not as_json:
             _print_missing(failure)
         raise typer.Exit(failure.exit_code) from failure
+    if output is not None:
+        _write(report, output)
     if as_json:
         print_json(report)
-    else:
-        print_report(report)
+        return
+    print_report(report)
+    if output is not None:
+        Terminal(soft_wrap=True).print(
+            f"\nwritten to {escape(str(output))}; a job file pins it with parallelism.plan"
+        )
+
+
+def _write(report: PlanReport, output: Path) -> None:
+    """Write the plan file of a report."""
+    from share_compute.planning.plan_file import pinned_plan
+    from share_compute.specification.placement.pinned_plan import write_plan
+    from share_compute_api.client.job_file import write_text
+
+    write_text(output, write_plan(pinned_plan(report.plan)))
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

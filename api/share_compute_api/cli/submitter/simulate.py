@@ -78,7 +78,7 @@ def simulate(
         raise UserError(
             "--back-after without --mtbf: no machine ever fails", hint="add --mtbf, or leave it out"
         )
-    spec = read_job(file)
+    spec = read_job(file).without_pinned_plan()  # the machines are others
     name = str(topology) if topology else (fleet or FleetName.mixed).value
     there = (
         read_topology(read_text(topology))

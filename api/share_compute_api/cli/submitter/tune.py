@@ -47,7 +47,7 @@ def tune(
     from share_compute.files.plain_yaml import read_yaml
     from share_compute.specification import parse_job
     from share_compute_api.client.client import Client
-    from share_compute_api.client.job_file import read_text, with_full_paths
+    from share_compute_api.client.job_file import read_text, with_full_paths, with_plan
     from share_compute_api.client.tuning import TUNED, TuningJobs, best_of, fixed_settings
     from share_compute_api.client.tuning import tune as tuned
 
@@ -59,7 +59,7 @@ def tune(
     is_piped = str(file) == "-"
     text = sys.stdin.read() if is_piped else read_text(file)
     folder = Path.cwd() if is_piped else file.parent
-    job = with_full_paths(parse_job(text), folder)
+    job = with_full_paths(parse_job(with_plan(text, folder)), folder)
     names = [name for name in TUNED if name not in (keep or ())]
     runs: list[TuningRun] = []
     with Client() as client, _progress(as_json=as_json) as note:

@@ -316,4 +316,5 @@ class JobSupervisor:
             drift=self._drift,
             checkpoint_every_s=self._checkpoint_every_s,
             timings=timings,
+            has_run=job.started_at is not None,
         )

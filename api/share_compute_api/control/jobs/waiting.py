@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from share_compute.backoff import backoff_s
 from share_compute.lifecycle.branch_ids import owner_of
 from share_compute.lifecycle.states import ContributorState
+from share_compute.quantities import listed
 from share_compute.store import ContributorRecord, JobRecord
 from share_compute_api.control import AWAY
 from share_compute_api.control.jobs.allotting import Nodes, nodes_of
@@ -146,9 +147,13 @@ class Supply:
     """Job id -> number of machines on which the job has members."""
 
     def take(self, job: JobRecord) -> list[ContributorRecord]:
-        """Remove and return all machines that a job can get; the job later releases machines outside its plan."""
+        """Remove and return all machines that a job can get; the job later releases machines outside its plan.
+
+        A job with a pinned plan gets the machines of that plan only.
+        """
         taken = self._free_for(job)
-        self.free = [machine for machine in self.free if self._is_kept(machine, job)]
+        ids = {machine.id for machine in taken}
+        self.free = [machine for machine in self.free if machine.id not in ids]
         self.busy += len(taken)
         return taken
 
@@ -162,7 +167,12 @@ class Supply:
         return [machine for machine in self.free if machine.id not in self.held]
 
     def _free_for(self, job: JobRecord) -> list[ContributorRecord]:
-        return [machine for machine in self.free if not self._is_kept(machine, job)]
+        pinned = job.pinned_machines
+        return [
+            machine
+            for machine in self.free
+            if not self._is_kept(machine, job) and (pinned is None or machine.name in pinned)
+        ]
 
     def _is_kept(self, machine: ContributorRecord, job: JobRecord) -> bool:
         """Return whether a machine has members of jobs other than ``job``."""
@@ -181,6 +191,9 @@ class Supply:
         if self.waiting.pauses(job):
             return job.reason  # the reason already says what happened
         needed, free = job.machines_needed, len(self._free_for(job))
+        if free < needed and job.pinned_machines is not None:
+            lacking = sorted(job.pinned_machines.difference(machine.name for machine in self._free_for(job)))
+            return f"waiting for contributors: the pinned plan needs {listed(lacking)}, not ready or not free"
         if free < needed:
             have = "none is" if not free else f"{free} {_be(free)}"
             others = self._others(len(self.free) - free)

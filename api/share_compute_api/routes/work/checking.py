@@ -22,7 +22,8 @@ from share_compute_api.submission.batches import check_batch, check_inputs
 from share_compute_api.submission.chains import check_links
 from share_compute_api.submission.deployments import check_deployment
 from share_compute_api.submission.jobs import check_data, check_job
-from share_compute_api.submission.model_folders import checking, refused
+from share_compute_api.submission.model_folders import below, checking, refused
+from share_compute_api.submission.placement import check_placement
 from share_compute_api.submission.sparse import check_sparse
 from share_compute_api.submission.sweeps import check_sweep
 from share_compute_api.workers.isolated.messages import PreviewData
@@ -60,11 +61,14 @@ def check_any_job(spec: Job, context: Context) -> None:
     """
     if isinstance(spec, TrainJob):
         check_job(spec, context.isolated)
+        check_placement(spec, context.store)
         check_links(spec, context.store, context.isolated)
     elif isinstance(spec, SparseJob):
         check_sparse(spec, context.isolated)
     elif isinstance(spec, SweepJob):
         check_sweep(spec, context.isolated)
+        with below("job"):
+            check_placement(spec.job, context.store)
     elif _is_remote(spec):
         check_inputs(spec, context.isolated)
     else:

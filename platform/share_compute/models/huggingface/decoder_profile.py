@@ -65,6 +65,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
     """
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
+    layer_types = tuple(type(layer).__name__ for layer in layers)
     embedding = getattr(outline.base, outline.embedding)
     borrowed = tied_names(model)  # the model from `sketch` has tied parameters twice
     tied = next(
@@ -102,6 +103,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
         tied_name=tied if tied_trains else None,
         counted=all("forward_flops" in better for better in found),
         no_cut_reason=no_cut_reason(blueprint.config or {}) if len(layers) > 1 else None,
+        layer_types=layer_types,
     )
 
 

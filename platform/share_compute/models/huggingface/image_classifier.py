@@ -95,7 +95,13 @@ def profile_images(blueprint: Blueprint) -> ModelProfile:
     setattr(outline.base, outline.embedding, _Entrance())
     found, loss, counted = profile_modules([embedding, *layers, _Closing(model)], blueprint)
     first, *between, last = forward_only_before_training(found)
-    return ModelProfile(layers=tuple(between), embedding=first, head=joined([last, loss]), counted=counted)
+    return ModelProfile(
+        layers=tuple(between),
+        embedding=first,
+        head=joined([last, loss]),
+        counted=counted,
+        layer_types=tuple(type(layer).__name__ for layer in layers),
+    )
 
 
 class _Closing(nn.Module):

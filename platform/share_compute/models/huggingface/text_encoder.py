@@ -104,4 +104,10 @@ def profile_text_encoder(blueprint: Blueprint) -> ModelProfile:
     first, *between, last = forward_only_before_training(
         [part.for_rows(blueprint.objective.rows) for part in parts]
     )
-    return ModelProfile(layers=tuple(between), embedding=first, head=last, counted=False)
+    return ModelProfile(
+        layers=tuple(between),
+        embedding=first,
+        head=last,
+        counted=False,
+        layer_types=tuple(type(layer).__name__ for layer in layers),
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
+from hashlib import sha256
 from typing import NamedTuple
 
 from share_compute.errors import PlanInfeasible
@@ -144,6 +146,19 @@ class ModelProfile(StrictModel):
     """Whether the FLOPs of all parts were counted by running the model's code; False if any were estimated."""
     no_cut_reason: str | None = None
     """Reason why the model cannot be cut into stages; None if it can."""
+
+    layer_types: tuple[str, ...] = ()
+    """Name of the class of each layer; empty if it is unknown."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the layers' types and numbers of parameters, 32 hexadecimal digits.
+
+        Parts before and after the layers do not count: their sizes follow from the vocabulary or the classes, which
+        are unknown before the data is read.
+        """
+        sizes = [layer.parameters for layer in self.layers]
+        return sha256(json.dumps([self.layer_types, sizes]).encode()).hexdigest()[:32]
 
     def require_stages(self, requested: int | None) -> int | None:
         """Return the number of stages that a plan must have; None leaves it to the planner.

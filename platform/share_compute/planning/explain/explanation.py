@@ -11,7 +11,7 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import StepTimeline
 from share_compute.planning.explain.cause_words import blamed, speed_text, worded
 from share_compute.planning.explain.causes import Cause, causes
-from share_compute.planning.plan import Bottleneck, layer_span
+from share_compute.planning.plan import PINNED, Bottleneck, layer_span
 from share_compute.planning.search.additions import Addition, Additions, worth_trying
 from share_compute.planning.search.problem import SearchProblem
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
@@ -112,6 +112,8 @@ class Explanation:
         return [f"{count}, the rest with {listed(others)}"]
 
     def _standing(self, machine: int) -> str:
+        if self._strategy == PINNED:
+            return "as the pinned plan says"
         if self._strategy in _SIMPLE:
             return _SIMPLE[self._strategy]
         if self._timeline is None:
@@ -152,6 +154,8 @@ class Explanation:
 
     def why_out(self, machines: Sequence[int]) -> dict[int, str]:
         """Return, by machine index, why the plan gives each of these machines no layers."""
+        if self._strategy == PINNED:
+            return dict.fromkeys(machines, "the pinned plan does not use it")
         if self._timeline is None or self._strategy in _SIMPLE:
             return {machine: self._without_search(machine) for machine in machines}
         tried = worth_trying(self._cost, self._layout)

@@ -1,0 +1,1 @@
+"""Where a job is placed: the field ``parallelism``, and pinned plans."""
