@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -112,6 +112,15 @@ def _transformer_graphs(
         yield trace(layers[first], *calls[first], name=name), places
 
 
+class TracedLayer(NamedTuple):
+    """Call to a layer as a graph of torch, and as an operator graph."""
+
+    program: ExportedProgram
+    graph: OperatorGraph
+    tensors: Mapping[str, str]
+    """Name of the tensor in the operator graph, by node of the program. Aliases have the name of their source."""
+
+
 class _Call(nn.Module):
     """A call to a layer whose tensors are arguments, and whose other arguments are fixed."""
 
@@ -146,11 +155,20 @@ def trace(
     Raises:
         NotTraceable: control flow depends on data, or the code cannot run without data.
     """
+    return traced(layer, arguments, options, name=name).graph
+
+
+def traced(
+    layer: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any], *, name: str
+) -> TracedLayer:
+    """Return the exported program of a call to a layer, too. Arguments and errors are those of `trace`."""
     call = _Call(layer.to("meta"), (arguments, dict(options)))
     leaves = [leaf for leaf in tree_flatten((arguments, dict(options)))[0] if isinstance(leaf, Tensor)]
     with _traceable(name):
         program = torch.export.export(call, tuple(leaf.to("meta") for leaf in leaves), strict=False)
-        return _Reader(program, call).graph(name)
+        reader = _Reader(program, call)
+        graph = reader.graph(name)
+    return TracedLayer(program, graph, reader.tensors)
 
 
 @contextmanager
@@ -196,6 +214,11 @@ class _Reader:
         used = {tensor for each in operators for tensor in (*each.inputs, each.output)}
         tensors = {tensor: spec for tensor, spec in self._tensors.items() if tensor in used}
         return OperatorGraph(name, operators, tensors, output)
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """Return the name of the tensor of each node that was read."""
+        return {node.name: tensor for node, tensor in self._alias.items()}
 
     def _read_inputs(self) -> None:
         signature = self._program.graph_signature

@@ -1,0 +1,304 @@
+"""Execution of a plan of operators: each device computes its parts, and tensors are redistributed between operators.
+
+The exported graph of a layer is interpreted. Each operator runs on local tensors in the layouts of its strategy, as
+with ``torch.distributed.tensor.experimental.local_map``. DTensor holds the parameters and redistributes tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._pytree import tree_flatten
+
+from share_compute.planning.operators.graph import Operator, OperatorGraph
+from share_compute.planning.operators.plan import LayerOperators
+from share_compute.planning.operators.strategies import REPLICATED, Strategy, TensorLayout, options_of
+from share_compute.planning.operators.trace import TracedLayer, traced
+from share_compute.sharding.layouts import WHOLE, placement_of, redistribute, text_of
+from share_compute.sharding.operations import (
+    NotRunnable,
+    computed,
+    computed_by,
+    computed_part,
+    reason_to_replicate,
+    require_runnable,
+)
+
+_OTHER_PLAN = "plan the same layer again, with the same shapes"
+
+
+class _Placed(NamedTuple):
+    """This device's part of a tensor, and the tensor's layout."""
+
+    local: Tensor
+    layout: TensorLayout
+
+
+class ShardedLayer(nn.Module):
+    """Layer that several devices compute together, as a plan of its operators says.
+
+    Each process of the mesh calls it with the same whole input, and gets the same whole output. Parameters of the layer
+    become DTensors in place, with the values of the first process and the placements of the plan. Their gradients are
+    summed over the devices in each backward pass.
+
+    Args:
+        layer: the layer.
+        arguments: positional arguments of a call, of which the first is the hidden states. Calls must have tensors of
+            the same shapes, and all else must be equal.
+        options: keyword arguments of a call.
+        plan: plan of the layer's operators.
+        mesh: devices, as a mesh of one dimension.
+
+    Raises:
+        NotRunnable: the plan is of other operators, or an operator draws random numbers or changes a tensor in place.
+        NotTraceable: operators depend on data.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        arguments: tuple[Any, ...],
+        options: Mapping[str, Any],
+        plan: LayerOperators,
+        mesh: DeviceMesh,
+    ) -> None:
+        super().__init__()
+        if mesh.ndim != 1:
+            raise NotRunnable(
+                f"plans of operators are for a mesh of one dimension, and this one has {mesh.ndim}",
+                hint="give a mesh whose shape is the number of devices",
+            )
+        found = traced(_without_data(layer), arguments, options, name=plan.name)
+        self.layer = layer
+        self.mesh = mesh
+        self.replicated: dict[str, str] = {}
+        """Reasons why operators are computed as a whole, although the plan cuts them, by name."""
+        self._graph = found.graph.forked()
+        self._strategies = self._chosen(plan)
+        self._run = _Program(found, self._graph)
+        for place, node in self._run.nodes_of.items():
+            require_runnable(self._graph.operators[place], computed_by(node))
+        self._shapes = [
+            tuple(leaf.shape)
+            for leaf in tree_flatten((arguments, dict(options)))[0]
+            if isinstance(leaf, Tensor)
+        ]
+        _place_parameters(layer, self._parameter_layouts(), mesh)
+
+    @property
+    def entry(self) -> TensorLayout:
+        """Layout in which the operators read the layer's input."""
+        place = next(place for place, each in enumerate(self._graph.operators) if each.kind == "input")
+        return self._strategies[place].output
+
+    @property
+    def exit(self) -> TensorLayout:
+        """Layout in which the operators leave the layer's output."""
+        return self._strategies[self._graph.producer[self._graph.output]].output
+
+    def forward(self, hidden: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Return the whole output of a whole input."""
+        local = redistribute(hidden, WHOLE, self.entry, self.mesh)
+        return redistribute(self.part(local, *arguments, **options), self.exit, WHOLE, self.mesh)
+
+    def part(self, local: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Return this device's part of the output, in the layout ``exit``.
+
+        Args:
+            local: this device's part of the input, in the layout ``entry``.
+            arguments: the other positional arguments, as a whole.
+            options: keyword arguments, as a whole.
+        """
+        tensors = [leaf for leaf in tree_flatten((arguments, options))[0] if isinstance(leaf, Tensor)]
+        self._require_shapes(local, tensors)
+        given = [_Placed(local, self.entry), *(_Placed(each.detach(), WHOLE) for each in tensors)]
+        return self._run(
+            given, dict(self.layer.named_parameters()), dict(self.layer.named_buffers()), self._output
+        )
+
+    def _output(self, place: int, node: fx.Node | None, inputs: Sequence[_Placed]) -> _Placed:
+        """Return the output of an operator; the operator is a fork if it has no node."""
+        operator, strategy = self._graph.operators[place], self._strategies[place]
+        locals_ = [
+            redistribute(each.local, each.layout, layout, self.mesh)
+            for each, layout in zip(inputs, strategy.inputs, strict=True)
+        ]
+        if node is None:
+            return _Placed(locals_[0], strategy.output)
+        rank, devices = self.mesh.get_local_rank(), self.mesh.size()
+        part = computed_part(node, operator, strategy, locals_, rank=rank, devices=devices)
+        return _Placed(part, strategy.output)
+
+    def _chosen(self, plan: LayerOperators) -> list[Strategy]:
+        """Return the strategy of each operator of the graph."""
+        names = [each.name for each in self._graph.operators]
+        planned = [each.name for each in plan.operators]
+        if names != planned:
+            other = sorted(set(names) ^ set(planned))
+            raise NotRunnable(
+                f"the plan of {plan.name} is of other operators than the layer has: {', '.join(other[:5])}",
+                hint=_OTHER_PLAN,
+            )
+        return [
+            self._strategy(operator, choice.strategy)
+            for operator, choice in zip(self._graph.operators, plan.operators, strict=True)
+        ]
+
+    def _strategy(self, operator: Operator, name: str) -> Strategy:
+        options = options_of(operator, self._graph, self.mesh.size())
+        by_name = {each.name: each for each in options.strategies}
+        if name not in by_name:
+            why = options.refused.get(name, "it has no such strategy")
+            raise NotRunnable(f"{operator.name} cannot have the strategy {name}: {why}", hint=_OTHER_PLAN)
+        reason = reason_to_replicate(operator, by_name[name])
+        if reason:
+            self.replicated[operator.name] = reason
+            return by_name[REPLICATED]
+        return by_name[name]
+
+    def _parameter_layouts(self) -> dict[str, str]:
+        """Return the placement of each parameter; operators that need different ones share a replicated one."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for operator, strategy in zip(self._graph.operators, self._strategies, strict=True):
+            for tensor, layout in zip(operator.inputs, strategy.inputs, strict=True):
+                if self._graph.tensors[tensor].role == "parameter":
+                    found[tensor].add(layout.value)
+        return {name: next(iter(own)) if len(own) == 1 else WHOLE.value for name, own in found.items()}
+
+    def _require_shapes(self, local: Tensor, others: Sequence[Tensor]) -> None:
+        entry = list(local.shape)
+        placement = placement_of(self.entry.value)
+        if isinstance(placement, Shard):
+            entry[placement.dim] *= self.mesh.size()
+        shapes = [tuple(entry), *(tuple(each.shape) for each in others)]
+        if shapes != self._shapes:
+            raise NotRunnable(
+                f"the layer was planned for tensors of the shapes {self._shapes}, not {shapes}",
+                hint="call it with the shapes of the plan",
+            )
+
+
+class ShardedLayers(nn.Module):
+    """Layers with the same arguments, one after the other, whose hidden states stay cut between them."""
+
+    def __init__(self, layers: Sequence[ShardedLayer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, hidden: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Return the whole output of a whole input."""
+        layout = WHOLE
+        for layer in self.layers:
+            assert isinstance(layer, ShardedLayer)
+            hidden = layer.part(redistribute(hidden, layout, layer.entry, layer.mesh), *arguments, **options)
+            layout, mesh = layer.exit, layer.mesh
+        return redistribute(hidden, layout, WHOLE, mesh)
+
+
+class _Program:
+    """Exported program of a layer, whose operators are computed by a function of the caller."""
+
+    def __init__(self, found: TracedLayer, graph: OperatorGraph) -> None:
+        self._graph = graph
+        self._tensors = found.tensors
+        self._nodes: list[fx.Node] = list(found.program.graph.nodes)
+        signature = found.program.graph_signature
+        self._inputs = list(signature.user_inputs)
+        self._buffers = {
+            name: own.removeprefix("layer.") for name, own in signature.inputs_to_buffers.items()
+        }
+        if signature.inputs_to_lifted_tensor_constants:
+            raise NotRunnable(
+                f"{graph.name} reads tensors that are neither parameters nor buffers",
+                hint="register them as buffers",
+            )
+        outputs = {operator.output: place for place, operator in enumerate(graph.operators)}
+        self.nodes_of = {
+            outputs[node.name]: node
+            for node in self._nodes
+            if node.op == "call_function" and node.name in outputs
+        }
+        """Node of each operator, by its place; input and forks have none."""
+        for node in self._nodes:
+            if node.name in self._tensors and str(node.target) == "aten.detach.default":
+                raise NotRunnable(
+                    f"{found.graph.name} detaches a tensor, which plans do not consider",
+                    hint="run it on one device",
+                )
+        self._places = {node.name: place for place, node in self.nodes_of.items()}
+        self._forks = {
+            operator.inputs[0]: place
+            for place, operator in enumerate(graph.operators)
+            if operator.kind == "fork"
+        }
+
+    def __call__(
+        self,
+        given: Sequence[_Placed],
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        output: Callable[[int, fx.Node | None, Sequence[_Placed]], _Placed],
+    ) -> Tensor:
+        """Return this device's part of the layer's output.
+
+        Args:
+            given: tensors among the arguments of a call.
+            parameters: parameters of the layer, by name.
+            buffers: buffers of the layer, by name.
+            output: returns the output of the operator at a place, from its inputs.
+        """
+        known = self._known(given, parameters, buffers)
+        device = given[0].local.device
+        for node in self._nodes:
+            if node.op != "call_function" or node.name not in self._tensors:
+                continue
+            tensor = self._tensors[node.name]
+            if node.name in self._places:
+                place = self._places[node.name]
+                inputs = [known[each] for each in self._graph.operators[place].inputs]
+                known[tensor] = output(place, node, inputs)
+                if tensor in self._forks:
+                    fork = self._forks[tensor]
+                    known[self._graph.operators[fork].output] = output(fork, None, [known[tensor]])
+            elif tensor == node.name:  # other nodes are aliases
+                source = computed_by(node)
+                leaves = tree_flatten((source.args, source.kwargs))[0]
+                names = [self._tensors[leaf.name] for leaf in leaves if isinstance(leaf, fx.Node)]
+                known[tensor] = _Placed(computed(node, [known[each].local for each in names], device), WHOLE)
+        return known[self._graph.output].local
+
+    def _known(
+        self, given: Sequence[_Placed], parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> dict[str, _Placed]:
+        """Return the tensors that exist before the first operator, by name."""
+        known = {name: _Placed(buffers[own], WHOLE) for name, own in self._buffers.items()}
+        known |= dict(zip(self._inputs, given, strict=True))
+        for name, parameter in parameters.items():
+            assert isinstance(parameter, DTensor)
+            stored = text_of(parameter.placements[0])
+            local = parameter.to_local(grad_placements=parameter.placements)
+            known[name] = _Placed(local, TensorLayout(stored, stored))
+        return known
+
+
+def _without_data(layer: nn.Module) -> nn.Module:
+    """Return a copy of a layer on the meta device; the layer's own tensors are not copied."""
+    memo: dict[int, Any] = {id(each): each.detach().to("meta") for each in layer.buffers()}
+    for parameter in layer.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    return copy.deepcopy(layer, memo)
+
+
+def _place_parameters(layer: nn.Module, layouts: Mapping[str, str], mesh: DeviceMesh) -> None:
+    """Replace the parameters of a layer by DTensors; those without a layout are replicated."""
+    for name, parameter in list(layer.named_parameters()):
+        placement = placement_of(layouts.get(name, WHOLE.value))
+        cut = distribute_tensor(parameter.detach(), mesh, [placement])
+        path, _, own = name.rpartition(".")
+        setattr(layer.get_submodule(path), own, nn.Parameter(cut, requires_grad=parameter.requires_grad))
