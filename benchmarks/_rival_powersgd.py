@@ -22,7 +22,7 @@ from train_pipeline import _Module
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.losses import loss_sum
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.training.optimizers import build_optimizer
 

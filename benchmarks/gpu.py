@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Device, Topology
 

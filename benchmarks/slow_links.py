@@ -60,7 +60,7 @@ from share_compute.lifecycle.folders import job_folder
 from share_compute.lifecycle.states import JobState
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.specification.compression import SPARSE_LOCO
 from share_compute_actors.training.step_log import FILE

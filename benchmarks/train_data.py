@@ -18,7 +18,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.losses import loss_sum
 from share_compute.protocol.schedule import blocks, even_shares
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob
 from share_compute.training.optimizers import build_optimizer
 

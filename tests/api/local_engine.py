@@ -26,7 +26,7 @@ from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute.models.configuration import declared_config
 from share_compute.models.huggingface.encoder_types import Pooling, pooling_of
 from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import ModelSpec
 from share_compute_api.openai.embedding import embedded
 from share_compute_api.openai.engine import ModelFacts

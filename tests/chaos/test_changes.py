@@ -14,6 +14,7 @@ from tests.chaos.test_recovery import job, train
 from tests.ray_nodes import Attempt, processes_on
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, Planned, Reformed
+from share_compute.planning.plan_file import pinned_plan
 from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 from share_compute.topology import Contributor, Topology
@@ -222,3 +223,26 @@ def test_a_machine_with_less_memory_than_it_lends_is_done_without(
     assert [change.lost for change in reformed(events)] == [("c1",)]
     assert curve == calm_curve
     assert weights == calm_weights
+
+
+def test_a_job_leaves_its_pinned_plan_when_it_loses_a_machine(
+    attempt: Attempt, topology: Topology, tmp_path: Path
+) -> None:
+    def leave(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "started":
+            coordinator.drain.remote("c1")
+
+    machines = Topology(topology.contributors[:2])
+    document = job(2, 1)
+    calm_weights, calm_curve, events = train(attempt, tmp_path / "calm", document, machines=machines)
+    (planned,) = (event for event in events if isinstance(event, Planned))
+    document["parallelism"] = {"plan": pinned_plan(planned.plan).model_dump(mode="json")}
+    weights, curve, kept = train(attempt, tmp_path / "kept", document, machines=machines)
+    assert not any(event.type in ("reformed", "replan_proposed") for event in kept)
+    assert (weights, curve) == (calm_weights, calm_curve)
+    weights, curve, events = train(attempt, tmp_path / "left", document, on_event=leave, machines=machines)
+    (change,) = reformed(events)
+    assert (change.left, sizes(change), change.plan.strategy) == (("c1",), [1], "auto")
+    warnings = [event.message for event in events if event.type == "note" and event.level == "warning"]
+    assert "the pinned plan no longer holds: the job continues without machine-1" in warnings
+    assert (weights, curve) == (calm_weights, calm_curve)

@@ -28,7 +28,7 @@ from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.models.configuration import declared_config
 from share_compute.planning.plan import Bottleneck, MemberPlan, Plan, StagePlan
 from share_compute.planning.report import ServingPrediction
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import ModelSpec
 from share_compute.topology import Topology
 from share_compute_actors.inference.assignment import ServingAssignment

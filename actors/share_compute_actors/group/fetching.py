@@ -18,7 +18,7 @@ from share_compute.models.numbers import is_finite as has_finite_numbers
 from share_compute.models.storage.slots import parameter_of
 from share_compute.models.storage.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
 from share_compute.protocol.membership import Worker
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.group.allocator import is_out_of_memory
 from share_compute_actors.group.answering import shard_store_lost
 from share_compute_actors.messages import Extent, Source, Sources, pack_extents

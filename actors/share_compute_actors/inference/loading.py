@@ -16,7 +16,7 @@ from torch import Tensor
 from share_compute.inference.placement import Holding
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.quantization import SCALE, is_quantized
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.group.allocator import passing_through, trim
 from share_compute_actors.group.fetching import SourceClient, fill, fits
 from share_compute_actors.inference.messages import Held, ServingSetup

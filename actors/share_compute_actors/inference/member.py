@@ -19,7 +19,7 @@ import psutil
 import ray
 
 from share_compute.inference.scheduler.engine_steps import EngineStep
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.linked_member import LinkedMember

@@ -16,7 +16,7 @@ from share_compute.errors import ShareComputeError, as_ours
 from share_compute.inference.placement import Placement
 from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.protocol.membership import Worker
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.group.naming import member_options, workers_of

@@ -16,7 +16,7 @@ from share_compute.planning.serving.cost import ServingCost
 from share_compute.planning.serving.plan import plan_serving
 from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import ServeJob
 from share_compute.specification.workload import ServingWorkload, serving_workload
 from share_compute.topology import Topology

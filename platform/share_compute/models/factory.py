@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.profiles.cache import cached_profile
 from share_compute.models.profiles.profile import ModelProfile
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 if TYPE_CHECKING:
     import torch

@@ -39,7 +39,7 @@ from share_compute.models.profiles.shape_estimate import (
 )
 from share_compute.models.stage import Stage
 from share_compute.models.tiles import Tiled
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification.layers import expanded
 
 _DENSE_BACKWARD_OPERATIONS = 5

@@ -9,7 +9,7 @@ from pydantic import computed_field, model_validator
 
 from share_compute.files.strict import StrictModel
 from share_compute.protocol.collectives import Algorithm
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification.boundaries import (
     BoundaryCodec,
     FixedBoundaryCompressionSpec,

@@ -43,7 +43,7 @@ from share_compute.planning.search.strategies import (
 from share_compute.planning.search.thorough import proposed, thorough
 from share_compute.planning.sum_plans import sum_plan
 from share_compute.protocol.schedule import blocks
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainingSpec, TrainJob
 from share_compute.specification.boundaries import (
     BOUNDARY_CODECS,

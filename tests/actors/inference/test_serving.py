@@ -28,7 +28,7 @@ from share_compute.inference.scheduler.options import Generation, SamplingOption
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.models.huggingface.encoder_types import Pooling
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import ServeJob
 from share_compute.topology import Device, Topology
 from share_compute_actors.inference.assignment import ServingAssignment

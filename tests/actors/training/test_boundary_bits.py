@@ -15,7 +15,7 @@ from share_compute.models.factory import build_stage
 from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
 from share_compute.protocol.tree import SummationTree
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, TrainingSpec, parse_job
 from share_compute.specification.boundaries import FixedBoundaryCompressionSpec
 from share_compute_actors.training.member.runner import Runner

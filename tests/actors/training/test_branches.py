@@ -25,7 +25,7 @@ from share_compute.models.factory import build_stage, dissect
 from share_compute.models.storage.checkpoints import STATE
 from share_compute.models.storage.weights import FolderWriter, WeightFolder
 from share_compute.planning.planner import solve
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import answered, ask_shard_store

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from share_compute.data import StepOrder, prepare
 from share_compute.models.blueprint import Blueprint, blueprint_of
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, parse_job
 from share_compute.specification.layers import expanded
 

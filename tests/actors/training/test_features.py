@@ -20,7 +20,7 @@ from share_compute.data import StepOrder, prepare
 from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.storage.slots import parameter_of
 from share_compute.protocol.tree import SummationTree
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED

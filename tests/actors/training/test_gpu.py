@@ -18,7 +18,7 @@ from share_compute.models.storage.weights import WeightFolder
 from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 from share_compute.protocol.tree import SummationTree
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainingSpec
 from share_compute.topology import Device, Topology
 from share_compute_actors.machine.device import compute_deterministically, gpu_uuid

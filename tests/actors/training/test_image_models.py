@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from share_compute.data import StepOrder, prepare
 from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.exact]

@@ -13,7 +13,7 @@ from ray.exceptions import ObjectLostError
 
 from share_compute.errors import ContributorLost, StaleEpoch, UserError, WrongTensor
 from share_compute.models.storage.weights import rows_of
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.group import fetching
 from share_compute_actors.messages import Extent, Source, Sources, read_extents, server_source
 from share_compute_actors.training.member import loading

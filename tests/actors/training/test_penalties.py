@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from share_compute.data import StepOrder, prepare
 from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.exact]

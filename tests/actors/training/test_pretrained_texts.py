@@ -27,7 +27,7 @@ from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import build_stage
 from share_compute.models.huggingface.encoder_types import trained_pooling
 from share_compute.models.huggingface.hub_configuration import hub_configuration
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 
 pytestmark = [

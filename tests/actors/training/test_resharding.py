@@ -12,7 +12,7 @@ from share_compute.errors import ContributorLost
 from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Report
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.topology import Topology
 from share_compute_actors.messages import Source, Sources, server_source
 from share_compute_actors.training.membership.resharder import Resharder

@@ -26,7 +26,7 @@ from share_compute.data.several_tasks import objectives_of, prepared_tasks
 from share_compute.data.tokenization import train_tokenizer
 from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.exact]

@@ -22,7 +22,7 @@ from tests.actors.training.outcomes import (
 from tests.ray_nodes import Attempt
 
 from share_compute.protocol.membership import Membership, fresh
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.training.member.samples import Rows, ShardSamples
 
 RELU = {"type": "relu"}

@@ -33,7 +33,7 @@ from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import build_stage
 from share_compute.models.huggingface.hub_configuration import hub_configuration
 from share_compute.models.objective import Objective
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.training.metrics import figures_of
 from share_compute_actors.training.member.evaluating import evaluated

@@ -10,7 +10,7 @@ from share_compute.models.losses import loss_sum
 from share_compute.models.stage import Stage
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.tree import SummationTree
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, TrainingSpec
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.training.member.runner import Runner

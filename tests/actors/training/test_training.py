@@ -19,7 +19,7 @@ from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.planning.plan import Plan
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.topology import Topology
 from share_compute_actors.training.step_log import StepLog

@@ -23,7 +23,7 @@ from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.storage.weights import WeightFolder
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import MOST_DEVICES

@@ -14,7 +14,7 @@ from share_compute.errors import UserError, VerificationFailed
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.boundary import Boundaries, Expected
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.specification.boundaries import (
     NO_BOUNDARY_COMPRESSION,

@@ -24,7 +24,7 @@ from share_compute.models.factory import build_stage, dissect
 from share_compute.models.layers import require_fit
 from share_compute.models.losses import training_loss
 from share_compute.models.objective import Objective
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job, with_paths
 from share_compute.specification.paths import names_file
 

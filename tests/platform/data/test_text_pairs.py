@@ -22,7 +22,7 @@ from share_compute.models.boundary import boundary_shape
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.layers import require_fit
 from share_compute.models.losses import loss_sum, similarities, target_count
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 
 ROWS = [{"text": f"the number {number}", "positive": f"{number} is a number"} for number in range(20)]

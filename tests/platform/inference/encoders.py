@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel
 from share_compute.inference.runtime.encoder_stage import EncoderStage
 from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Pooled
 from share_compute.models.huggingface.encoder_types import Pooling
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 CPU = torch.device("cpu")
 LAYERS = 3

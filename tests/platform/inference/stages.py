@@ -19,7 +19,7 @@ from share_compute.inference.scheduler.engine_steps import (
     SlotGrowth,
 )
 from share_compute.inference.scheduler.options import SamplingOptions
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 CPU = torch.device("cpu")
 LAYERS = 3

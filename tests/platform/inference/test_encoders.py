@@ -36,7 +36,7 @@ from share_compute.models.huggingface.encoder_types import (
     pooling_of,
     trained_window,
 )
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 TEXTS = [text_of(19, 1), text_of(3, 2), text_of(1, 3), text_of(40, 4), text_of(19, 5)]

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from share_compute.inference.runtime.fusion import FusedLinear, FusedPart, fuse_linears
 from share_compute.inference.runtime.quantization import Int8Linear, integers_of, scale_of
 from share_compute.inference.runtime.stage import ServingStage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 
 class Attention(nn.Module):

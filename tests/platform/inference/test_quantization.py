@@ -21,7 +21,7 @@ from share_compute.inference.runtime.quantization import (
 from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.scheduler.engine_steps import Chunk
 from share_compute.models.huggingface.decoder import sketch
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 CUTS = [(0, 1), (1, 3)]
 

@@ -30,7 +30,7 @@ from share_compute.inference.runtime.kv_slots import KVSlots, LayerCache
 from share_compute.inference.runtime.packing import PackedLinear, pack
 from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.scheduler.engine_steps import Chunk, SlotGrowth
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 PROMPTS = {1: prompt_of(19, 1), 2: prompt_of(3, 2), 3: prompt_of(12, 3)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.stage import Stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 LAYERS = 4
 SIZES = {

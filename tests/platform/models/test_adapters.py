@@ -23,7 +23,7 @@ from share_compute.models.huggingface.decoder import PartNames, sketch
 from share_compute.models.losses import loss_sum
 from share_compute.models.stage import Stage
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, stream_file
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LoraSpec, parse_job
 
 CPU = torch.device("cpu")

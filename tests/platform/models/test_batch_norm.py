@@ -20,7 +20,7 @@ from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.layers import require_fit
 from share_compute.protocol.tree import SummationTree
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.optimizers import undecayed_parameters

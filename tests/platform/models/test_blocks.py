@@ -15,7 +15,7 @@ from share_compute.models.blueprint import Blueprint, blueprint_of
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.layers import require_fit
 from share_compute.models.profiles.profiling import count
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.specification.layers import LayerSpec, expanded
 from share_compute.training.optimizers import undecayed_parameters

@@ -9,7 +9,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.boundary import Boundaries, Expected, boundary_shape
 from share_compute.models.factory import build_stage
 from share_compute.models.numbers import is_finite
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION
 

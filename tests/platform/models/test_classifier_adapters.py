@@ -26,7 +26,7 @@ from share_compute.models.losses import loss_sum, selected
 from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
 from share_compute.models.storage.weights import FolderWriter, stream_file
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 
 LAYERS, PADDING, LENGTH = 3, 1, 16

@@ -26,7 +26,7 @@ from share_compute.models.image_types import IMAGE_MODELS, image_processor, requ
 from share_compute.models.losses import loss_sum
 from share_compute.models.objective import Objective
 from share_compute.models.profiles.profiling import count
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import ImagesSpec, Task, TrainJob, parse_job
 from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION
 from share_compute.specification.transforms import CropSpec

@@ -16,7 +16,7 @@ from share_compute.models.factory import build_stage, dissect
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.losses import loss_sum
 from share_compute.models.storage.weights import WeightFolder, copy_into, row_ranges
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LayerSpec
 
 CPU = torch.device("cpu")

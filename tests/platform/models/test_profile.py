@@ -22,7 +22,7 @@ from share_compute.models.losses import loss_sum
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth
 from share_compute.models.profiles.profiling import NotQuadratic, count, fit
 from share_compute.models.profiles.shape_estimate import ShapeEstimate
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LayerSpec
 
 CPU = torch.device("cpu")

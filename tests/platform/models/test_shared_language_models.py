@@ -23,7 +23,7 @@ from share_compute.models.huggingface.hub_configuration import check_trainable, 
 from share_compute.models.losses import training_loss
 from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 
 PADDING, LENGTH = 1, 16

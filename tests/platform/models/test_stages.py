@@ -16,7 +16,7 @@ from share_compute.models.factory import build_stage, dissect
 from share_compute.models.losses import loss_sum
 from share_compute.models.precision import require_precision
 from share_compute.models.stage import Stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, Precision
 
 CPU = torch.device("cpu")

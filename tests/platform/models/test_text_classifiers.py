@@ -21,7 +21,7 @@ from share_compute.models.huggingface.decoder import published_config, sketch
 from share_compute.models.huggingface.hub_configuration import check_trainable, hub_configuration
 from share_compute.models.losses import loss_sum, selected, target_count
 from share_compute.models.objective import Objective
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 
 PADDING = 1

@@ -21,7 +21,7 @@ from share_compute.models.blueprint import Blueprint, blueprint_of
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.layers import LayeredStage, note_on_tiles, profile_layers, require_fit
 from share_compute.models.tiles import Tiled
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import parse_job
 from share_compute.specification.layers import LayerSpec, expanded
 

@@ -13,7 +13,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.losses import loss_sum
 from share_compute.models.stage import Stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.training.finiteness import NonFiniteValue, find_nonfinite, first_of
 
 CONFIG = CONFIG_MAPPING["llama"](

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, get_scheduler
 from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import (
     SCHEDULES,
     EarlyStoppingSpec,

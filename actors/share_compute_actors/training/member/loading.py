@@ -14,7 +14,7 @@ from share_compute.models.factory import build_stage
 from share_compute.models.stage import Stage
 from share_compute.models.storage.slots import parameter_of
 from share_compute.protocol.tree import SummationTree
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.synchronization.branch import is_branch_slot
 from share_compute.training.optimizers import restore_optimizer
 from share_compute_actors.group.allocator import passing_through

@@ -19,7 +19,7 @@ from share_compute.protocol.member_events import Loaded
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToCoordinator, ToMember
 from share_compute.protocol.tree import SummationTree
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.training.finiteness import NonFiniteValue, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers

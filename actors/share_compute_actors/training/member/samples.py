@@ -18,7 +18,7 @@ from torch import Tensor
 from share_compute.errors import ShardStoreLost, UserError
 from share_compute.models.numbers import is_finite
 from share_compute.protocol.membership import Membership, Worker
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.group.answering import shard_store_lost
 
 Part = Literal["inputs", "targets"]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from share_compute.planning.plan import Plan
 from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, Worker
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute_actors.messages import Source, Sources, Updates
 from share_compute_actors.training.member.schemas import HOLDING
 from share_compute_actors.training.membership.epochs import machines_lost

@@ -18,7 +18,7 @@ from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToMember
 from share_compute.quantities import listed
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import Cancelled, MembersLost

@@ -31,7 +31,7 @@ from share_compute.planning.planner import solve
 from share_compute.planning.ranges import ranges_of, with_ranges
 from share_compute.planning.report import PolicyChoice
 from share_compute.quantities import listed
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob
 from share_compute.specification.synchronization import AutoSpec, GossipSpec, LocalSpec
 from share_compute.synchronization.aggregator import Aggregator, InitialShard

@@ -19,7 +19,7 @@ from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.encoder import EncoderShard, encoder_sketch
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.models.storage.weights import WeightFolder
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 
 class EncoderStage(EngineStage):

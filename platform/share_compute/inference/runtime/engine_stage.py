@@ -19,7 +19,7 @@ from share_compute.inference.runtime.quantization import (
 )
 from share_compute.inference.scheduler.engine_steps import EngineStep, Outcome
 from share_compute.models.storage.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 if TYPE_CHECKING:
     from share_compute.models.huggingface.conversion import PretrainedWeights

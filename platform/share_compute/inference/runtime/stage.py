@@ -32,7 +32,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.decoder import HuggingFaceStage
 from share_compute.models.storage.weights import WeightFolder
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 
 class ServingStage(EngineStage):

@@ -19,7 +19,7 @@ from share_compute.errors import ShareComputeError, UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.decoder import HuggingFaceStage, sketch
 from share_compute.models.huggingface.hub_configuration import hub_configuration, on_one_line
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 _LAYERS = 4
 """Number of layers of a small model, unless the real model has fewer layers or more kinds of layers."""

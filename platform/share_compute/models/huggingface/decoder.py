@@ -40,7 +40,7 @@ from share_compute.models.huggingface.parts import (
 )
 from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 _SMALL = 2**14
 """Size in scalars above which `sketch` puts a parameter on the meta device."""

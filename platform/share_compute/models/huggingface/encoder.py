@@ -17,7 +17,7 @@ from share_compute.models.huggingface.decoder import materialize, sketch
 from share_compute.models.huggingface.encoder_types import ENCODERS
 from share_compute.models.profiles.profile import NOTHING, LayerProfile, ModelProfile
 from share_compute.models.profiles.shape_estimate import ShapeEstimate, parameters_of
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 _EMBEDDING = "embeddings"
 

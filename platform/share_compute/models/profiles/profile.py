@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from share_compute.errors import PlanInfeasible
 from share_compute.files.strict import StrictModel
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 
 FLOAT_BYTES = 4
 

@@ -16,7 +16,7 @@ from share_compute.files.strict import nearest
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.search.problem import SearchProblem
 from share_compute.protocol.schedule import even_shares
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.topology import Contributor, Device, Topology
 
 ENTRY_POINTS = "share_compute.partitioning"

@@ -16,7 +16,7 @@ from share_compute.planning.serving.explanation import ServingExplanation
 from share_compute.planning.serving.infeasible import serving_infeasible
 from share_compute.planning.serving.search import search_serving
 from share_compute.quantities import bytes_text
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
 

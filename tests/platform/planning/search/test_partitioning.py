@@ -20,7 +20,7 @@ from share_compute.planning.search.partitioning import (
     strategy_names,
 )
 from share_compute.planning.search.strategies import SearchingStrategy
-from share_compute.shard import Shard
+from share_compute.shards import Shard
 from share_compute.topology import Contributor, Device, Topology
 
 STRATEGIES: list[PartitioningStrategy] = [
