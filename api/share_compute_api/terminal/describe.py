@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from share_compute.lifecycle.attempt_events import Measured, RoundMerged, TrafficMeasured
-from share_compute.planning.plan import Bounded, IdleMachine, Plan, StagePlan, layer_span
+from share_compute.planning.plan import PINNED, Bounded, IdleMachine, Plan, StagePlan, layer_span
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
 from share_compute.specification.task import METRICS_BESIDE_LOSS
@@ -301,8 +301,8 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """Return the facts about a plan other than its placement, as (name, value) pairs."""
     lines = []
     if plan.prediction is not None:
-        step = f"step {seconds_text(plan.prediction.step_s)}; {bound_text(plan.prediction)}"
-        lines.append(("predicted", step))
+        bound = bound_text(plan.prediction, is_pinned=plan.strategy == PINNED)
+        lines.append(("predicted", f"step {seconds_text(plan.prediction.step_s)}; {bound}"))
         lines.append(("bottleneck", plan.prediction.bottleneck.sentence))
     members = [member for stage in plan.stages for member in stage.members]
     lines += [(member.name, member.reason) for member in members[:_MOST_LINES]]
@@ -311,14 +311,17 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     return lines + [(names or "...", f"idle: {reason}") for names, reason in idle_lines(plan.idle)]
 
 
-def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
+def bound_text(prediction: Bounded, what: str = "plan takes", *, is_pinned: bool = False) -> str:
     """Return a sentence with the lower bound, the plan's gap to the bound, and whether the plan is proven optimal.
 
     Args:
         prediction: prediction of the plan.
         what: subject and verb for the sentence "no {what} less than {lower bound}".
+        is_pinned: whether the plan was given, not searched for.
     """
-    proof = "proven best by the formula" if prediction.exact else "the best that was found"
+    proof = "given by the job file" if is_pinned else "the best that was found"
+    if prediction.exact:
+        proof = "proven best by the formula"
     if prediction.gap is None:
         return proof
     above = f"this one is {prediction.gap:.1%} above" if prediction.gap > 0.0005 else "this one takes no more"

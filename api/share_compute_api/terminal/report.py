@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from share_compute.planning.plan import IdleMachine, Plan, layer_span
+from share_compute.planning.plan import PINNED, IdleMachine, Plan, layer_span
 from share_compute.planning.report import (
     Alternative,
     IslandProposal,
@@ -94,7 +94,7 @@ def _training(plan: Plan) -> Text:
         " of branch 0," if plan.branches else "",
         f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
         f"   {_per_s(prediction.samples_per_s)} samples/s{tokens}\n",
-        f"{_capital(bound_text(prediction))}.\n{prediction.bottleneck.sentence}",
+        f"{_capital(bound_text(prediction, is_pinned=plan.strategy == PINNED))}.\n{prediction.bottleneck.sentence}",
     )
     if prediction.links_assumed:
         text.append(_LINKS_ASSUMED, style="yellow")

@@ -65,7 +65,9 @@ def test_a_plan_is_written_and_pinned(run: Run, tmp_path: Path) -> None:
         refused = run("plan", str(TINY), *words, "--output", str(plan), option, "--json", **NOWHERE)
         assert "--output means nothing" in error(refused)["detail"]
     shown = run("plan", str(pinning), *words, "--output", str(plan), **NOWHERE)
-    assert "a job file pins it with parallelism.plan" in " ".join(shown.stdout.split())
+    words_shown = " ".join(shown.stdout.split())
+    assert "a job file pins it with parallelism.plan" in words_shown
+    assert "the best that was found" not in words_shown
     plan.write_text(plan.read_text().replace("name: ", "name: other-", 1))
     refused = run("plan", str(pinning), *words, "--json", **NOWHERE)
     assert refused.returncode == PlanInfeasible.exit_code

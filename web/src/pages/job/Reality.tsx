@@ -43,7 +43,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
         <Text size="sm">
           <b>{t("Bottleneck")}</b>: {sentence(prediction.bottleneck.sentence)}{" "}
           <Text component="span" inherit c="dimmed">
-            {boundWords(prediction, t)}
+            {boundWords(prediction, plan.strategy, t)}
             {prediction.links_assumed && ` ${t("No link was measured, so communication is an assumption.")}`}
           </Text>
         </Text>
@@ -128,8 +128,9 @@ function busyWords(fraction: number | null | undefined, step: number | undefined
 }
 
 /** The known bound on the plan's quality, in the words of `share-compute plan`. */
-function boundWords({ gap, exact }: Prediction, t: TFunction): string {
-  const proof = exact ? t("proven best by the formula") : t("the best that was found");
+function boundWords({ gap, exact }: Prediction, strategy: string, t: TFunction): string {
+  const found = strategy === "pinned" ? t("given by the job file") : t("the best that was found");
+  const proof = exact ? t("proven best by the formula") : found;
   if (gap === null) return t("The plan is {{proof}}.", { proof });
   if (gap <= 0.0005) return t("The plan takes no more than the bound, {{proof}}.", { proof });
   return t("The plan is {{percent}} % above the bound, {{proof}}.", { percent: (gap * 100).toFixed(1), proof });
