@@ -1,9 +1,11 @@
 """share-compute: join lent machines into one elastic cluster, to train and serve models too large for one machine."""
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from share_compute.sharding.functional import shard
+    shard: Callable[..., Any]
 
 __version__ = "0.2.0"
 
@@ -11,13 +13,11 @@ __all__ = ["__version__", "shard"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function at its first use, because it imports torch.
+    """Import a function at its first use: it imports torch, and modules below it import this package.
 
     Raises:
         AttributeError: the package has nothing of that name.
     """
     if name == "shard":
-        from share_compute.sharding.functional import shard  # noqa: PLC0415 - it imports torch
-
-        return shard
+        return import_module("share_compute.sharding.functional").shard
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

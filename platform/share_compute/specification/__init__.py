@@ -10,6 +10,7 @@ All parsers take text or a mapping:
 `job_schema` returns the JSON schema of a kind.
 """
 
+from share_compute.choices import Objective, ServedPrecision
 from share_compute.specification.base import SpecModel, TextPath
 from share_compute.specification.batch import (
     BATCH_KINDS,
@@ -63,9 +64,7 @@ from share_compute.specification.paths import Named, upload_path, with_paths
 from share_compute.specification.replicas import Replicas, ReplicasSpec, read_replicas
 from share_compute.specification.serve import (
     NAME_PATTERN,
-    Objective,
     ServedModelSpec,
-    ServedPrecision,
     ServeJob,
     ServingParallelismSpec,
 )

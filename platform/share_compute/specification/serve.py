@@ -7,13 +7,10 @@ from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from share_compute.choices import Objective, ServedPrecision
 from share_compute.specification.base import HubName, Revision, SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
-Objective: TypeAlias = Literal["latency", "throughput"]
-"""Objective of serving: the shortest time of one request, or the most tokens per second within the limits."""
-ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-"""Data type of the weights of a served model."""
 ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral"]
 """Format in which a model writes tool calls."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from share_compute.specification import Objective
+from share_compute.choices import Objective
 from share_compute_api.cli.submitter.plan_operators import SearchChoice, show_operators
 from share_compute_api.terminal.completion import complete_strategy
 from share_compute_api.terminal.options import Json

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from share_compute.specification import Objective, ServedPrecision
-from share_compute.specification.replicas import read_replicas
+from share_compute.choices import Objective, ServedPrecision
 from share_compute_api.terminal.completion import complete_deployment
 from share_compute_api.terminal.fetching import once_fetched
 from share_compute_api.terminal.options import Json
@@ -102,6 +101,8 @@ def serve(
 
 def _replicas(text: str, reserve: bool | None) -> str | dict[str, int | bool]:
     """Return the field ``replicas`` of a request: ``text``, or a mapping with both if ``reserve`` is given."""
+    from share_compute.specification import read_replicas
+
     if reserve is None:
         return text
     try:

@@ -1,0 +1,13 @@
+"""Values among which job files and options of the command line choose.
+
+The command line imports them at its start, which `share_compute.specification` would double.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Objective: TypeAlias = Literal["latency", "throughput"]
+"""Objective of serving: the shortest time of one request, or the most tokens per second within the limits."""
+ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+"""Data type of the weights of a served model."""
