@@ -38,6 +38,7 @@ from ray._private import ray_constants, services
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # the stub of Ray leaves it out
 from ray.exceptions import RayError
 
+from share_compute.backoff import backoff_s
 from share_compute_actors.machine import idle_agent
 
 _DASHBOARD_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
@@ -50,7 +51,8 @@ SOUND_S = 5
 A GCS that ends sooner has a lasting problem, such as damaged tables, so the supervisor and the head end, too."""
 _REGISTERS_S = 30.0
 """Longest wait for a raylet to register, in seconds; after it, Ray reports the reason."""
-_REGISTERED_POLL_S = 0.02
+_REGISTERED_POLLS_S = (0.02, 0.5)
+"""Shortest and longest pause between two questions for all nodes. The pauses grow: many nodes may start at once."""
 _SCRIPT = """\
 #!/bin/sh
 # Restarts Ray's GCS when it ends, unless this script received SIGTERM or SIGINT.
@@ -113,9 +115,11 @@ def get_registered(get: Callable[[str, str], Any], gcs_address: str, node_id: st
     """Wait until the GCS lists a node, then return Ray's facts about it; ``get`` is Ray's function for that."""
     wanted, deadline_s = NodeID.from_hex(node_id), time.monotonic() + _REGISTERS_S
     with suppress(RayError):  # `get` reports the problem
-        gcs = GcsClient(address=gcs_address)
+        gcs, polls = GcsClient(address=gcs_address), 0
         while wanted not in gcs.get_all_node_info(timeout=_REGISTERS_S) and time.monotonic() < deadline_s:
-            time.sleep(_REGISTERED_POLL_S)
+            first_s, longest_s = _REGISTERED_POLLS_S
+            time.sleep(backoff_s(first_s, polls, longest_s))
+            polls += 1
     return get(gcs_address, node_id)
 
 

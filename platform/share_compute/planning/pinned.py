@@ -69,14 +69,39 @@ def pinned_layout(pinned: PinnedPlan, problem: SearchProblem, topology: Topology
     return layout
 
 
+def require_same_microbatches(pinned: PinnedPlan, microbatches: int | None) -> None:
+    """Check the number of microbatches that a checkpoint has; None is any number.
+
+    Raises:
+        PlanInfeasible: the pinned plan has another number.
+    """
+    if microbatches not in (None, pinned.microbatches):
+        raise _refused(
+            f"it has {pinned.microbatches} microbatches, and the job has {microbatches}", is_lasting=True
+        )
+
+
+def require_finite(step_s: float) -> None:
+    """Check the predicted time of a step, in seconds.
+
+    Raises:
+        PlanInfeasible: the time is infinite, because machines that share tied weights have no usable link.
+    """
+    if math.isinf(step_s):
+        raise _refused("no usable link joins the machines that share tied weights")
+
+
 def _require_same_model(model: PinnedModel, profile: ModelProfile) -> None:
     layers = len(profile.layers)
     if model.layers != layers:
-        raise _refused(f"it is for a model of {model.layers} layers, and this model has {layers}")
+        raise _refused(
+            f"it is for a model of {model.layers} layers, and this model has {layers}", is_lasting=True
+        )
     if model.digest != profile.digest:
         raise _refused(
             f"it is for another model: types or sizes of the {layers} layers differ "
-            f"(digest {model.digest[:8]}, this model has {profile.digest[:8]})"
+            f"(digest {model.digest[:8]}, this model has {profile.digest[:8]})",
+            is_lasting=True,
         )
 
 

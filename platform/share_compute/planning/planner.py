@@ -18,7 +18,7 @@ from share_compute.planning.cost.timings import Timings
 from share_compute.planning.explain.explanation import Explanation
 from share_compute.planning.explain.infeasible import infeasible
 from share_compute.planning.network.regions import complete
-from share_compute.planning.pinned import pinned_layout
+from share_compute.planning.pinned import pinned_layout, require_finite, require_same_microbatches
 from share_compute.planning.plan import (
     NOT_MEASURED,
     PINNED,
@@ -118,13 +118,16 @@ def _search(spec: TrainJob, topology: Topology, profile: ModelProfile, timings: 
     problems = search_problems(spec, topology, profile, timings)
     strategy = load_strategy(spec.parallelism.strategy)
     additions = Additions()
-    if spec.parallelism.plan is not None:
+    pinned = spec.parallelism.plan
+    if pinned is not None:
+        require_same_microbatches(pinned, spec.training.microbatches)
         (problem,) = problems
-        layout = pinned_layout(spec.parallelism.plan, problem, topology)
+        layout = pinned_layout(pinned, problem, topology)
         proposal = Proposal(problem.cost, Candidate(layout), problem.cost.step_s(layout))
         timeline = None
         if any(map(is_measured, topology.contributors)):
             timeline = simulate_step(problem.cost, layout)
+            require_finite(timeline.step_s)
         return _Found(problems, [proposal], proposal, timeline, additions)
     if not any(map(is_measured, topology.contributors)):
         proposals = _proposals(strategy, problems)

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.utils._pytree import tree_flatten
 
 from share_compute.planning.operators.graph import Operator, OperatorGraph
@@ -29,6 +30,7 @@ from share_compute.sharding.operations import (
     reason_to_replicate,
     require_runnable,
 )
+from share_compute.sharding.specs import distribute_parameters
 
 _OTHER_PLAN = "plan the same layer again, with the same shapes"
 
@@ -38,6 +40,26 @@ class _Placed(NamedTuple):
 
     local: Tensor
     layout: TensorLayout
+
+
+class _OtherArguments(NamedTuple):
+    """Arguments of a call other than the hidden states."""
+
+    options: tuple[str, ...]
+    """Names of the keyword arguments, in the order in which the exported graph has them."""
+    tensors: list[Tensor]
+    fixed: list[Any]
+    """Values that are not tensors, with None in the places of tensors, and the structure of all."""
+
+    @classmethod
+    def of(cls, arguments: Sequence[Any], options: Mapping[str, Any]) -> _OtherArguments:
+        leaves, structure = tree_flatten((tuple(arguments), dict(options)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return cls(
+            tuple(options),
+            tensors,
+            [*(None if isinstance(leaf, Tensor) else leaf for leaf in leaves), structure],
+        )
 
 
 class ShardedLayer(nn.Module):
@@ -84,6 +106,8 @@ class ShardedLayer(nn.Module):
         self._run = _Program(found, self._graph)
         for place, node in self._run.nodes_of.items():
             require_runnable(self._graph.operators[place], computed_by(node))
+        self._others = _OtherArguments.of(arguments[1:], options)
+        self._was_training = layer.training
         self._shapes = [
             tuple(leaf.shape)
             for leaf in tree_flatten((arguments, dict(options)))[0]
@@ -115,11 +139,30 @@ class ShardedLayer(nn.Module):
             arguments: the other positional arguments, as a whole.
             options: keyword arguments, as a whole.
         """
-        tensors = [leaf for leaf in tree_flatten((arguments, options))[0] if isinstance(leaf, Tensor)]
+        if set(options) != set(self._others.options):
+            raise NotRunnable(
+                f"the layer was planned for the options {', '.join(self._others.options) or 'none'}",
+                hint="call it with the arguments of the plan",
+            )
+        others = _OtherArguments.of(arguments, {name: options[name] for name in self._others.options})
+        if others.fixed != self._others.fixed or (self.layer.training and not self._was_training):
+            raise NotRunnable(
+                "the layer was planned for other arguments, or for evaluation",
+                hint="call it with the arguments of the plan, and in its mode",
+            )
+        tensors = others.tensors
+        if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+            raise NotRunnable(
+                "plans have gradients of the hidden states and parameters only, and another tensor needs one",
+                hint="detach the other arguments, or run the layer on one device",
+            )
         self._require_shapes(local, tensors)
-        given = [_Placed(local, self.entry), *(_Placed(each.detach(), WHOLE) for each in tensors)]
+        given = [_Placed(local, self.entry), *(_Placed(each, WHOLE) for each in tensors)]
         return self._run(
-            given, dict(self.layer.named_parameters()), dict(self.layer.named_buffers()), self._output
+            given,
+            dict(self.layer.named_parameters(remove_duplicate=False)),
+            dict(self.layer.named_buffers(remove_duplicate=False)),
+            self._output,
         )
 
     def _output(self, place: int, node: fx.Node | None, inputs: Sequence[_Placed]) -> _Placed:
@@ -231,6 +274,12 @@ class _Program:
                     f"{found.graph.name} detaches a tensor, which plans do not consider",
                     hint="run it on one device",
                 )
+            is_computed_by_each = node.name not in outputs and self._tensors.get(node.name) == node.name
+            if is_computed_by_each and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise NotRunnable(
+                    f"{found.graph.name} draws random numbers, which would differ from device to device",
+                    hint="set its dropout rates to 0, or run it on one device",
+                )
         self._places = {node.name: place for place, node in self.nodes_of.items()}
         self._forks = {
             operator.inputs[0]: place
@@ -297,8 +346,9 @@ def _without_data(layer: nn.Module) -> nn.Module:
 
 def _place_parameters(layer: nn.Module, layouts: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Replace the parameters of a layer by DTensors; those without a layout are replicated."""
-    for name, parameter in list(layer.named_parameters()):
-        placement = placement_of(layouts.get(name, WHOLE.value))
-        cut = distribute_tensor(parameter.detach(), mesh, [placement])
-        path, _, own = name.rpartition(".")
-        setattr(layer.get_submodule(path), own, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+
+    def placements(names: Sequence[str], _: nn.Parameter) -> Sequence[Placement]:
+        wanted = {layouts[name] for name in names if name in layouts}
+        return [placement_of(wanted.pop() if len(wanted) == 1 else WHOLE.value)]
+
+    distribute_parameters(layer, mesh, placements)

@@ -12,10 +12,17 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from share_compute.sharding.specs import ShardingRefused, Spec, is_spec, mesh_of, placements_of
+from share_compute.sharding.specs import (
+    ShardingRefused,
+    Spec,
+    distribute_parameters,
+    is_spec,
+    mesh_of,
+    placements_of,
+)
 
 Specs = Spec | Sequence[Spec | None] | None
 
@@ -72,20 +79,26 @@ def shard(
 
 
 def _distribute(module: nn.Module, specs: Mapping[str, Spec], mesh: DeviceMesh) -> None:
-    known = dict(module.named_parameters())
-    for name, spec in specs.items():
+    known = dict(module.named_parameters(remove_duplicate=False))
+    for name in specs:
         if name not in known:
             raise ShardingRefused(
                 f"there is no parameter {name}", hint=f"names of parameters are: {', '.join(known)}"
             )
-        parameter = known[name]
-        if isinstance(parameter, DTensor):
-            continue
-        placements = placements_of(spec, parameter.shape, mesh, f"the parameter {name}")
-        cut = distribute_tensor(parameter.detach(), mesh, placements)
-        path, _, own = name.rpartition(".")
-        setattr(module.get_submodule(path), own, nn.Parameter(cut, requires_grad=parameter.requires_grad))
-    distribute_module(module, mesh)
+
+    def placements(names: Sequence[str], parameter: nn.Parameter) -> Sequence[Placement]:
+        given = [name for name in names if name in specs]
+        if len({tuple(specs[name]) for name in given}) > 1:
+            raise ShardingRefused(
+                f"{' and '.join(given)} are one parameter, and have different specs",
+                hint="give it one spec",
+            )
+        if not given:
+            return [Replicate()] * mesh.ndim
+        return placements_of(specs[given[0]], parameter.shape, mesh, f"the parameter {given[0]}")
+
+    distribute_parameters(module, mesh, placements)
+    distribute_module(module, mesh)  # the buffers
 
 
 def _for_each(specs: Specs, count: int, field: str, noun: str) -> Sequence[Spec | None]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from share_compute.errors import UserError
 
@@ -50,6 +52,12 @@ def mesh_of(mesh: DeviceMesh | int | Sequence[int]) -> DeviceMesh:
             f"the mesh {shape} has {size} devices: it is {relation} the process group, which has {devices}",
             hint=f"give a mesh of {devices} devices, or a DeviceMesh of some of them",
         )
+    return _mesh(distributed.group.WORLD, shape)
+
+
+@lru_cache(maxsize=16)
+def _mesh(_world: object, shape: tuple[int, ...]) -> DeviceMesh:
+    """Return the mesh of a shape for a default process group; a new mesh would make new groups of processes."""
     return init_device_mesh(_device_type(), shape)
 
 
@@ -106,14 +114,48 @@ def placements_of(spec: Spec, shape: Sequence[int], mesh: DeviceMesh, name: str)
             f"the spec {spec} of {name} needs {math.prod(spec)} devices, and the mesh has {mesh.size()}",
             hint="give fewer parts, or a larger mesh",
         )
-    for owners in itertools.product((*range(len(spec)), None), repeat=mesh.ndim):
+    owners = _owners(tuple(spec), tuple(mesh.shape))
+    if owners is None:
+        raise ShardingRefused(
+            f"the spec {spec} of {name} does not fit the mesh {tuple(mesh.shape)}",
+            hint="each number of parts must be a product of sizes of the mesh, and each of them is used once",
+        )
+    return [Replicate() if owner is None else Shard(owner) for owner in owners]
+
+
+@lru_cache(maxsize=4096)
+def _owners(spec: Spec, mesh_shape: tuple[int, ...]) -> tuple[int | None, ...] | None:
+    """Return for each dimension of a mesh the dimension of the tensor that it cuts; None if there is no way."""
+    for owners in itertools.product((*range(len(spec)), None), repeat=len(mesh_shape)):
         parts_of = [1] * len(spec)
-        for owner, size in zip(owners, mesh.shape, strict=True):
+        for owner, size in zip(owners, mesh_shape, strict=True):
             if owner is not None:
                 parts_of[owner] *= size
         if parts_of == list(spec):
-            return [Replicate() if owner is None else Shard(owner) for owner in owners]
-    raise ShardingRefused(
-        f"the spec {spec} of {name} does not fit the mesh {tuple(mesh.shape)}",
-        hint="each number of parts must be a product of sizes of the mesh, and each of them is used once",
-    )
+            return owners
+    return None
+
+
+def distribute_parameters(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    placements: Callable[[Sequence[str], nn.Parameter], Sequence[Placement]],
+) -> None:
+    """Replace the parameters of a module by DTensors with the values of the first device; tied ones stay tied.
+
+    Args:
+        module: the module. Parameters that are DTensors already are left as they are.
+        mesh: the mesh.
+        placements: returns the placements of a parameter from all its names.
+    """
+    names_of = defaultdict[nn.Parameter, list[str]](list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names_of[parameter].append(name)
+    for parameter, names in names_of.items():
+        if isinstance(parameter, DTensor):
+            continue
+        cut = distribute_tensor(parameter.detach(), mesh, placements(names, parameter))
+        placed = nn.Parameter(cut, requires_grad=parameter.requires_grad)
+        for name in names:
+            path, _, own = name.rpartition(".")
+            setattr(module.get_submodule(path), own, placed)

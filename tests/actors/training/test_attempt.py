@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,16 @@ def test_a_pinned_plan_is_a_wish_once_the_job_has_run(tmp_path: Path) -> None:
     again = assigned.model_copy(update={"attempt": 2, "has_run": True})
     assert TrainingAttempt(again, connections(reported))._plan(facts, TOPOLOGY).plan.strategy == "pinned"
     assert reported.empty()
-    moved = TrainingAttempt(again, connections(reported))._plan(facts, alone).plan
-    assert moved.machines == {"b"}
+    # A store without a checkpoint leaves the number of microbatches open, and a later attempt must find the pin's.
+    new = replace(facts, microbatches=None)
+    moved = TrainingAttempt(again, connections(reported))._plan(new, alone).plan
+    assert (moved.machines, moved.microbatches) == ({"b"}, 4)
     note = reported.get_nowait()
     assert isinstance(note, Note)
     assert note.level == "warning"
     assert note.message.startswith("the pinned plan no longer holds, and the job is planned anew: ")
+    other = replace(facts, microbatches=8)
+    assert TrainingAttempt(again, connections(reported))._plan(other, TOPOLOGY).plan.microbatches == 8
+    note = reported.get_nowait()
+    assert isinstance(note, Note)
+    assert "it has 4 microbatches, and the job has 8" in note.message

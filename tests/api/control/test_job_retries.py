@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from tests.api.playing import Attempt, Cluster, planned, run, step
 
-from share_compute.errors import ContributorLost, ShardStoreLost, ShareComputeError, Unavailable
+from share_compute.errors import (
+    ContributorLost,
+    PlanInfeasible,
+    ShardStoreLost,
+    ShareComputeError,
+    Unavailable,
+)
 from share_compute.lifecycle.attempt_events import AttemptEnded, CheckpointSaved, LayersTimed
 from share_compute.lifecycle.states import JobState
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
@@ -260,6 +266,16 @@ def test_a_mistake_is_no_loss(store: Store) -> None:
     job = store.jobs.get(cluster.submit())
     mistake = AttemptFailure.reported("no such file", {"code": "not-found"})
     assert next_attempt(job, mistake, has_committed=True, others_run=True) is None
+
+
+@pytest.mark.parametrize("is_lasting", [True, False])
+def test_a_plan_that_no_machines_can_carry_out_is_not_waited_for(store: Store, *, is_lasting: bool) -> None:
+    cluster = Cluster(store, Path(), Patience())
+    job = store.jobs.get(cluster.submit())
+    error = {"code": PlanInfeasible.code, "details": {"is_lasting": True} if is_lasting else {}}
+    failure = AttemptFailure.reported("it is for another model", error)
+    again = next_attempt(job, failure, has_committed=False, others_run=True)
+    assert (again is None) == is_lasting
 
 
 class TestResting:

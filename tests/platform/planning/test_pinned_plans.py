@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from share_compute.errors import PlanInfeasible, UserError
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.drift import layout_of, plan_again
 from share_compute.planning.dry_run import dry_run
+from share_compute.planning.pinned import require_finite
 from share_compute.planning.plan import PINNED, BranchPlan, Plan
 from share_compute.planning.plan_file import pinned_plan
 from share_compute.planning.policies import compare_policies
@@ -120,6 +122,21 @@ def test_a_stage_does_not_mix_kinds_of_devices() -> None:
     plan = planned(stages=1, members_per_stage=3)
     gpu: Contributor = machine("a", 60, kind="cuda")
     assert "with and without GPU" in refused(pinning(plan), lan(gpu, *MACHINES[1:])).message
+
+
+def test_a_checkpoint_with_other_microbatches_is_refused() -> None:
+    plan = planned()
+    spec = pinning(plan).with_microbatches(2 * plan.microbatches)
+    failure = refused(spec, lan(*MACHINES))
+    assert (
+        f"it has {plan.microbatches} microbatches, and the job has {2 * plan.microbatches}" in failure.message
+    )
+    assert failure.details["is_lasting"]
+
+
+def test_a_step_without_end_is_refused() -> None:
+    with pytest.raises(PlanInfeasible, match="no usable link joins the machines that share tied weights"):
+        require_finite(math.inf)
 
 
 def test_a_running_job_is_planned_without_its_pin() -> None:

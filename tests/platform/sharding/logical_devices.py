@@ -21,6 +21,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 from transformers import LlamaConfig, LlamaModel, ViTConfig, ViTModel
 
 import share_compute
@@ -199,6 +200,22 @@ def of_a_module(mesh: DeviceMesh) -> bool:
     return torch.equal(found.to_local(), expected.to_local()) and found.placements == expected.placements
 
 
+def tied_together(mesh: DeviceMesh) -> bool:
+    """Return whether two layers with one weight have one weight after a step, too."""
+    module = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    module[1].weight = module[0].weight
+    cut = share_compute.shard(module, ((1, 1),), ((1, 1),), mesh, parameter_specs={"1.weight": (4, 1)})
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    cut(torch.ones(4, 8)).full_tensor().sum().backward()
+    optimizer.step()
+    return module[0].weight is module[1].weight and module[0].weight.placements == (Shard(0),)
+
+
+class Masking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(x.shape[0], 1, device=x.device)
+
+
 class Dropping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return functional.dropout(x, 0.5, training=True)
@@ -211,6 +228,14 @@ def refused(cases: Mapping[str, Case], mesh: DeviceMesh) -> dict[str, list[str |
     case = cases["llama"]
     plan, other = case.plans["drawn1_4"], cases["vit"].plans["drawn1_4"]
     layer, hidden = copy.deepcopy(case.layers[0]), torch.zeros(case.shape)
+    whole = ShardedLayer(copy.deepcopy(layer), (hidden,), case.options, plan, mesh)
+    asking = tree_map(
+        lambda leaf: leaf.clone().requires_grad_() if isinstance(leaf, Tensor) else leaf, case.options
+    )
+    masking = plan_layer(trace(Masking(), (x,), {}, name="Masking"), DeviceGroup(4, 1e9, 1e9, 1e9, 0))
+    tied = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    tied[1].weight = tied[0].weight
+    two_specs = {"0.weight": (4, 1), "1.weight": (1, 4)}
     dropping = plan_layer(trace(Dropping(), (x,), {}, name="Dropping"), DeviceGroup(4, 1e9, 1e9, 1e9, 0))
     runs: dict[str, Callable[[], Any]] = {
         "indivisible": lambda: shard(product, ((4, 1), None), None, mesh)(x, x),
@@ -229,6 +254,10 @@ def refused(cases: Mapping[str, Case], mesh: DeviceMesh) -> dict[str, list[str |
             hidden[:2], **case.options
         ),
         "random": lambda: ShardedLayer(Dropping(), (x,), {}, dropping, mesh),
+        "random_mask": lambda: ShardedLayer(Masking(), (x,), {}, masking, mesh),
+        "two_specs": lambda: shard(tied, None, None, mesh, parameter_specs=two_specs),
+        "other_options": lambda: whole(hidden),
+        "gradient_elsewhere": lambda: whole(hidden, **asking),
     }
     found: dict[str, list[str | None]] = {}
     for name, run in runs.items():
@@ -261,7 +290,12 @@ def device(rank: int, folder: str, cases: Mapping[str, Case]) -> None:
         for name, case in cases.items()
         for plan, own in case.plans.items()
     }
-    found |= {"by_hand": by_hand(square), "module": of_a_module(row), "refused": refused(cases, row)}
+    found |= {
+        "by_hand": by_hand(square),
+        "module": of_a_module(row),
+        "tied": tied_together(row),
+        "refused": refused(cases, row),
+    }
     found["example"] = example()
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     distributed.barrier()

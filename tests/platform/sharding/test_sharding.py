@@ -70,6 +70,7 @@ def test_shard_gives_the_bits_of_dtensor_by_hand(found: list[dict[str, Any]]) ->
     for each in found:
         assert each["by_hand"] == {"column": True, "row": True, "propagated": True}
         assert each["module"]
+        assert each["tied"]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,10 @@ def test_shard_gives_the_bits_of_dtensor_by_hand(found: list[dict[str, Any]]) ->
         ("other_plan", "of other operators than the layer has"),
         ("other_shape", "not [(2, 16, 64)"),
         ("random", "draws random numbers"),
+        ("random_mask", "draws random numbers, which would differ"),
+        ("two_specs", "0.weight and 1.weight are one parameter, and have different specs"),
+        ("other_options", "was planned for the options"),
+        ("gradient_elsewhere", "another tensor needs one"),
     ],
 )
 def test_errors_say_what_is_wrong(found: list[dict[str, Any]], case: str, words: str) -> None:

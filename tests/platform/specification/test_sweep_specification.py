@@ -155,6 +155,8 @@ def test_trials_are_compared_after_a_validation() -> None:
             "data.files cannot",
         ),
         ({"fields": {"data.files.0": {"values": ["a.txt"]}}}, "data.files.0 cannot be searched"),
+        ({"fields": {"parallelism": {"values": [{"plan": {}}]}}}, "parallelism.plan cannot be searched"),
+        ({"fields": {"parallelism.plan.stages.0": {"values": [{}]}}}, "stages.0 cannot be searched"),
         ({"fields": {"tasks.0.data.test_files": {"values": [["a.txt"]]}}}, "cannot be searched"),
         ({"fields": {"tasks": {"values": [[{"data": {"files": ["a.txt"]}}]]}}}, "tasks.0.data.files cannot"),
         ({"fields": {"training": {"values": [{}]}, RATE: {"values": [1]}}}, "is a part of training"),

@@ -131,9 +131,13 @@ class TrainingAttempt:
         return Start(facts, solution, takeover.facts.runs, state, takeover, boundaries)
 
     def _plan(self, facts: ShardStoreFacts, topology: Topology) -> Solution:
-        spec = self._assignment.spec
+        spec, pinned = self._assignment.spec, self._assignment.spec.parallelism.plan
         if facts.microbatches is not None:
             spec = spec.with_microbatches(facts.microbatches)
+        elif (
+            pinned is not None
+        ):  # also where the job is planned anew, so that a later attempt can use the pinned plan
+            spec = spec.with_microbatches(pinned.microbatches)
         if facts.boundaries is not None:
             spec = spec.with_boundaries(facts.boundaries)
         timings = self._timings(spec)
@@ -144,7 +148,7 @@ class TrainingAttempt:
         try:
             return solve(spec, topology, profile, epoch, timings)
         except PlanInfeasible as failure:
-            if spec.parallelism.plan is None or not self._assignment.has_run:
+            if pinned is None or not self._assignment.has_run:
                 raise
             self._note(
                 f"the pinned plan no longer holds, and the job is planned anew: {failure.message}", "warning"

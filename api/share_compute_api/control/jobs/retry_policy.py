@@ -76,6 +76,8 @@ def next_attempt(
 ) -> Again | None:
     """Return how a job is queued again after a failed attempt; None if the job fails too.
 
+    A pinned plan for another model (``is_lasting``) cannot be carried out by any machines.
+
     Args:
         job: the job at the beginning of the attempt.
         failure: how the attempt ended.
@@ -84,7 +86,8 @@ def next_attempt(
     """
     fruitless = 0 if has_committed else job.fruitless_attempts
     if failure.error.get("code") == PlanInfeasible.code:
-        if not may_wait(job, others_run=others_run):
+        is_lasting = failure.error.get("details", {}).get("is_lasting", False)
+        if is_lasting or not may_wait(job, others_run=others_run):
             return None
         return Again(_lacking(failure, others_run=others_run), fruitless, needs_others=True)
     fruitless += not has_committed

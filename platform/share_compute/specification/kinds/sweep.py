@@ -237,7 +237,7 @@ def _require_same_files(field: str, value: Any) -> None:
     while named:
         name, inner = named.pop()
         plain = _OF_A_TASK.sub("", name, count=1)
-        if any(plain == one or plain.startswith(f"{one}.") for one in FILES):
+        if any(plain == one or plain.startswith(f"{one}.") for one in (*FILES, "parallelism.plan")):
             raise ValueError(
                 f"{name} cannot be searched: all trials have the same files; submit a sweep for each model or set of "
                 "files, with one group"
