@@ -31,6 +31,7 @@ SWEEP = {
 }
 
 
+@pytest.mark.thorough
 def test_a_sweep_outlives_the_server(
     tmp_path: Path, run_server: Any, run_command: Any, wait_for: Callable[..., Any]
 ) -> None:

@@ -33,6 +33,7 @@ def test_a_server_that_is_cut_off_loses_nothing(
     assert train(cluster, f"server-{direction}-{seconds}", cut) == undisturbed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("seconds", "direction"),
     thoroughly([(5, "both"), (5, "in"), (5, "out"), (1, "both"), (30, "both"), (120, "both")], quick=1),
@@ -48,6 +49,7 @@ def test_a_machine_that_is_cut_off_loses_nothing(
     assert train(cluster, f"machine-{direction}-{seconds}", cut) == undisturbed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("direction", "backups"),
     thoroughly([("both", True), ("in", True), ("out", True), ("both", False)], quick=1),

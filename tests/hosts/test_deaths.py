@@ -20,6 +20,7 @@ def settled_step(cluster: Cluster, after: int = 0) -> int | None:
     return next((job.step for job in running if job.is_protected and job.step > after + 20), None)
 
 
+@pytest.mark.thorough
 def test_a_stage_that_is_lost_right_after_the_gcs_loses_nothing(
     cluster: Cluster, undisturbed: Result
 ) -> None:

@@ -209,6 +209,7 @@ def trained_in_one_process(folder: Path, device: str = "cpu") -> dict[str, Tenso
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_one_command_lends_two_devices(server: Any, run_command: Any, wait_for: Any, tmp_path: Path) -> None:
     def ready(*names: str) -> dict[str, ContributorRecord]:
         found = {one.name: one for one in client.contributors(state=[ContributorState.ready])}

@@ -14,6 +14,7 @@ from share_compute.specification import parse_job
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.thorough
 def test_a_job_is_measured_on_the_machines_that_are_there(
     server: Any, contributor: Any, run_command: Any, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def rotating(server: Any, wait_for: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 def test_machines_that_come_while_the_token_changes_wait_and_a_server_that_is_stopped_then_ends_whole(
     tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
 ) -> None:

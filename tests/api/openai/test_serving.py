@@ -146,6 +146,7 @@ def test_no_machine_is_held_without_requests(
         client.undeploy("llama")
 
 
+@pytest.mark.thorough
 def test_a_reserved_machine_keeps_its_process_without_weights(
     server: Any, contributors: Callable[[], Any], folder: Path, expected: str, wait_for: Any
 ) -> None:
