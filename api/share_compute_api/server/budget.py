@@ -63,14 +63,9 @@ class Budget:
         Raises:
             Busy: too many functions run or wait, in total or for this caller.
         """
-        mine, all_ = self._under_way[caller], self._under_way.total()
-        if mine >= self._most_of_one or all_ >= self._most:
-            count, whose = (mine, " of this key") if mine >= self._most_of_one else (all_, "")
-            raise Busy(
-                f"{count} jobs and plans{whose} are being checked or wait for a check",
-                hint=f"try again in {_RETRY_AFTER_S} s",
-                details={"retry_after_s": _RETRY_AFTER_S},
-            )
+        found = _at_limit(self._under_way, caller, self._most_of_one, self._most)
+        if found:
+            raise _busy(f"{found[0]} jobs and plans{found[1]} are being checked or wait for a check")
         self._under_way[caller] += 1
         try:
             await self._acquire_turns(caller)
@@ -108,14 +103,9 @@ class Budget:
             Busy: too many functions wait for another server, in total or for this caller.
         """
         with self._lock:
-            mine, all_ = self._away[caller], self._away.total()
-            if mine >= self._most_away_of_one or all_ >= self._most_away:
-                count, whose = (mine, " of this key") if mine >= self._most_away_of_one else (all_, "")
-                raise Busy(
-                    f"{count} requests{whose} wait for the Hub",
-                    hint=f"try again in {_RETRY_AFTER_S} s",
-                    details={"retry_after_s": _RETRY_AFTER_S},
-                )
+            found = _at_limit(self._away, caller, self._most_away_of_one, self._most_away)
+            if found:
+                raise _busy(f"{found[0]} requests{found[1]} wait for the Hub")
             self._away[caller] += 1
         try:
             from_thread.run_sync(self._release_turns, caller)
@@ -128,3 +118,15 @@ class Budget:
                 self._away[caller] -= 1
                 if not self._away[caller]:
                     del self._away[caller]
+
+
+def _at_limit(counts: Counter[str], caller: str, most_of_one: int, most: int) -> tuple[int, str] | None:
+    """Return the count that has reached its limit, and whose it is; None if there is room for one more."""
+    mine, all_ = counts[caller], counts.total()
+    if mine >= most_of_one:
+        return mine, " of this key"
+    return (all_, "") if all_ >= most else None
+
+
+def _busy(message: str) -> Busy:
+    return Busy(message, hint=f"try again in {_RETRY_AFTER_S} s", details={"retry_after_s": _RETRY_AFTER_S})

@@ -108,11 +108,7 @@ class ShardedLayer(nn.Module):
             require_runnable(self._graph.operators[place], computed_by(node))
         self._others = _OtherArguments.of(arguments[1:], options)
         self._was_training = layer.training
-        self._shapes = [
-            tuple(leaf.shape)
-            for leaf in tree_flatten((arguments, dict(options)))[0]
-            if isinstance(leaf, Tensor)
-        ]
+        self._shapes = [tuple(each.shape) for each in (arguments[0], *self._others.tensors)]
         _place_parameters(layer, self._parameter_layouts(), mesh)
 
     @property
@@ -139,23 +135,7 @@ class ShardedLayer(nn.Module):
             arguments: the other positional arguments, as a whole.
             options: keyword arguments, as a whole.
         """
-        if set(options) != set(self._others.options):
-            raise NotRunnable(
-                f"the layer was planned for the options {', '.join(self._others.options) or 'none'}",
-                hint="call it with the arguments of the plan",
-            )
-        others = _OtherArguments.of(arguments, {name: options[name] for name in self._others.options})
-        if others.fixed != self._others.fixed or (self.layer.training and not self._was_training):
-            raise NotRunnable(
-                "the layer was planned for other arguments, or for evaluation",
-                hint="call it with the arguments of the plan, and in its mode",
-            )
-        tensors = others.tensors
-        if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
-            raise NotRunnable(
-                "plans have gradients of the hidden states and parameters only, and another tensor needs one",
-                hint="detach the other arguments, or run the layer on one device",
-            )
+        tensors = self._other_tensors(arguments, options)
         self._require_shapes(local, tensors)
         given = [_Placed(local, self.entry), *(_Placed(each, WHOLE) for each in tensors)]
         return self._run(
@@ -164,6 +144,31 @@ class ShardedLayer(nn.Module):
             dict(self.layer.named_buffers(remove_duplicate=False)),
             self._output,
         )
+
+    def _other_tensors(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> list[Tensor]:
+        """Return the tensors among the other arguments of a call, in the order of the exported graph.
+
+        Raises:
+            NotRunnable: the layer was planned for other arguments or for evaluation, or a tensor needs a gradient.
+        """
+        planned = self._others
+        if set(options) != set(planned.options):
+            raise NotRunnable(
+                f"the layer was planned for the options {', '.join(planned.options) or 'none'}",
+                hint="call it with the arguments of the plan",
+            )
+        others = _OtherArguments.of(arguments, {name: options[name] for name in planned.options})
+        if others.fixed != planned.fixed or (self.layer.training and not self._was_training):
+            raise NotRunnable(
+                "the layer was planned for other arguments, or for evaluation",
+                hint="call it with the arguments of the plan, and in its mode",
+            )
+        if torch.is_grad_enabled() and any(each.requires_grad for each in others.tensors):
+            raise NotRunnable(
+                "plans have gradients of the hidden states and parameters only, and another tensor needs one",
+                hint="detach the other arguments, or run the layer on one device",
+            )
+        return others.tensors
 
     def _output(self, place: int, node: fx.Node | None, inputs: Sequence[_Placed]) -> _Placed:
         """Return the output of an operator; the operator is a fork if it has no node."""
