@@ -16,7 +16,7 @@ from tests.platform.planning.models import PROFILE
 from tests.platform.synchronization.test_ranges import begin, payloads
 
 from share_compute.errors import VerificationFailed
-from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, AttemptEvent
 from share_compute.models.storage.checkpoints import STATE
 from share_compute.planning.branches import BranchPlace
 from share_compute.specification import parse_job
@@ -24,6 +24,7 @@ from share_compute.synchronization.aggregators import aggregator_of
 from share_compute.synchronization.records import BranchRun
 from share_compute.synchronization.rounds import RoundsMachine
 from share_compute_actors.group.control_requests import ControlRequests
+from share_compute_actors.training.preparation import suspended
 from share_compute_actors.training.rounds import beginning, branch_attempt, synchronizer
 from share_compute_actors.training.rounds.aggregation import ServerAggregation
 from share_compute_actors.training.rounds.beginning import recover, with_servers
@@ -56,6 +57,18 @@ class SlowAggregation(ServerAggregation):
         """Do nothing: the contribution is not on all machines yet."""
 
 
+class SlowMerges(ServerAggregation):
+    """Merges on the server, but only when a test says so."""
+
+    def merge(self, *merge: Any) -> None:
+        """Do nothing before `finish`."""
+        self._pending = merge
+
+    def finish(self) -> None:
+        """Compute and commit the merge."""
+        super().merge(*self._pending)
+
+
 def assignment(folder: Path, servers: int | str, **options: Any) -> Assignment:
     policy = {"kind": "local", "branches": 2, "every": 5, "servers": servers, **options}
     spec = parse_job(
@@ -71,10 +84,16 @@ def assignment(folder: Path, servers: int | str, **options: Any) -> Assignment:
 class Exchange:
     """A synchronizer of two branches whose contributions are accepted late."""
 
-    def __init__(self, folder: Path, step_log: StepLog) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step_log: StepLog,
+        aggregation: type[ServerAggregation] = SlowAggregation,
+        **policy: Any,
+    ) -> None:
         self.events: list[AttemptEvent] = []
         self.folder = folder
-        given = assignment(folder, 0, quorum=1, grace_s=0, late="merge")
+        given = assignment(folder, 0, **(policy or {"quorum": 1, "grace_s": 0, "late": "merge"}))
         made = Synchronizer(
             given,
             self.events.append,
@@ -87,7 +106,7 @@ class Exchange:
         made._step_log = step_log
         made._machine = RoundsMachine(made._policy, 4)
         made._state = {"step": 0, "validations": []}
-        made._aggregation = SlowAggregation(made._aggregator, made)
+        made._aggregation = aggregation(made._aggregator, made)
         made._relocation = SimpleNamespace(take=lambda _: {})  # type: ignore[assignment]
         for number in range(2):
             branch = BranchAttempt(number, BranchPlace(("c0",), (number,), 1.0), made._start_branch)
@@ -129,6 +148,32 @@ def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchan
     with closing(StepLog(tmp_path, 1)) as step_log:
         step_log.claim()
         yield Exchange(tmp_path, step_log)
+
+
+@pytest.mark.parametrize("is_pushing", [True, False])
+def test_a_branch_that_moves_waits_for_the_merge_of_its_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pushing: bool
+) -> None:
+    """Else it would train and push the same samples twice."""
+    for module in (synchronizer, branch_attempt):
+        monkeypatch.setattr(module, "ray", local_ray())
+    monkeypatch.setattr(synchronizer, "members_of", lambda _: [object()])
+    with closing(StepLog(tmp_path, 1)) as step_log:
+        step_log.claim()
+        exchange = Exchange(tmp_path, step_log, SlowMerges, kind="parameter_server", staleness="unbounded")
+        moving, place = exchange.synchronizer._branches[1], BranchPlace(("c1",), (1,), 1.0)
+        if is_pushing:
+            exchange.report(1, 1)
+        moving.moves_to = place
+        lost = suspended("in round 1")
+        ended = AttemptEnded(outcome="failed", reason=str(lost), error={"code": lost.code})
+        moving.has_ended = True
+        assert exchange.synchronizer._on_ended(moving, ended) is None
+        assert (moving.place, moving.has_ended, moving.starts) == (place, is_pushing, 1 if is_pushing else 2)
+        if is_pushing:
+            exchange.synchronizer._merges.finish()  # type: ignore[attr-defined]
+        assert (moving.has_ended, moving.starts, moving.base) == (False, 2, 1 if is_pushing else 0)
+        assert [run.branch for run in exchange.synchronizer._machine._merged] == [1] * is_pushing
 
 
 def test_a_branch_is_answered_when_its_contribution_is_accepted(exchange: Exchange) -> None:

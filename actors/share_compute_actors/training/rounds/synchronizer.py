@@ -183,20 +183,20 @@ class Synchronizer:
             place = place_with_members(chosen[number], held, self._topology)
             self._branches.append(BranchAttempt(number, place, self._start_branch))
         for branch in self._branches:
-            branch.begins_later = partial(self._begin_again, branch)
-            if not self._has_to_wait(branch, keeps_members=True):
-                branch.begins_later()
+            self._begin_if_free(branch, partial(self._begin_again, branch), keeps_members=True)
 
-    def _has_to_wait(self, branch: BranchAttempt, *, keeps_members: bool) -> bool:
-        """Return whether a branch waits for others without a coordinator.
+    def _begin_if_free(
+        self, branch: BranchAttempt, begin: Callable[[], object], *, keeps_members: bool
+    ) -> None:
+        """Call ``begin`` now, or when the branch, which has no coordinator, no longer has to wait for others.
 
         Members that are kept have the branch's state, and wait for its update under their next coordinator as well.
         """
         number = branch.number
-        has_members = (
-            keeps_members and not self._machine.is_done(number) and bool(members_of(self._id_of(number)))
-        )
-        return self._machine.has_to_wait(number) and not has_members
+        branch.has_ended, branch.begins_later = True, begin
+        has_members = keeps_members and not self._machine.is_done(number) and members_of(self._id_of(number))
+        if has_members or not self._machine.has_to_wait(number):
+            begin()
 
     def _begin_waiting_branches(self) -> None:
         """Begin branches that waited for others; when the job is over, only the first one, which saves the result."""
@@ -280,7 +280,9 @@ class Synchronizer:
                 self._on_report(self._mail.reports.get())
             self._merges.poll()
             calls = {branch.call: branch for branch in self._branches if not branch.has_ended}
-            for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0]:
+            if not calls:  # all branches wait for a merge, without coordinators
+                self._requests.cancelled.wait(_POLL_S)
+            for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0] if calls else ():
                 ended = self._take_events(calls[ref])
                 if ended is not None:
                     return ended
@@ -362,22 +364,23 @@ class Synchronizer:
             branch.place = branch.moves_to
             names = listed(sorted(self._name(machine) for machine in branch.place.machines))
             self._note(f"branch {branch.number} continues on {names}")
-            self._begin_again(branch)
+            self._begin_if_free(branch, partial(self._begin_again, branch), keeps_members=False)
             return None
         is_attached = error.get("code") in (LinkLost.code, ShardStoreLost.code)
         self._restart(branch, event.reason, moves=not is_attached)
         return None
 
     def _restart(self, branch: BranchAttempt, why: str, *, moves: bool) -> None:
-        """Start a branch again, on other machines if its own may be lost; if it has to wait for others, after that.
+        """Start a branch again, on other machines if its own may be lost; if it has to wait for others, after that."""
+        restart = partial(self._restart_now, branch, why, moves=moves)
+        self._begin_if_free(branch, restart, keeps_members=not moves)
+
+    def _restart_now(self, branch: BranchAttempt, why: str, *, moves: bool) -> None:
+        """Start a branch again that does not have to wait for others.
 
         Raises:
             ContributorLost: no machine is left, or the branch was restarted too often.
         """
-        if self._has_to_wait(branch, keeps_members=not moves):
-            branch.has_ended = True
-            branch.begins_later = partial(self._restart, branch, why, moves=moves)
-            return
         if branch.restarts >= _MOST_RESTARTS:
             raise ContributorLost(
                 f"branch {branch.number} was started {_MOST_RESTARTS + 1} times without a contribution: {why}",
@@ -524,10 +527,8 @@ class Synchronizer:
             self._move()
         newest, oldest = self._machine.version, min(branch.oldest for branch in self._branches)
         loading = [branch.base for branch in self._branches if not branch.has_begun]
-        if self._policy.keeps_own_weights:
-            loading.append(
-                self._branches[0].sent
-            )  # the first branch may evaluate the weights after its round
+        if self._policy.keeps_own_weights:  # the first branch may evaluate the weights after its round
+            loading.append(self._branches[0].sent)
         kept = _MOST_UPDATES * (self._policy.branches if self._policy.merges_apart else 1)
         self._merges.prune(newest, max(oldest, newest - kept), loading)
 
@@ -537,10 +538,9 @@ class Synchronizer:
         if report is None or (report.run in self._contributions and not self._machine.has(report.run)):
             return  # the branch keeps its contribution until all machines of the ranges have it
         versions = self._machine.updates(report.run)
-        if versions is None and self._machine.is_over:
-            versions = range(0)
-        if versions is None:
+        if versions is None and not self._machine.is_over:
             return
+        versions = versions or range(0)
         base, number = report.round - 1, branch.number
         updates = tuple(
             BranchUpdate(
