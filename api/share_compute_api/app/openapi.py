@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from share_compute.files.described import describe
 from share_compute.specification import EmbedJob, GenerateJob, ServeJob, SparseJob, SweepJob, job_schema
+from share_compute.topology import Device, Link
 from share_compute_api.openai.problems import PREFIX as OPENAI_PREFIX
 from share_compute_api.schemas.bodies import PlanRequest
 from share_compute_api.server.problems import MEDIA_TYPE, Problem
@@ -54,6 +56,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=_TAGS
     )
     schemas = document["components"]["schemas"]
+    for kind in (Device, Link):  # dataclasses
+        describe(schemas[kind.__name__], kind)
     schemas["Problem"] = _hoisted(Problem.model_json_schema(), schemas, suffix="")
     schemas["JobRequest"] = _hoisted(job_schema(), schemas, suffix="Request")
     schemas["GenerateJobRequest"] = _hoisted(GenerateJob.model_json_schema(), schemas, suffix="Request")

@@ -71,7 +71,7 @@ def gusts(seed: int, mtbf_s: float, seconds: float, kinds: Sequence[StormKind]) 
 
 
 class _FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class Hit(_FrozenModel):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from share_compute import __version__
+from share_compute.files.described import DescribedModel
 from share_compute_api.openai.engine import ModelFacts
 from share_compute_api.openai.problems import problem_of
 from share_compute_api.openai.requests import ChatRequest, TextRequest
@@ -25,10 +26,10 @@ _LEAST_LOGPROB = -9999.0
 """Lowest log-probability that is reported. It replaces minus infinity, which JSON cannot represent."""
 
 
-class AnswerModel(BaseModel):
+class AnswerModel(DescribedModel):
     """Base class of answers and of their parts."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class CachedTokens(AnswerModel):

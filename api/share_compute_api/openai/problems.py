@@ -11,11 +11,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from share_compute.errors import Busy, NotAuthorized, ShareComputeError, TooLong, UserError
+from share_compute.files.described import DescribedModel
 from share_compute.files.field_errors import NOT_JSON, field_name, fields_text, named, without_consequences
 from share_compute_api.connection.departures import ClientGone
 from share_compute_api.openai.requests import UNSUPPORTED
@@ -38,10 +39,8 @@ _VALIDATION = {
 """Type of a validation error -> ``code`` of the OpenAI API; all other types are reported as invalid values."""
 
 
-class ErrorFacts(BaseModel):
+class ErrorFacts(DescribedModel):
     """Description of an error."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     message: str
     type: str

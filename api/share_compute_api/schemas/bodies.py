@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     field_validator,
@@ -15,6 +14,7 @@ from pydantic import (
 )
 
 from share_compute.files.data_preview import DataPreview
+from share_compute.files.described import DescribedModel
 from share_compute.files.plain_text import PlainText
 from share_compute.files.strict import StrictModel
 from share_compute.files.topology_file import TopologyDocument, check_kind
@@ -42,10 +42,10 @@ MOMENT = "2026-01-31T12:00:00Z"
 """Time used in examples."""
 
 
-class ResponseBody(BaseModel):
+class ResponseBody(DescribedModel):
     """Base class of the answers of the REST API."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
 
 def example(**values: Any) -> ConfigDict:
@@ -464,7 +464,7 @@ class UploadView(ResponseBody):
     created_at: datetime
     completed_at: datetime | None = None
     size_bytes: int = 0
-    files: list[UploadFile] = []
+    files: list[UploadFile] = Field(default=[])
     """Complete files, in the order of their paths."""
     folder: str
     """Folder of the upload on the server."""

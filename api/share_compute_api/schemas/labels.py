@@ -22,8 +22,7 @@ class JobQuery(StrictModel):
     kind: str | None = Field(default=None, max_length=40)
     name: str | None = Field(default=None, max_length=80, description="Part of the name; case is ignored.")
     tag: list[Tag] = Field(default=[], max_length=MOST_TAGS, description="Jobs that have all of these tags.")
-    group: Group | None = None
-    """Jobs of this group."""
+    group: Group | None = Field(default=None, description="Jobs of this group.")
     trials: bool = Field(
         default=False, description="Trials of sweeps, too; with a group they are always listed."
     )

@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from share_compute.errors import ShareComputeError, UserError
+from share_compute.files.described import DescribedModel
 from share_compute.files.field_errors import NOT_JSON, field_name, fields_text, named, without_consequences
 
 MEDIA_TYPE = "application/problem+json"
@@ -26,11 +27,10 @@ _HTTP = {
 """HTTP status -> (code, hint) of the problem document for an `HTTPException`."""
 
 
-class Problem(BaseModel):
+class Problem(DescribedModel):
     """Problem document (RFC 9457): the error, and what to do about it."""
 
     model_config = ConfigDict(
-        use_attribute_docstrings=True,
         json_schema_extra={
             "examples": [
                 {

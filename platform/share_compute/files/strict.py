@@ -9,6 +9,8 @@ from typing import Any, LiteralString, Self
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from share_compute.files.described import DescribedModel
+
 MOST_UNKNOWN = 49
 """Maximum number of unknown keys that an error names, if a document has very many unknown keys."""
 _UNKNOWN: LiteralString = "unknown_key"
@@ -21,10 +23,10 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     return matches[0] if matches else None
 
 
-class StrictModel(BaseModel):
+class StrictModel(DescribedModel):
     """Frozen pydantic model whose unknown keys are errors that suggest the nearest known key or list all."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_validator(mode="wrap")
     @classmethod

@@ -7,10 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from share_compute import topology
 from share_compute.errors import Conflict
+from share_compute.files.described import DescribedModel
 from share_compute.lifecycle.attempt_events import Measured, ReplanProposed, RowsDone
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState, JobState
@@ -20,10 +21,10 @@ from share_compute.specification import Job, LinkName, ServeJob, SparseJob, Swee
 from share_compute.specification.placement.pinned_plan import PinnedPlan
 
 
-class Record(BaseModel):
+class Record(DescribedModel):
     """Base of all records."""
 
-    model_config = ConfigDict(frozen=True, from_attributes=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class ApiKeyRecord(Record):

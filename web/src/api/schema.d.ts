@@ -3861,7 +3861,10 @@ export interface components {
              * @default embed
              */
             name: string;
-            /** @default {} */
+            /**
+             * @description Format of the output.
+             * @default {}
+             */
             output: components["schemas"]["BatchOutputSpec"];
             /**
              * Tags
@@ -3914,6 +3917,7 @@ export interface components {
              */
             name: string;
             /**
+             * @description Format of the output.
              * @default {
              *       "format": null
              *     }
@@ -4475,7 +4479,10 @@ export interface components {
              * @default generate
              */
             name: string;
-            /** @default {} */
+            /**
+             * @description Format of the output.
+             * @default {}
+             */
             output: components["schemas"]["BatchOutputSpec"];
             /**
              * @description Sampling options and end conditions of answers.
@@ -4538,6 +4545,7 @@ export interface components {
              */
             name: string;
             /**
+             * @description Format of the output.
              * @default {
              *       "format": null
              *     }
@@ -4590,7 +4598,10 @@ export interface components {
              * @default generate
              */
             name: string;
-            /** @default {} */
+            /**
+             * @description Format of the output.
+             * @default {}
+             */
             output: components["schemas"]["BatchOutputSpec"];
             /**
              * @description Sampling options and end conditions of answers.
@@ -4623,6 +4634,7 @@ export interface components {
              */
             name: string;
             /**
+             * @description Format of the output.
              * @default {
              *       "format": null
              *     }
@@ -5484,6 +5496,7 @@ export interface components {
              */
             name: string;
             /**
+             * @description Partitioning of the model over the machines.
              * @default {
              *       "backups": true,
              *       "channel": "auto",
@@ -5536,6 +5549,7 @@ export interface components {
              */
             tokenizer: components["schemas"]["TokenizerSpecRequest"];
             /**
+             * @description Steps and options of training.
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
@@ -9831,6 +9845,7 @@ export interface components {
          * @description Train a sparse model, with workers that hold rows of data, and servers that hold rows of weights.
          */
         SparseJob: {
+            /** @description Files with rows that have few entries. */
             data: components["schemas"]["SparseDataSpec"];
             /**
              * Group
@@ -9860,6 +9875,7 @@ export interface components {
              */
             tags: string[];
             /**
+             * @description Passes over the data, and how workers and servers share the work.
              * @default {
              *       "batch_size": 1024,
              *       "learning_rate": 0.1,
@@ -9880,6 +9896,7 @@ export interface components {
          * @description Train a sparse model, with workers that hold rows of data, and servers that hold rows of weights.
          */
         SparseJobRequest: {
+            /** @description Files with rows that have few entries. */
             data: components["schemas"]["SparseDataSpecRequest"];
             /**
              * Group
@@ -9912,6 +9929,7 @@ export interface components {
              */
             tags: string[];
             /**
+             * @description Passes over the data, and how workers and servers share the work.
              * @default {
              *       "batch_size": 1024,
              *       "hogwild_threads": null,
@@ -11354,6 +11372,7 @@ export interface components {
              */
             name: string;
             /**
+             * @description Partitioning of the model over the machines.
              * @default {
              *       "backups": true,
              *       "channel": "auto",
@@ -11395,6 +11414,7 @@ export interface components {
              */
             tokenizer: components["schemas"]["TokenizerSpec"];
             /**
+             * @description Steps and options of training.
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
@@ -11538,6 +11558,7 @@ export interface components {
              */
             microbatches?: number | null;
             /**
+             * @description Optimizer and its options.
              * @default {
              *       "betas": [
              *         0.9,
@@ -11713,6 +11734,7 @@ export interface components {
              */
             microbatches: number | null;
             /**
+             * @description Optimizer and its options.
              * @default {
              *       "betas": [
              *         0.9,
