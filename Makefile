@@ -6,6 +6,8 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 # Where pip finds torch; empty: where it finds everything. PyTorch's index of CPU builds saves gigabytes of CUDA packages.
 TORCH_INDEX ?=
+# Tests start thousands of Python processes. Without files of bytecode, each would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-more chaos check bench dashboard types
