@@ -81,21 +81,19 @@ def _largest(magnitudes: Tensor, kept: int) -> Tensor:
         size *= 2
     heads = magnitudes.view(rows, size, -1).amax(1)
     require_encodable(heads)
-    busy = heads.any(1)
-    if not bool(busy.all()):  # in a row of zeros, all values would be candidates
-        indices = torch.arange(kept).repeat(rows, 1)
-        if bool(busy.any()):
-            indices[busy] = _largest(magnitudes[busy], kept)
-        return indices
+    numbers = magnitudes.numpy()
     least = np.partition(heads.numpy(), heads.shape[1] - kept, axis=1)[:, heads.shape[1] - kept, None]
-    found = np.flatnonzero(magnitudes.numpy() >= least)
+    is_candidate = numbers >= least
+    if not least.all():  # a row with fewer than `kept` other numbers takes its first zeros
+        is_candidate[:, 2 * kept :] &= numbers[:, 2 * kept :] > 0
+    found = np.flatnonzero(is_candidate)
 
     # One row of candidates for each row, in ascending order of indices, and filled with -1 at the end.
     row = found // length
     counts = np.bincount(row, minlength=rows)
     place = np.arange(len(found)) - np.repeat(np.cumsum(counts) - counts, counts)
     values = np.full((rows, counts.max()), -1, np.float32)
-    values[row, place] = magnitudes.numpy().reshape(-1)[found]
+    values[row, place] = numbers.reshape(-1)[found]
     least = np.partition(values, values.shape[1] - kept, axis=1)[:, values.shape[1] - kept, None]
     above, equal = values > least, values == least
     equal &= np.cumsum(equal, axis=1) <= kept - above.sum(1, keepdims=True)
