@@ -38,7 +38,7 @@ __all__ = [
     "pytest_terminal_summary",
     "ray_cluster",
     "topology",
-]  # hooks, and fixtures that all folders share: there is one Ray here
+]  # hooks, and fixtures that all folders share: the session has one Ray cluster
 
 DEADLINE_S = 240.0
 GRACE_S = 100.0
@@ -52,7 +52,7 @@ Found = TypeVar("Found")
 
 # Threads of tensor operations that wait for each other in a loop take the cores from the processes of other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Generated jobs name models of the Hugging Face Hub, which no test may ask for; nothing listens there.
+# Generated jobs name models of the Hugging Face Hub. No test may contact the Hub; nothing listens at this address.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -238,7 +238,7 @@ def descendants(name: str, of: int | None = None) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class RunningContributor:
-    """A ready machine."""
+    """A machine that is ready."""
 
     record: ContributorRecord
     command: RunningCommand
@@ -268,7 +268,7 @@ def ready(client: Client, name: str) -> ContributorRecord | None:
 
 
 def served(client: Client, name: str, stages: int) -> DeploymentView | None:
-    """Return the deployment if it is ready with so many stages; with some of its machines it serves in fewer."""
+    """Return the deployment if it is ready with this number of stages; with fewer machines it has fewer stages."""
     found = client.deployment(name)
     is_whole = [len(plan.stages) for plan in found.plans] == [stages]
     return found if is_whole and found.state is DeploymentState.ready else None

@@ -36,7 +36,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """The repositories, and what was asked for."""
+    """The repositories, and the requests that were received."""
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)

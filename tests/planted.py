@@ -9,7 +9,7 @@ from sklearn.datasets import dump_svmlight_file
 
 
 def planted_files(folder: Path, draw: np.random.Generator, rows: int, features: int) -> dict[str, str]:
-    """Write rows for training and for validation; return the file of each by its purpose."""
+    """Write rows for training and for validation; return the files by purpose."""
     planted = draw.normal(size=features) * 2
     found = {}
     for name in ("train", "validation"):

@@ -132,7 +132,7 @@ class LocalEngine:
         self._thread.join()
         if self._loop is not None:
             over = Unavailable(f"model {self.facts.name} was taken down", hint="name another one")
-            with suppress(RuntimeError):  # a loop that closed meanwhile has no reader to notify
+            with suppress(RuntimeError):  # a loop that was closed meanwhile has no reader to notify
                 self._loop.call_soon_threadsafe(
                     lambda: self._deliver([Failed(sequence, over) for sequence in self._streams])
                 )

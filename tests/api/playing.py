@@ -1,4 +1,4 @@
-"""A cluster without machines: a store, the supervisor of jobs, and attempts that play declared events."""
+"""A cluster without machines: a store, the supervisor of jobs, and attempts whose events a test declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only member of a stage dies, and nothing is lost: another machine has a copy of what it held."""
+"""The only member of a stage dies, and no state is lost: another machine has a backup copy of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
         (
             Point.prepared_sending,
             "c1",
-        ),  # the first stage says that it is prepared, and then becomes the last one
+        ),  # the first stage reports that it is prepared, and then becomes the last one
         pytest.param(Point.log_sending, "c1", marks=pytest.mark.thorough),
         pytest.param(Point.log_received, "c0", marks=pytest.mark.thorough),
         pytest.param(Point.commit_received, "c1", marks=pytest.mark.thorough),
@@ -104,7 +104,7 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
     attempt: Attempt, topology: Topology, tmp_path: Path, nodes: list[Any]
 ) -> None:
     steps = 600
-    # Steps must take longer than it takes until another copy is begun.
+    # The steps must last longer than it takes to begin another copy.
     pauses = [
         InjectedFailure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
         for step in range(STEP + 10, steps - 50, 10)
@@ -139,5 +139,5 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
 
 
 def _is_of_a_copy(file: Path) -> bool:
-    """Whether it is a file without a name that something was written to."""
+    """Whether the file has no name and is not empty, as the file of a copy."""
     return file.readlink().name.startswith("#") and file.stat().st_size > 0

@@ -1,4 +1,4 @@
-"""Machines come and go while a job runs, shards move, stages change their number: the weights come out the same."""
+"""Machines join and leave while a job runs, shards move, the number of stages changes: the weights stay the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAUSES = [
     InjectedFailure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
     for step in range(10, 250, 10)
 ]
-"""Let the steps take as long as it takes to start a machine, on any machine that runs this test."""
+"""Make steps so slow that a machine can be started meanwhile, on any machine that runs this test."""
 
 
 def reformed(events: list[AttemptEvent]) -> list[Reformed]:
@@ -39,7 +39,7 @@ def sizes(event: Reformed) -> list[int]:
 
 
 def slow(topology: Topology, count: int) -> Topology:
-    """Return the first machines, which say of themselves that they are slow: then a plan with more of them pays."""
+    """Return the first machines with a low declared speed, so that a plan with more of them pays."""
     return Topology(
         tuple(
             replace(
@@ -118,7 +118,7 @@ def test_a_loss_just_after_cuts_moved_loses_no_step(
         if event.type == "replan-proposed":
             offer(coordinator, slow(topology, 3), event.step)
 
-    # The newcomer dies in the first cell that it computes. Its backup has had no time to fetch anything from it.
+    # The new member dies in the first cell that it computes. Its backup has had no time to fetch anything from it.
     death = InjectedFailure(FailureKind.kill, Point.cell_starting, worker="c2")
     weights, curve, events = train(
         attempt, tmp_path / "joined", document, [*PAUSES, death], on_event=come, machines=machines, drift=1e6
@@ -137,7 +137,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-@pytest.mark.thorough  # it must compute for a while
+@pytest.mark.thorough  # it computes for a long time
 def test_a_machine_that_says_it_is_faster_than_it_is_gets_what_it_can_do(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_machine_that_says_it_is_faster_than_it_is_gets_what_it_can_do(
         if isinstance(event, Reformed):
             coordinator.cancel.remote()
 
-    # So many that it pays on machines of any speed.
+    # There are so many steps that a move pays on machines of any speed.
     document = job(1, 1, steps=30_000, batch_size=1024, validate_every=None, checkpoint_every=None)
     document["parallelism"] = {"stages": 1, "members_per_stage": 2}
     honest, liar = topology.contributors[:2]
@@ -214,7 +214,7 @@ def test_a_machine_with_less_memory_than_it_lends_is_done_without(
     def take_memory(event: AttemptEvent, _: Any) -> None:
         if event.type == "step" and event.step == 2:
             (member,) = processes_on(nodes[1], "Member")
-            member.rlimit(psutil.RLIMIT_AS, (2**20, 2**20))  # nothing more is to be had
+            member.rlimit(psutil.RLIMIT_AS, (2**20, 2**20))  # no more memory can be allocated
 
     weights, curve, events = train(
         attempt, tmp_path / "short", document, on_event=take_memory, machines=machines

@@ -1,4 +1,4 @@
-"""Whatever happens to messages between real processes, the weights come out the same, bit for bit, and soon."""
+"""Faults in messages between real processes: the weights stay the same, bit for bit, and recovery is quick."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_words(kind: FailureKind, duration_s: float = 0.0) -> list[InjectedFailure
 
 
 def of_tensors(kind: FailureKind, duration_s: float = 0.0) -> list[InjectedFailure]:
-    """One activation and one gradient."""
+    """Return failures of one activation and one gradient."""
     return [
         InjectedFailure(kind, TENSOR, worker="c0", step=2, occurrence=2, duration_s=duration_s),
         InjectedFailure(kind, TENSOR, worker="c3", step=4, occurrence=3, duration_s=duration_s),

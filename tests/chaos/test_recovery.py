@@ -1,4 +1,4 @@
-"""Whatever is killed, wherever in the protocol, the weights come out the same, bit for bit."""
+"""Processes are killed at all points of the protocol: the weights stay the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMBER_POINTS = [
     point
     for point in Point
     if point.role == "member"
-    # Passed only after another failure, or with a backup.
+    # These points are only passed after another failure, or with a backup.
     and point not in {Point.reduce_failed, Point.broken_sending, Point.log_sending, Point.log_received}
 ]
 
@@ -119,7 +119,7 @@ def calm(attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> Calm:
 def test_members_killed_at_any_point(
     attempt: Attempt, tmp_path: Path, calm: Calm, first: Point, second: Point
 ) -> None:
-    """One in each stage: two points for the price of one start."""
+    """One member of each stage is killed: two points are tested with one start."""
     failures = [
         InjectedFailure(FailureKind.kill, point, worker=worker, step=1 if point in FORMING else step)
         # Members pause after steps 2 and 4.

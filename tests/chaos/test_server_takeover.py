@@ -1,4 +1,4 @@
-"""A job on real machines outlives its coordinator, the Ray head and the server, and takes each step once."""
+"""A job on real machines survives its coordinator, the Ray head and the server, and takes each step once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = {
         ]
     },
     "data": {"dataset": "digits"},
-    # Without a checkpoint whoever does not go on with the members begins with step 1 again.
+    # Without a checkpoint, an attempt that does not take over the members begins with step 1 again.
     "training": {"steps": 100_000, "batch_size": 1024, "microbatches": 16},
     "parallelism": {"stages": 1, "members_per_stage": 2, "strategy": "uniform"},
 }

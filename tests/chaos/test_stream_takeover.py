@@ -1,4 +1,4 @@
-"""Streams of a served model outlive the server: after its restart clients continue them, character by character."""
+"""Streams of a served model survive the server: after its restart clients continue them, character by character."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_streams_outlive_the_server(
             for one in running:
                 one.result()
             assert ["".join(pieces) for pieces in texts] == ["".join(pieces) for pieces in expected]
-            # The kill came in the midst of the streams, and the same processes generated the rest.
+            # The server was killed while the streams ran, and the same processes generated the rest.
             assert all(count < len(pieces) for count, pieces in zip(before, texts, strict=True))
             assert [descendants("ray::ServingMember", one.command.process.pid) for one in joined] == members
             client.undeploy("llama")

@@ -24,7 +24,7 @@ SWEEP = {
         "data": {"dataset": "digits"},
         "training": {"steps": 60, "batch_size": 64, "validate_every": 10, "schedule": {"name": "constant"}},
     },
-    # The last one learns next to nothing, so it is worse than the others wherever it is compared.
+    # The last trial has a tiny learning rate, so it is worse than the others at each comparison.
     "fields": {RATE: {"values": [0.01, 0.003, 0.001, 1e-7]}},
     "early_stopping": {"first": 20, "factor": 2},
     "jobs_at_once": 2,

@@ -1,4 +1,4 @@
-"""Whatever kills a coordinator, the next attempt continues with its members at the open step, and no step is lost."""
+"""A coordinator is killed at any point: the next attempt continues with its members, and no step is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def of(worker: str) -> Any:
 
 
 def end(member: Any) -> None:
-    """End a member, and wait until it is gone."""
+    """Kill a member, and wait until its process has ended."""
     ray.kill(member)
     with suppress(RayActorError):
         while True:
@@ -92,11 +92,11 @@ def notes(events: Sequence[AttemptEvent]) -> list[str]:
     ("point", "first"),
     [
         (Point.prepared_received, 3),  # in the middle of step 3
-        # Just after it is committed.
+        # Just after step 3 is committed.
         pytest.param(Point.step_recorded, 4, marks=pytest.mark.thorough),
-        # Step 2 is committed, and nobody knows it.
+        # Step 2 is committed, but no member was notified.
         pytest.param(Point.commit_sending, 3, marks=pytest.mark.thorough),
-        # After step 2, of which validation and checkpoint are not done.
+        # After step 2, before its validation and checkpoint.
         pytest.param(Point.pausing, 3, marks=pytest.mark.thorough),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
@@ -146,7 +146,7 @@ def test_a_whole_stage_died_with_the_coordinator(attempt: Attempt, tmp_path: Pat
     end(of("c3"))
     after = goes_on(attempt, tmp_path, before)
     assert after[-1].outcome == "succeeded", after[-1].reason
-    first = last(before, "checkpoint").step + 1  # that of step 4 may not have been whole yet
+    first = last(before, "checkpoint").step + 1  # the checkpoint of step 4 may have been incomplete
     assert last(after, "started").first_step == first
     assert "members are loading their shards" in notes(after)
     assert losses(before) + losses(after)[5 - first :] == calm.losses
@@ -160,7 +160,7 @@ def test_the_coordinator_dies_while_layers_move(attempt: Attempt, topology: Topo
     calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", whole, machines=machines)
     folder = tmp_path / "moved"
     folder.mkdir()
-    # It has its new shard, and stands still before it says so.
+    # The member has its new shard, and stops before it reports that.
     stops = [
         InjectedFailure(FailureKind.stop, Point.weights_loaded, worker="c0", step=step, duration_s=60.0)
         for step in range(2, 6)
@@ -207,7 +207,7 @@ def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path
                 process.resume()
 
     def go_on() -> None:
-        # Not sooner: a coordinator that is still computing would be replaced before it stands still.
+        # Wait, because a coordinator that still computes would be replaced before it stops.
         wait_for(stopped, "a coordinator that stands still")
         younger.extend(attempt(job(2, 2), folder=tmp_path, number=2, on_event=wake_the_older))
 
@@ -217,14 +217,14 @@ def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path
         if event.type == "started":
             second.start()
 
-    # It stands still before it commits step 3, wakes up again, and finds that the record is not its own any more.
+    # It stops before it commits step 3, resumes, and finds that another coordinator has claimed the step log.
     stop = InjectedFailure(FailureKind.stop, Point.step_recording, step=3, duration_s=60.0)
     older = attempt(job(2, 2), folder=tmp_path, failures=[stop], on_event=start_the_other)
     second.join()
     assert older[-1].outcome == "failed", (older[-3:], younger[-3:])
     assert older[-1].error["code"] == "stale-epoch"
     assert younger[-1].outcome == "succeeded", younger[-1].reason
-    assert losses(younger) == calm.losses  # those that were committed before are reported, too
+    assert losses(younger) == calm.losses  # steps that the older one committed are reported, too
     assert digest(tmp_path) == calm.digest
 
 

@@ -60,9 +60,9 @@ NOT_RUN = {
     "join https://SERVER:8700 --memory 8GiB --cpu-threads 4": "starts a Ray node",
     "service install https://SERVER:8700 --memory 8GiB": "starts a service of systemd",
 }
-"""Command -> why it is not run here."""
+"""Command -> reason why it is not run here."""
 ASK = {("delete",), ("restore",), ("remove",), ("artifacts", "delete")}
-"""First words of commands that ask before they delete something; they are run with `--yes`."""
+"""First words of commands that ask for confirmation before a deletion; they are run with `--yes`."""
 
 
 def found() -> dict[str, Command]:
@@ -161,7 +161,7 @@ class World:
         return self.run(filled, SHARE_COMPUTE_DATA_FOLDER=str(folder), **dict(command.variables))
 
     def _fill(self, verb: str, word: str) -> str:  # noqa: PLR0911 - a return for each word
-        """Return what stands for a word of a page: the name of a new job, machine, key, upload or backup."""
+        """Return the value for a word of a page: the name of a new job, machine, key, upload or backup."""
         match word:
             case "JOB" | "JOB..." | "job-k3v7q2ma":
                 outcomes: dict[str, Outcome] = {"cancel": None, "resume": "failed"}

@@ -51,7 +51,7 @@ SHORTCUTS = {
         "TrainingEngine._take_event",
     },
 }
-"""Functions whose lines may be missing: the line before them leads to the line after them in another case, too."""
+"""Functions whose lines may be missing: the line before them also leads to the line after them, in another case."""
 ITEM = re.compile(
     r"(?P<number>\d+)\. \[`(?P<name>[\w.]+)`\]\((?P<path>[^)]+)\) (?P<sentence>[^→]+?\.)"
     r"(?: → (?P<kind>[A-Za-z ]+?)(?: `(?P<medium>[^`]+)`)?)?"

@@ -152,7 +152,7 @@ def test_a_machine_that_is_not_there_is_said_to_be_unknown(
 ) -> None:
     page.goto(f"{cluster.url}/machines/con-nowhere")
     expect(page.get_by_text("There is no contributor con-nowhere.")).to_be_visible()
-    # The browser itself reports what is refused.
+    # The browser logs requests that the server refuses.
     assert [text for text in complaints if "404" not in text] == []
     complaints.clear()
 

@@ -122,7 +122,7 @@ def test_what_the_server_refuses_stands_at_its_line(page: Page, complaints: Comp
     editor.fill("name: [digits")
     expect(page.get_by_role("button", name=re.compile("^Line 1"))).to_be_visible()
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
-    # The browser itself reports every refusal.
+    # The browser logs requests that the server refuses.
     assert [text for text in complaints if "422" not in text] == []
     complaints.clear()
 
@@ -136,7 +136,7 @@ def test_an_invite_is_made_copied_and_revoked(page: Page) -> None:
     copy = line.locator("..").get_by_role("button")  # another line says how to install
     copy.click()
     assert page.evaluate("navigator.clipboard.readText()") == line.inner_text()
-    # Pages that come over a network without TLS are given no clipboard.
+    # Browsers give pages no clipboard if the pages come without TLS from another host.
     page.evaluate("navigator.clipboard.writeText('')")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
     copy.click()
@@ -166,7 +166,7 @@ def test_a_dropped_stream_goes_on_where_it_stopped(
         cluster.server.start()
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
     expect(row).to_contain_text("ready")
-    # The browser itself reports what it cannot reach.
+    # The browser logs requests that get no answer.
     assert [text for text in complaints if "Failed to load resource" not in text] == []
     complaints.clear()
 

@@ -33,7 +33,7 @@ from share_compute.store import ContributorRecord, JobRecord, Store
 pytestmark = pytest.mark.browser
 
 PLANNING_S = 180_000
-"""A process of its own imports torch for it, and gives way to all others."""
+"""The planner starts a process that imports torch, with a low priority."""
 
 
 def machines(store: Store, *names: str) -> list[ContributorRecord]:
@@ -254,7 +254,7 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None
     expect(picture.locator("rect[data-kind=B]")).to_have_count(8)
     expect(section).to_contain_text("Predicted:")
     expect(section).to_contain_text(re.compile(r"machines wait \d+ % of it"))
-    # Not by the mouse: beside the latency of these links, a cell is thinner than a pixel.
+    # The mouse cannot be used: compared with the latency of these links, a cell is thinner than a pixel.
     picture.locator("rect[data-kind=B]").first.dispatch_event("pointermove")
     expect(section).to_contain_text(re.compile("ash: B0, "))
     section.get_by_text("The same as a table").click()
@@ -346,7 +346,7 @@ def test_checkpoints_are_listed_and_one_is_exported(page: Page, cluster: Cluster
     made = folder / "exports" / "step-00000005" / "model"
 
     def export(route: Route) -> None:
-        """In place of the exporting process, which would find no weights in these checkpoints."""
+        """Replaces the exporting process, which would find no weights in these checkpoints."""
         made.mkdir(parents=True)
         (made / "config.json").write_text("{}")
         saved = ArtifactSaved(name="step-00000005", path=made, size_bytes=2)

@@ -25,7 +25,7 @@ def part(page: Page, title: str) -> Locator:
 
 
 def join_as(store: Store, name: str, **versions: str) -> ContributorRecord:
-    """A machine joins with the server's versions, but for these."""
+    """Let a machine join with the server's versions, except for these."""
     _, code = store.invites.create()
     known = {**local_versions().model_dump(), **versions}
     record, _ = store.contributors.join(code, name=name, host=f"{name}.example", versions=known, limits={})
@@ -102,7 +102,7 @@ def test_revoking_the_own_key_signs_out(operations: Page, cluster: Cluster, comp
     expect(operations.get_by_role("dialog")).to_contain_text("you are signed out too")
     operations.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(operations.get_by_text("Your session is over.")).to_be_visible()
-    # The browser itself reports every refusal.
+    # The browser logs requests that the server refuses.
     assert [text for text in complaints if "401" not in text] == []
     complaints.clear()
 
@@ -199,6 +199,6 @@ def test_a_page_shows_what_its_key_may_do(page: Page, cluster: Cluster, complain
     expect(page.get_by_text("needs the scope read; the key chatter has chat")).to_be_visible()
     page.get_by_role("main").get_by_role("link", name="Talk to the models").click()
     expect(page.get_by_role("heading", level=1, name="Playground")).to_be_visible()
-    # The browser itself reports every refusal.
+    # The browser logs requests that the server refuses.
     assert [text for text in complaints if "403" not in text] == []
     complaints.clear()

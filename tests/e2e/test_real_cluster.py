@@ -1,4 +1,4 @@
-"""The dashboard over a real cluster: machines that joined, real training, a model that really speaks, and deaths."""
+"""The dashboard over a real cluster: machines that joined, real training, a real served model, and killed machines."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_job_submitted_by_the_form_survives_a_contributor(
     page.get_by_label("Steps", exact=True).fill(str(STEPS))
     page.get_by_text("YAML", exact=True).click()
     editor = page.get_by_label("Job as YAML")
-    # So small a model is fastest on one machine: it is cut only where that is asked for.
+    # So small a model is fastest on one machine, so it is divided only on request.
     editor.fill(f"{editor.input_value()}\nparallelism: {{stages: 2}}\n")
     expect(page.get_by_text("The server would accept this job.")).to_be_visible(timeout=READY_MS)
     page.get_by_role("button", name="Submit", exact=True).click()
@@ -118,7 +118,7 @@ def test_a_job_submitted_by_the_form_survives_a_contributor(
         assert job.plan is not None
         doomed = job.plan.stages[1].members[0].name
         machines.kill(doomed)
-        text = re.compile(rf"{doomed} lost;.* no step for")  # another may join at once
+        text = re.compile(rf"{doomed} lost;.* no step for")  # another machine may join at once
         expect(page.get_by_role("log")).to_contain_text(text, timeout=READY_MS)
         expect(placement).not_to_contain_text(re.compile(rf"^{doomed}"), timeout=READY_MS)
         expect(page.get_by_text(f"{STEPS} steps done.", exact=True)).to_be_visible(timeout=DONE_MS)

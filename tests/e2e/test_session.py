@@ -58,7 +58,7 @@ def test_a_session_outlives_a_reload_and_the_server(
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
     join(cluster.store, "birch")
     expect(page.get_by_role("heading", name="No machine has joined yet")).to_have_count(0)
-    # The browser itself reports what it cannot reach.
+    # The browser logs requests that get no answer.
     complaints.clear()
 
 
@@ -69,7 +69,7 @@ def test_a_revoked_key_ends_the_session(page: Page, cluster: Cluster, complaints
         cluster.store.keys.revoke(record.id)
     # The page does not wait for a click: the server ends its event stream.
     expect(page.get_by_text("Your session is over.")).to_be_visible()
-    # The browser itself reports every refusal.
+    # The browser logs requests that the server refuses.
     assert [text for text in complaints if "401" not in text] == []
     complaints.clear()
 
@@ -84,7 +84,7 @@ def test_a_link_whose_key_is_unknown_says_so(cluster: Cluster, context: BrowserC
 
 
 class _Elsewhere(BaseHTTPRequestHandler):
-    """A page of somebody else, on another port of the same host."""
+    """A page of another site, on another port of the same host."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -111,13 +111,13 @@ def test_a_page_of_another_port_can_do_nothing_with_the_session(
 ) -> None:
     other = page.context.new_page()
     other.goto(elsewhere)
-    # The browser counts both as one site, so it sends the cookie along.
+    # The browser takes both for one site, so it sends the cookie.
     ask = """async url => {
       const answer = await fetch(url, {method: "POST", mode: "no-cors", credentials: "include", body: "{}"});
       return answer.type;
     }"""
     with other.expect_event("response", lambda one: one.url.endswith("/invites")) as answer:
         assert other.evaluate(ask, f"{cluster.url}/api/v1/invites") == "opaque"
-    # It came with the cookie, else it were 401.
+    # The cookie was sent, otherwise the status would be 401.
     assert answer.value.status == 403
     assert cluster.store.invites.list() == []

@@ -1,4 +1,4 @@
-"""Asking for a job in a real browser: by the form, as YAML, with files of one's own, and with its plan beforehand."""
+"""Submitting a job in a real browser: by the form, as YAML, with uploaded files, and with its plan beforehand."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, cluster: 
     expect(page.get_by_role("button", name=re.compile("training.steps"))).to_be_visible()
     editor.fill(editor.input_value().replace("steps: 0", "steps: 5\n  checkpoints_kept: 0"))
     to_form(page)
-    # A fold with a problem in it opens by itself.
+    # A collapsed section with a problem opens automatically.
     expect(page.get_by_label("Checkpoints kept")).to_be_visible()
     expect(page.get_by_text("1 problem").first).to_be_visible()
     page.get_by_label("Checkpoints kept").fill("2")
@@ -123,7 +123,7 @@ def test_what_only_submitting_finds_is_marked_too(
     page: Page, cluster: Cluster, complaints: Complaints
 ) -> None:
     form(page, cluster, "?start=language")
-    # An example that cannot be submitted as it stands blames nobody before they try.
+    # An example that lacks files shows no problems before the user submits it.
     files = page.get_by_role("textbox", name="Files", exact=True)
     expect(page.get_by_role("button", name="Upload files")).to_be_visible()
     page.get_by_role("button", name="Submit", exact=True).click()
@@ -148,7 +148,7 @@ def test_an_earlier_job_is_started_from_without_its_defaults(page: Page, cluster
 
 @contextmanager
 def held(page: Page) -> Iterator[Callable[[], None]]:
-    """Hold every file that is sent until it is let go."""
+    """Hold back every file that is sent, until the yielded function is called."""
     gate = threading.Event()
     waiting: list[Route] = []
 
@@ -187,7 +187,7 @@ def test_a_file_is_sent_with_progress_and_trained_on(page: Page, cluster: Cluste
     (file,) = submitted(cluster).data.files or ()
     assert file.read_text() == TEXT
 
-    # The next job takes it without sending it again; while a job uses it, it stays.
+    # The next job uses the upload without sending it again; an upload that a job uses is not deleted.
     form(page, cluster, "?start=language")
     page.get_by_role("combobox", name="Earlier uploads for Files").select_option(
         label="my corpus.txt · 29.3 KiB"
@@ -208,7 +208,7 @@ def test_what_a_job_uses_is_not_removed(
     page.get_by_role("button", name="Remove corpus.txt").click()
     expect(page.get_by_text(re.compile(f"is used by {job.id}"))).to_be_visible()
     cluster.store.jobs.cancel(job.id)
-    # The first form's plan may still be worked out, which refuses the removal for some seconds.
+    # A process may still compute the plan of the first form, so the deletion is refused for some seconds.
     uploads = page.get_by_role("region", name="Uploads")
     removal = page.get_by_role("button", name="Remove corpus.txt")
     deadline = time.monotonic() + 60
@@ -243,7 +243,7 @@ def test_the_folder_of_a_model_is_dropped_and_pickles_say_why_they_are_refused(
 
 
 def drop(page: Page, files: dict[str, str]) -> None:
-    """Drop files on the first place that takes them, as a browser does after a drag."""
+    """Drop files on the first place that accepts them, as a browser does after a drag."""
     transfer = page.evaluate_handle(
         """files => {
             const transfer = new DataTransfer();
@@ -263,7 +263,7 @@ def test_the_plan_is_shown_before_anything_is_queued(
     expect(plan).to_contain_text("No machine is ready")
     for name in ("ash", "birch"):
         measure(cluster.store, join(cluster.store, name), 51e9)
-    # It comes by itself, as machines do.
+    # The plan appears automatically when machines join.
     placement = plan.get_by_role("figure", name=re.compile("Placement of 5 layers"))
     expect(placement).to_be_visible(timeout=PLAN_TIMEOUT_MS)
     expect(plan).to_contain_text("One step")

@@ -1,4 +1,4 @@
-"""Deployments and the playground in a real browser, with models that really speak."""
+"""Deployments and the playground in a real browser, with small real models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def deploy(cluster: Cluster, name: str, folder: Path) -> None:
 
 
 def open_playground(page: Page, cluster: Cluster, names: str = "poet") -> None:
-    """Wait until it answers, and go there."""
+    """Open the playground when the deployment answers."""
     page.goto(f"{cluster.url}/playground?with={names}")
     for name in names.split(","):
         button = page.get_by_role("group", name="Models").get_by_role("button", name=name, exact=True)
@@ -80,7 +80,7 @@ def wait_for_text(page: Page, length: int) -> None:
 
 
 def bare(text: str) -> str:
-    """Leave out spaces, some of which come of the layout."""
+    """Remove spaces, some of which belong to the layout."""
     return re.sub(r"\s+", "", text)
 
 
@@ -153,7 +153,7 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
     expect(answer(page, "poet")).to_contain_text("stopped")
     assert text(page, "poet").inner_text().startswith(begun[:5])
 
-    # It is there again when one comes back, also after a reload.
+    # The conversation is still there when the user returns, also after a reload.
     page.get_by_role("link", name="Jobs").click()
     page.get_by_role("link", name="Playground").click()
     expect(text(page, "poet")).not_to_be_empty()
@@ -166,7 +166,7 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
     expect(answer(page, "poet")).to_contain_text("20 tokens")
     expect(answer(page, "poet")).to_contain_text("tokens/s")
     first = text(page, "poet").inner_text()
-    # With a seed it says the same again.
+    # With the same seed, the answer is the same.
     page.get_by_role("button", name="Edit").click()
     expect(page.get_by_label("Your message")).to_have_value("Sing of the sea.")
     page.get_by_role("button", name="Send anew").click()
@@ -189,7 +189,7 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
 def test_two_models_answer_side_by_side_one_of_them_without_a_template(
     page: Page, cluster: Cluster, poet: Path, base: Path, complaints: Complaints
 ) -> None:
-    # Each gets a machine: the first takes all that are there when it begins.
+    # Each deployment gets a machine: the first takes all that are ready when it starts.
     machines(cluster, "ash")
     deploy(cluster, "poet", poet)
     open_playground(page, cluster)
@@ -197,7 +197,7 @@ def test_two_models_answer_side_by_side_one_of_them_without_a_template(
     machines(cluster, "birch")
     deploy(cluster, "base", base)
     open_playground(page, cluster, "poet,base")
-    limit(page, Most_tokens="24", Temperature="0")  # drawn tokens may end an answer earlier
+    limit(page, Most_tokens="24", Temperature="0")  # a drawn token may end an answer earlier
     say(page, "the quick brown")
     expect(answer(page, "poet")).to_contain_text("24 tokens", timeout=20_000)
     expect(answer(page, "base")).to_contain_text("24 tokens", timeout=20_000)
@@ -210,7 +210,7 @@ def test_two_models_answer_side_by_side_one_of_them_without_a_template(
     left, right = answer(page, "poet").bounding_box(), answer(page, "base").bounding_box()
     assert left is not None and right is not None  # noqa: PT018
     assert left["y"] + left["height"] <= right["y"]
-    # The browser itself reports every refusal.
+    # The browser logs requests that the server refuses.
     assert [said for said in complaints if "400" not in said] == []
     complaints.clear()
 
@@ -224,7 +224,7 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     open_playground(page, cluster)
     limit(page, Most_tokens="120", Seed="3", Temperature="0.8")
     talker = talking(cluster).talkers["poet"]
-    # The answer without failures, to compare with.
+    # This answer, without failures, is compared with the next one.
     say(page, "Sing of the sea.")
     expect(answer(page, "poet")).to_contain_text("120 tokens")
     undisturbed = text(page, "poet").inner_text()
@@ -248,7 +248,7 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     whole = text(page, "poet").inner_text()
     written = mark.inner_text()
     assert bare(whole.replace(written, "")) == bare(undisturbed), "a token was lost, repeated or changed"
-    # It stands where the text paused.
+    # The mark is at the position where the text paused.
     assert bare(whole.split(written)[0]) == bare(before.replace("birch was lost here", ""))
 
     page.goto(f"{cluster.url}/deployments/poet")
@@ -273,14 +273,14 @@ def test_an_answer_continues_after_a_restart_and_a_reload(
     expect(answer(page, "poet").get_by_role("status")).to_have_text("reconnecting to the server")
     kept = text(page, "poet").inner_text()
     assert bare(kept)
-    # Another server, another process that speaks: the stream continues by itself.
+    # Another server starts, in whose process the model runs again: the stream continues without a click.
     cluster.server.start()
     expect(answer(page, "poet")).to_contain_text("60 tokens", timeout=30_000)
     expect(answer(page, "poet").get_by_role("status")).to_have_count(0)
     whole = bare(text(page, "poet").inner_text())
     assert whole.startswith(bare(kept))
     assert len(whole) > len(bare(kept))
-    # A reload in the midst of an answer breaks it off.
+    # A reload during an answer cancels it.
     talking(cluster).talkers["poet"].allow(25)
     answer(page, "poet").get_by_role("button", name="Regenerate").click()
     wait_for_text(page, 12)
@@ -291,7 +291,7 @@ def test_an_answer_continues_after_a_restart_and_a_reload(
     answer(page, "poet").get_by_role("button", name="Continue").click()
     expect(answer(page, "poet")).to_contain_text("60 tokens")
     assert bare(text(page, "poet").inner_text()) == whole
-    # The browser itself reports what it cannot reach.
+    # The browser logs requests that get no answer.
     complaints.clear()
 
 

@@ -84,7 +84,7 @@ def relay(near: int, far: int, delay_s: float, bytes_per_s: float) -> None:
                 try:
                     os.write(exits[tap], frame)
                 except OSError as error:
-                    if error.errno != errno.EIO:  # the device is down, as at the beginning
+                    if error.errno != errno.EIO:  # the device is down, as after its creation
                         raise
 
 

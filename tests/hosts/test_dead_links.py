@@ -104,7 +104,7 @@ def test_jobs_are_planned_around_a_dead_link(cut_cluster: Cluster) -> None:
 
 
 def test_a_job_that_cannot_be_planned_around_it_is_refused_with_the_pair(cut_cluster: Cluster) -> None:
-    # A machine that was too busy to answer joins again after the job before, and its links are measured anew.
+    # A machine that was too busy to answer rejoins after the job, and its links are measured again.
     wait_for(
         lambda: measured_from_new(cut_cluster).get("machine-1") is False, "the measurement of the dead link"
     )

@@ -114,7 +114,7 @@ def test_a_cut_drops_packets_in_its_direction_only(
             if sends:
                 assert delivers(own, others, there.address)
             else:
-                # A dropped packet of one's own is an error of the system call.
+                # If a host drops its own packet, the system call fails.
                 with pytest.raises(PermissionError):
                     own.sendto(b"datagram", (there.address, PORT))
             assert delivers(others, own, here.address) == receives
@@ -189,7 +189,7 @@ def test_nobody_reaches_a_host_behind_nat(hosts: Hosts) -> None:
         assert reaches(hosts.natted, hosts.natted.address)
         for address in (hosts.natted.address, hosts.natted.public_address):
             assert not reaches(hosts.plain, address)
-        # A route to its own address does not help.
+        # A route to the host's own address does not change this.
         route = (f"{hosts.natted.address}/32", "via", hosts.natted.public_address)
         hosts.plain.run("ip", "route", "add", *route)
         try:

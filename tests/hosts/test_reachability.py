@@ -1,4 +1,4 @@
-"""A machine that others do not reach says so in one sentence, and ends; one whose range is open works."""
+"""A machine that others cannot reach reports it in one sentence and ends; one with an open port range works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANGE = (DEFAULT_RANGE.first, DEFAULT_RANGE.last)
 
 
 def last_words(cluster: Cluster, host: Host, name: str) -> str:
-    """Let a host join that others do not reach; return what it printed until it ended."""
+    """Let a host join that others cannot reach; return what it printed until it ended."""
     with cluster.server.client() as client:
         code = client.create_invite(label=name).code
     lent = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu")
@@ -55,7 +55,7 @@ def test_a_machine_behind_nat_learns_that_it_needs_an_overlay(cluster: Cluster) 
 
 
 def test_the_range_is_all_that_a_firewall_has_to_open(cluster: Cluster) -> None:
-    """All hosts let in nothing else, and a job trains over them."""
+    """All hosts accept no other connections, and a job trains over them."""
     host = cluster.network.add()
     machines = {**cluster.machines, "open": host}
     joining = ("open", "--address", host.address, "--insecure")

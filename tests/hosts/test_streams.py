@@ -93,5 +93,5 @@ def test_a_machine_that_is_cut_off_loses_no_token(
     host = cluster.machines[name]
     text, ended_after = cut_stream(openai, host.cut_from(cluster.others(host)), seconds)
     assert text == undisturbed
-    # Another machine takes the stage over, so that the stream may end before a long cut does.
+    # Another machine takes over the stage, so the stream may end before a long cut does.
     assert ended_after or seconds > 5

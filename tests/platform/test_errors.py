@@ -1,4 +1,4 @@
-"""The tree of errors: what it promises to callers, clients and scripts."""
+"""The tree of errors: guarantees for callers, clients and scripts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_codes_are_distinct() -> None:
 def test_exit_codes_tell_apart_what_a_script_does_next() -> None:
     main = [UserError, NotFound, Conflict, NotAuthorized, PlanInfeasible, ContributorLost, Unavailable]
     assert len({kind.exit_code for kind in main}) == len(main)
-    # From 10 on they say how a job ended.
+    # Exit codes from 10 on describe how a job ended.
     assert all(1 <= kind.exit_code < 10 for kind in family())
 
 

@@ -1,4 +1,4 @@
-"""Settings: typed, from the environment, with defaults that need nothing."""
+"""Settings: typed, from the environment, with defaults that work without configuration."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class SavedCheckpoint:
     """Largest number of pushes of a worker that all ranges have."""
     size_bytes: int
     has_fewer_passes: bool = False
-    """Whether it is of a run with fewer passes, so that workers that had ended go on."""
+    """Whether the checkpoint is of a run with fewer passes, so that workers that had ended continue."""
 
 
 @dataclass(frozen=True, slots=True)

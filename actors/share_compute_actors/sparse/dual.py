@@ -97,10 +97,10 @@ class _Worker:
     node: str
     actor: Any
     at: NDArray[np.int64]
-    """Index of each of its places among all places."""
+    """Index of each of the worker's places among all places."""
     duals: Vector
     has_rows: bool = True
-    """Whether its process has its rows."""
+    """Whether the worker's process has loaded its rows."""
     call: Any = None
     """The call that is under way, if there is one."""
     restart_at: float | None = None

@@ -156,7 +156,9 @@ def _identity(source: BinaryIO) -> tuple[int, int]:
 
 
 class RemoteFile(io.RawIOBase):
-    """File on the submitter's machine, as a file. The next piece is asked for while the last one is used.
+    """A file on the submitter's machine, with the interface of a local file.
+
+    The next piece is requested while the last one is used.
 
     Args:
         store: a handle of `SparseFiles`.
@@ -178,11 +180,11 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the place in the file."""
+        """Return the position in the file."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place that counts from the beginning, or from the present one."""
+        """Move to a position that counts from the beginning, or from the present position."""
         if whence == io.SEEK_END:
             raise io.UnsupportedOperation("the size of the file is not known here")
         self._at = offset + (self._at if whence == io.SEEK_CUR else 0)

@@ -34,7 +34,7 @@ class PassAnswer(NamedTuple):
     rows: Natural
     """Rows of data."""
     loss: float
-    """Mean loss on them, of each minibatch before its own update."""
+    """Mean loss of the minibatches, each measured before its own update."""
 
 
 class SnapshotAnswer(NamedTuple):

@@ -63,7 +63,7 @@ class PassMeasuring:
             wait([self._running], timeout_s)
 
     def use(self, servers: Sequence[Any]) -> None:
-        """Let the thread stop waiting for other servers than these."""
+        """Set the servers; the thread stops waiting for all other servers."""
         self._servers = list(servers)
 
     def go_on(self, servers: Sequence[Any], workers: Sequence[Any]) -> bool:

@@ -82,7 +82,7 @@ class RunOptions:
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker and where it is."""
+    """A worker and its machine."""
 
     machine: str
     actor: Any
@@ -289,7 +289,7 @@ class SparseRun:
             self._raise_if_suspended(is_over=False)
 
     def end(self) -> None:
-        """Let `train` return soon, with the rows as they are then."""
+        """Let `train` return soon, with the rows of that moment."""
         self._is_ended = True
 
     def _end_workers(self) -> list[WorkerReport]:
@@ -412,7 +412,7 @@ class SparseRun:
         return False
 
     def _check_workers(self) -> None:
-        """Start those workers again that were lost after their last push; others are noticed by their call."""
+        """Restart workers that were lost after their last push; losses before it are noticed by the pending call."""
         done = [number for number, worker in enumerate(self.workers) if worker.call is None]
         calls = [self.workers[number].actor.report.remote() for number in done]
         if calls:

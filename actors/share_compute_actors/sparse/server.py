@@ -127,7 +127,7 @@ class _Hosted:
     pulls: dict[tuple[int, int], list[asyncio.Future[None]]] = field(default_factory=dict)
     """Pulls that wait for slower workers, by worker and clock."""
     roles: list[tuple[int, asyncio.Future[bool]]] = field(default_factory=list)
-    """Terms whose backup is not whole yet."""
+    """Terms whose backup is not complete yet."""
     backup_lists: set[str] = field(default_factory=set)
     """Digests of lists of places that the backup has."""
     is_resending: bool = False
@@ -256,7 +256,7 @@ class SparseServer:
             return pack_failure(failure)
 
     async def frozen_part(self, number: int, clock: int, offset: int, size: int) -> bytes:
-        """Return bytes of a snapshot for a checkpoint; nothing if it is not kept any more."""
+        """Return bytes of a snapshot for a checkpoint; no bytes if the snapshot was released."""
         hosted = self._hosted.get(number)
         frozen = hosted.frozen.get(("checkpoint", clock)) if hosted is not None else None
         return frozen.content[offset : offset + size] if frozen is not None else b""
@@ -278,7 +278,7 @@ class SparseServer:
             return pack_failure(failure)
 
     async def thaw(self, number: int, clock: int, use: FrozenUse) -> None:
-        """Forget a snapshot, and the wish for it if it is not kept yet."""
+        """Release a snapshot, or cancel its request if it does not exist yet."""
         hosted = self._hosted.get(number)
         if hosted is not None:
             if (wish := hosted.freezes.pop((use, clock), None)) is not None:

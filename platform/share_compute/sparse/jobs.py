@@ -175,7 +175,7 @@ def require_memory(spec: SparseJob, machines: Sequence[Contributor], prepared: D
 
 
 _SETTING_NAMES = {"topics": "factors", "initial_deviation": "scale"}
-"""Names of settings that differ from those of a model's options."""
+"""Option of a model -> the setting with the same meaning, if their names differ."""
 
 
 def settings_of(spec: SparseJob, prepared: DealtRows) -> SparseSettings:

@@ -159,7 +159,7 @@ class FilterOptions:
     """Options of what a worker sends."""
 
     threshold: float = 0.0
-    """Rows are held back whose largest value is below this multiple of the root mean square of the message."""
+    """Rows are held back if their largest value is below this multiple of the message's root mean square."""
     value_type: ValueType = "float32"
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServersOffered:
-    """From now on, ranges may be on these machines. Others were lost, or are left."""
+    """From now on, ranges may only be on these machines. Move ranges from all others, if they are not lost."""
 
     machines: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class GiveRole:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceServer:
-    """Tell all workers the server of a range."""
+    """Announce the server of a range to all workers."""
 
     range: int
     server: str
@@ -106,7 +106,7 @@ class ReplicaPlacement:
 
     @property
     def backups(self) -> tuple[str | None, ...]:
-        """Machine of the backup of each range, whether it is whole or not."""
+        """Machine of the backup of each range, even if the backup is incomplete."""
         return tuple(placed.backup for placed in self._ranges)
 
     @property

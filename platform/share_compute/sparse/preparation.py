@@ -1,4 +1,4 @@
-"""Reads the files of a job once, checks all rows, and deals them out to the workers."""
+"""Reads the files of a job once, checks all rows, and divides them among the workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DataFormat: TypeAlias = Literal["libsvm", "ratings", "bags"]
 TargetKind: TypeAlias = Literal["zero_one", "signs", "numbers", "none"]
 """Targets of a model: classes as 0 and 1, classes as -1 and 1, numbers, or none."""
 _MOST_ENTRIES = 1 << 20
-"""Entries of a prepared file, about: files are read as a whole."""
+"""Approximate maximum number of entries of a prepared file, which is read as a whole."""
 _MOST_BUFFERED = 1 << 24
 """Entries of all workers together that wait in memory for their files."""
 _KEPT_FREE_BYTES = 256 << 20
@@ -49,7 +49,7 @@ def blocks_of_file(file: Path, kind: DataFormat, columns: tuple[str, str, str]) 
 
 @dataclass(slots=True)
 class Targets:
-    """Checks targets and gives classes the numbers that the model has for them.
+    """Checks targets, and maps classes to the numbers that the model uses for them.
 
     Args:
         kind: what the model needs.
@@ -81,7 +81,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class DealtRows:
-    """Rows that were dealt out to workers."""
+    """Rows that were divided among workers."""
 
     files: tuple[tuple[str, ...], ...]
     """Names of the files of each worker."""
@@ -90,7 +90,7 @@ class DealtRows:
     mean: float
     """Mean target."""
     keys: int
-    """Number of different keys in all rows, about."""
+    """Approximate number of different keys in all rows."""
     entries: tuple[int, ...]
     """Entries of the rows of each worker."""
 

@@ -27,7 +27,7 @@ class Push:
     """Rows of data that the update is a sum over."""
     update: RowValues
     is_last: bool = False
-    """Whether the worker sends no further push, so that nobody waits for it."""
+    """Whether the worker sends no further push, so that no merge or pull waits for one."""
     acknowledged: int = 0
     """Last push that the worker knows to be acknowledged."""
 
@@ -146,14 +146,14 @@ class SendSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SendStored:
-    """Tell the server what the backup has."""
+    """Report to the server which entries the backup has stored."""
 
     stored: EntriesStored
 
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgePush:
-    """Tell a worker that all its pushes up to a clock are on server and backup."""
+    """Notify a worker that all its pushes up to a clock are on server and backup."""
 
     worker: int
     clock: int
@@ -161,7 +161,7 @@ class AcknowledgePush:
 
 @dataclass(frozen=True, slots=True)
 class ExpectPush:
-    """Tell a worker which push is missing before the one that it sent."""
+    """Notify a worker which push is missing before the one that it sent."""
 
     worker: int
     clock: int
@@ -171,7 +171,7 @@ class ExpectPush:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPull:
-    """Send a worker the rows that it asked for."""
+    """Send a worker the rows that it requested."""
 
     worker: int
     clock: int
@@ -179,10 +179,10 @@ class AnswerPull:
 
 @dataclass(frozen=True, slots=True)
 class KeepSnapshot:
-    """Keep a snapshot that was wanted."""
+    """Keep a snapshot that was requested."""
 
     clock: int
-    """Clock for which it was wanted."""
+    """Clock for which it was requested."""
     snapshot: ReplicaSnapshot
 
 
@@ -298,7 +298,7 @@ class RangeReplica:
         self._pulls: set[tuple[int, int]] = set()
         """Worker and clock of each pull that waits."""
         self._wanted: set[int] = set()
-        """Clocks at which snapshots are wanted."""
+        """Clocks for which snapshots are requested."""
 
     def handle(self, event: ReplicaEvent) -> list[ReplicaEffect]:
         """Process one event, and return the effects to carry out, in order."""

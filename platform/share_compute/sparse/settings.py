@@ -27,7 +27,7 @@ class SparseSettings:
     workers: int
     """Number of workers, each of which has a part of the rows."""
     ranges: int
-    """Number of ranges of places."""
+    """Number of ranges into which the places are divided."""
     passes: int = 1
     batch_size: int = 1024
     staleness: int | None = 0

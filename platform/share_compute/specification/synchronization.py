@@ -246,9 +246,10 @@ class LocalSpec(LocalOptions):
 
 
 class AutoSpec(LocalOptions):
-    """Let the first plan choose between lockstep, and rounds of as few steps as keep the links from slowing them.
+    """Let the first plan choose between lockstep and rounds.
 
-    Lockstep is ``allreduce`` with the batches of all branches in each step, so both train the same samples.
+    Rounds have the fewest steps for which the links hardly slow the branches. Lockstep is ``allreduce`` with the
+    batches of all branches in each step, so both train the same samples.
     """
 
     kind: Literal["auto"] = "auto"

@@ -22,7 +22,7 @@ LossName: TypeAlias = Literal["cross_entropy", "bce", "hinge", "mse", "mae", "in
 Metric: TypeAlias = Literal[
     "validation_loss", "accuracy", "top_5_accuracy", "f1", "auroc", "rmse", "mae", "r2", "perplexity"
 ]
-"""Metric of a validation; the data of events and of saved files have it under this name."""
+"""Name of a metric of a validation, also in the data of events and in saved files."""
 
 RISING: frozenset[Metric] = frozenset({"accuracy", "top_5_accuracy", "f1", "auroc", "r2"})
 """Metrics that are better if they are higher; the others are better if they are lower."""
@@ -51,7 +51,7 @@ METRICS_BESIDE_LOSS: tuple[Metric, ...] = tuple(
 
 
 def figure_of(task: str | None, metric: str) -> str:
-    """Return the name of a metric among the figures of a validation: that of one of several tasks has its name."""
+    """Return the key of a metric in `Figures`: ``TASK.METRIC`` for one of several tasks, else the metric's name."""
     return metric if task is None else f"{task}.{metric}"
 
 
@@ -80,7 +80,7 @@ class TargetSpec(SpecModel):
     """Value of a metric at which the job ends."""
 
     task: str | None = Field(default=None, title="Task of the metric")
-    """Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks."""
+    """Name of the task to which the metric belongs, in a job with ``tasks``; default: the loss of all tasks."""
     metric: Metric
     """Metric of the validations."""
     value: float

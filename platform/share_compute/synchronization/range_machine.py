@@ -40,7 +40,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MachinesOffered:
-    """From now on, ranges may be on these machines; the best ones come first. Others are left."""
+    """From now on, ranges may only be on these machines, best first. Ranges on other machines have to move."""
 
     machines: tuple[Machine, ...]
 

@@ -369,7 +369,7 @@ class FollowingAggregator(_CheckedAggregator):
         return sealed
 
     def keep_outer(self, version: int, groups: Sequence[tuple[Collection[str], Shapes, Fill]]) -> None:
-        """Write the state of the outer optimizer, which the machines with ranges have.
+        """Write the state of the outer optimizer, which is fetched from the machines with ranges.
 
         Args:
             version: version of the weights to which the state belongs.

@@ -1,4 +1,4 @@
-"""The methods of actors run on the threads that their source names: a long one never keeps a sign of life waiting."""
+"""Actor methods run on the threads that their source names, so a long call never delays a heartbeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that training and inference share to lead members: backoff of machines, events, the compute thread."""
+"""Code that training and inference share to supervise members: backoff, events, the compute thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from share_compute_actors.group.event_feed import EventFeed
 
 
 class Clock:
-    """Tells what a test sets."""
+    """A clock that a test sets."""
 
     now_s = 100.0
 
@@ -93,7 +93,7 @@ def test_an_event_ends_the_wait_of_the_listener() -> None:
 
 
 class Idle(ComputeThread):
-    """Does nothing but what others order."""
+    """A compute thread that only runs submitted functions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A process that nobody asks for ends itself; one that is asked for does not."""
+"""A process that receives no calls ends itself; one that receives calls does not."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ KEY = bytes(range(240, 256))
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
 class Receiver:
-    """Answers a call once `answer` is called."""
+    """An actor that answers a call when `answer` is called."""
 
     def __init__(self) -> None:
         self._may_answer = threading.Event()

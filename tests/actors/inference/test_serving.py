@@ -1,4 +1,4 @@
-"""Deployments over real processes: the tokens are those of transformers, whatever dies on the way."""
+"""Deployments over real processes: the tokens are those of transformers, whichever processes die."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Served:
             for event in events:
                 if isinstance(event, Emitted):
                     known = self.tokens.setdefault(event.sequence, [])
-                    assert event.index == len(known)  # none is lost, none comes twice
+                    assert event.index == len(known)  # no token is lost or repeated
                     known.append(event.token)
                 else:
                     self.ends[event.sequence] = event
@@ -144,7 +144,7 @@ class Served:
                 and len(status.stages) == stages
                 and all(
                     stage.process_id is not None for stage in status.stages
-                )  # a stage's first pulse tells it
+                )  # known from the stage's first heartbeat
             ):
                 return status
             assert time.monotonic() < deadline, status
@@ -162,7 +162,7 @@ def serve(topology: Topology, folder: Path) -> Iterator[Callable[..., Served]]:
     started: list[tuple[Any, Any]] = []
 
     def start(wanted: dict[str, Any], **facts: Any) -> Served:
-        """Start a server; facts: those of its `ServingAssignment` that are others."""
+        """Start a server; ``facts`` replace fields of its `ServingAssignment`."""
         spec = ServeJob.model_validate({"name": "tiny", "model": {"path": str(folder)}, **wanted})
         known = {"folder": folder, "window_tokens": WINDOW, "topology": topology}
         assignment = ServingAssignment(deployment_id="dep-test", spec=spec, **{**known, **facts})
@@ -207,7 +207,7 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     drawn = served.submit(20, PROMPTS[:1], 120, **DRAWN)
     served.pull_until(lambda: served.have_ended(drawn))
 
-    # A member is killed in the midst of four texts: those that are left go on.
+    # A member is killed while four texts are generated: all sequences continue.
     count = 160
     four, again = served.submit(30, PROMPTS, count), served.submit(40, PROMPTS[:1], 120, **DRAWN)
     served.pull_until(lambda: served.has(30, 40) and served.has(40, 30))
@@ -219,7 +219,7 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
         if stage.contributor_id != killed.contributor_id
     )
     os.kill(killed.process_id, signal.SIGKILL)
-    # If the offer came before the loss is noticed, the machine would leave as planned, and not count as lost.
+    # If the offer came before the loss is noticed, the machine would count as removed, and not as lost.
     served.pull_until(lambda: served.status().recoveries == 1)
     ray.get(served.server.offer.remote(topologies.dump_json(Topology(left)).decode()))
     served.pull_until(lambda: served.have_ended(four) and served.have_ended(again))
@@ -234,7 +234,7 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     _went_on_without(status, killed.name)
     assert killed.contributor_id not in {stage.contributor_id for stage in status.stages}
 
-    # One stands still: nobody waits for it.
+    # One member is stopped: the others continue without it.
     long = served.submit(50, PROMPTS[1:3], 120)
     served.pull_until(lambda: served.has(50, 30))
     process_id = status.stages[0].process_id
@@ -269,7 +269,7 @@ def test_members_go_on_with_another_server_when_theirs_is_killed(
     first = serve(two)
     members = processes(first)
     sequences = first.submit(0, PROMPTS, 400)
-    first.pull_until(lambda: first.has(0, 10))  # they compute when their server dies
+    first.pull_until(lambda: first.has(0, 10))  # the members are computing when their server dies
     ray.kill(first.server)
     second = serve(two)
     sequences = second.submit(0, PROMPTS, 24)
@@ -347,7 +347,7 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
     assert len(served.ends) < len(texts)
     served.pull_until(
         lambda: served.status().recoveries == 1
-    )  # else the offer may come first, and nobody is missed
+    )  # otherwise the offer may come first, and no member would count as lost
     left = tuple(
         topology[stage.contributor_id]
         for stage in status.stages

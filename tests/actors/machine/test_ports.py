@@ -17,7 +17,7 @@ HELLO = b"0123456789abcdef"
 
 @pytest.fixture
 def small() -> PortRange:
-    """A range of two units of which nothing is taken."""
+    """A range of two units, none of which is in use."""
     ranges = (PortRange(first, first + 99) for first in range(27000, 31000, 100))
     return next(within for within in ranges if within.free() == 100)
 
@@ -115,7 +115,7 @@ def test_one_answer_is_enough_where_others_are_unresponsive(small: PortRange) ->
             server.bind(("127.0.0.1", port))
             server.listen(backlog)
             places.append(("127.0.0.1", port))
-        for _ in range(4):  # the kernel drops what a full backlog has no room for, so the last ones hang
+        for _ in range(4):  # the kernel drops connections beyond a full backlog, so the last ones time out
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)  # noqa: FBT003
             waiting.connect_ex(places[1])

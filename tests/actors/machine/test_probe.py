@@ -177,7 +177,7 @@ def test_another_answer_to_a_measurement_is_an_error_of_its_machine(answer: Any)
 
 
 def test_processors_of_others_are_busy_while_one_is_measured(monkeypatch: pytest.MonkeyPatch):
-    """As at work, where machines share a host; whatever keeps them busy is ended."""
+    """As in operation, where machines share a host. The processes that keep the processors busy are ended."""
     seen: list[list[psutil.Process]] = []
 
     def watched(lent: probe.Lent) -> Device:

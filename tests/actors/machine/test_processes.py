@@ -1,4 +1,4 @@
-"""Children are ended as exactly the tree that was started, whatever happened to whom."""
+"""Children are ended with exactly the processes that they started, whichever process dies first."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_tied_program_keeps_its_arguments_and_status():
 
 
 def set_the_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
-    """Start times since the epoch are reckoned from the clock, so they move with it."""
+    """Start times since the epoch are computed from the clock, so they move with it."""
     real = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: real(process) + ahead_s)
 

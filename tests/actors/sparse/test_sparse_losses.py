@@ -244,7 +244,7 @@ def test_a_suspension_that_is_taken_back_does_not_end_the_run(
     )
     assert [report.clock for report in run.train(script)] == [4, 4]
     for server in run.servers.values():
-        server.kill()  # else the saver waits for the snapshot
+        server.kill()  # otherwise the saver waits for the snapshot
 
 
 def test_a_run_that_was_ended_does_not_return_to_a_checkpoint(
@@ -345,7 +345,7 @@ def test_measuring_stops_waiting_when_a_range_has_another_server(stub: StubRay) 
         measuring.wait(DEADLINE_S)
         assert measuring.go_on([second], [])
         assert stub.nodes_alive
-        # A thread that calls Ray after the stand-in is gone would start a Ray of its own in this process.
+        # A thread that calls Ray after the stand-in is removed would start a real Ray in this process.
         measuring.wait(DEADLINE_S)
     finally:
         measuring.close()

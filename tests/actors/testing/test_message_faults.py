@@ -26,7 +26,7 @@ def failure(kind: FailureKind, duration_s: float = 0.0) -> InjectedFailure:
 
 
 class Wire:
-    """Takes what is sent."""
+    """Records the messages that are sent."""
 
     def __init__(self) -> None:
         self.came: list[str] = []
@@ -39,7 +39,7 @@ class Wire:
         self.faults.send(to, self.sends(what), failures, self.sends(f"damaged {what}"))
 
     def wait(self) -> None:
-        """Until nothing is under way any more."""
+        """Wait until no message is in transit."""
         while self.faults.flush() is not None:
             time.sleep(0.01)
 
@@ -65,7 +65,7 @@ def test_one_message_is_overtaken_by_the_next_to_the_same_target() -> None:
     wire.send("third")
     assert wire.came == ["to another", "second", "first", "third"]
     wire.wait()
-    assert len(wire.came) == 4  # it is not sent again when its time is over
+    assert len(wire.came) == 4  # it is not sent again after its time
 
 
 def test_a_message_that_nothing_overtakes_goes_on_after_a_while() -> None:
@@ -137,7 +137,7 @@ def test_a_member_that_misses_a_tensor_requests_another_epoch() -> None:
     machine = MemberMachine("c-dan", 0)
     assert machine.handle(Missed(0)) == []
     machine.handle(Halt(3, 0))
-    assert machine.handle(Missed(3)) == []  # what is missing now is sent again anyway
+    assert machine.handle(Missed(3)) == []  # tensors that are missing now are sent again anyway
     machine.handle(Form(ROSTER))
     assert machine.handle(Missed(2)) == []
     assert machine.handle(Missed(3)) == [SendToCoordinator(Broken(3, "c-dan"))]

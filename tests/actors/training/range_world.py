@@ -45,7 +45,7 @@ MACHINES = Topology(
 
 
 class LocalRef:
-    """The result of a call, which was made at once."""
+    """The result of a call that has already run."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.value, self.failure = None, None
@@ -56,7 +56,7 @@ class LocalRef:
 
 
 class LocalActor:
-    """Calls an object as Ray calls an actor. ``hooks`` are called before its methods, by their names."""
+    """Calls an object as Ray calls an actor. ``hooks`` run before the methods of their names."""
 
     def __init__(self, target: Any, name: str = "") -> None:
         self.target, self.name = target, name

@@ -38,7 +38,7 @@ def spec(**training: Any) -> TrainJob:
 
 
 def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, int]:
-    """Return how many layers each machine gets, when the shard store settled so many microbatches."""
+    """Return how many layers each machine gets, if the shard store fixed this number of microbatches."""
     facts = ShardStoreFacts(
         blueprint=Blueprint(layers=LAYERS),
         sizes={},
@@ -109,7 +109,7 @@ def test_a_pinned_plan_is_a_wish_once_the_job_has_run(tmp_path: Path) -> None:
     again = assigned.model_copy(update={"attempt": 2, "has_run": True})
     assert TrainingAttempt(again, connections(reported))._plan(facts, TOPOLOGY).plan.strategy == "pinned"
     assert reported.empty()
-    # A store without a checkpoint leaves the number of microbatches open, and a later attempt must find the pin's.
+    # A store without a checkpoint does not fix the number of microbatches; a later attempt must find the pinned one.
     new = replace(facts, microbatches=None)
     moved = TrainingAttempt(again, connections(reported))._plan(new, alone).plan
     assert (moved.machines, moved.microbatches) == ({"b"}, 4)

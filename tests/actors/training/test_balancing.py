@@ -47,7 +47,7 @@ class Watched:
 
 def test_a_machine_half_as_fast_gets_half_within_three_steps() -> None:
     watched = Watched((6, 6))
-    assert watched.steps(1, {}) is None  # the first one warms up
+    assert watched.steps(1, {}) is None  # the first step is a warm-up
     assert watched.steps(2, {"a1": 2.0}) is None
     assert watched.steps(1, {"a1": 2.0}) == {0: (8, 4)}
 

@@ -33,7 +33,7 @@ from share_compute_actors.training.membership.training_group import TrainingGrou
 
 
 class Clock:
-    """Tells what a test sets."""
+    """A clock that a test sets."""
 
     now_s = 100.0
 
@@ -51,7 +51,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
         assert not recopying.is_due
         recopying.lost("b", lacks_space=False)
         clock.now_s += rest_s - 0.1
-        recopying.lost("c", lacks_space=False)  # the same epoch will do
+        recopying.lost("c", lacks_space=False)  # the copies are made in the same epoch
         assert not recopying.is_due
         clock.now_s += 0.2
         assert recopying.is_due
@@ -125,7 +125,7 @@ def test_a_member_that_will_keep_a_copy_of_other_layers_follows_those_who_have_t
     heirs = {"a": ((3, 12),), "b": ((0, 3),)}
     assert replicas_of(two, one, alike) == {"a": ("b",)}
     assert replicas_of(two, one, alike, heirs) == {"a": ("b",), "b": ("a",)}
-    # The copy of this shard is there already.
+    # The copy of this shard already exists.
     assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("b",))), alike, {"b": ((0, 6),)}) == {}
 
 
@@ -162,7 +162,7 @@ def solution(names: str) -> Solution:
 
 
 class Story:
-    """The changes of a job that runs on one machine, a, and is to run on others as well; nothing of it is started."""
+    """The changes of a job on machine a, which other machines may join; no process is started."""
 
     def __init__(self, folder: Path) -> None:
         assignment = Assignment(job_id="job", attempt=1, spec=job(stages=1), topology=LAN["a"], folder=folder)
@@ -192,7 +192,7 @@ class Story:
         return Membership(1, ((0, 12),), (("a",),), owners, 3, fresh(owners), followers=following)
 
     def reformed(self, *followers: str) -> tuple[str, ...]:
-        """Return who is said to be expected when an epoch was formed."""
+        """Form an epoch; return the machines that are then reported as expected."""
         event = Reformed(epoch=1, step=3, plan=solution("a").plan, seconds=0, recomputed=0, sentence="")
         self.changes.report_reformed(event, self.membership(*followers))
         reported = self.reported.pop()
@@ -225,7 +225,7 @@ def test_no_member_is_started_before_its_machine_is_the_jobs(story: Story) -> No
     assert not story.are_due()
     assert (story.reported[-1], story.group._invited) == (proposed, {})
     story.offer("ab", answers=7)
-    with pytest.raises(AttributeError):  # it is tried, and here is nothing to start it with
+    with pytest.raises(AttributeError):  # the start is tried, and fails because this test has no Ray
         story.are_due()
 
 
@@ -298,8 +298,8 @@ def test_who_follows_a_member_is_expected_until_an_epoch_does_without(story: Sto
     assert story.reformed("b") == ("b",)
     story.group._actors.pop("b")
     story.offer("a", answers=7)
-    assert story.are_due("b")  # the member that is followed must know
-    assert story.reformed("b") == ("b",)  # one that was being formed already
+    assert story.are_due("b")  # the primary has to be notified
+    assert story.reformed("b") == ("b",)  # the epoch was already being formed
     assert story.are_due("b")
     assert story.reformed() == ()
     assert not story.are_due()

@@ -108,7 +108,7 @@ def job(norm: dict[str, Any], training: dict[str, Any], **parallelism: Any) -> d
         "training": {
             "steps": STEPS,
             "batch_size": 32,
-            "microbatches": 2,  # with more of them, the order of sums follows from the first plan
+            "microbatches": 2,  # with more threads, the order of sums follows from the first plan
             "schedule": {"name": "constant"},
             "optimizer": {"learning_rate": 0.01},
             **training,

@@ -1,4 +1,4 @@
-"""Gradients on their way to who keeps a copy, over real sockets."""
+"""Gradients on their way to backups, over real sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trainer() -> Trainer:
 
 @pytest.fixture
 def copies(trainer: Trainer) -> Iterator[Copies]:
-    """Return those of a machine that follows the trainer; owner and backup are in one process."""
+    """Return the copies of a machine that follows the trainer; primary and backup are in one process."""
     failures: list[ShareComputeError] = []
     kept = Copies("bob", trainer.training, CPU, failures.append, CopyQuota(), reach=directly)
     keep(kept, trainer, 0)
@@ -42,7 +42,7 @@ def copies(trainer: Trainer) -> Iterator[Copies]:
 
 
 def directly(owner: Any, _backup: str, _stopping: object) -> Any:
-    """Reach an owner in the same process."""
+    """Call a primary in the same process."""
     return owner
 
 
@@ -59,9 +59,9 @@ def outbox(*failures: InjectedFailure) -> FaultyOutbox:
 
 
 def taken(copies: Copies, channel: Channel) -> WireLabel:
-    """Take in what comes until all of a gradient is there; return its last label."""
+    """Receive messages until a gradient is complete; return its last label."""
     for _ in range(10):
-        came = channel.take(5.0)  # None is what was dropped
+        came = channel.take(5.0)  # None: the message was dropped
         if came is not None and copies.take(came[0], came[2]) is not None:
             return came[0]
     raise AssertionError("the gradient did not come")
@@ -123,7 +123,7 @@ def test_a_copy_is_begun_anew_when_another_machine_goes_on_with_the_shard(
 
     first = follow(ANN)
     trainer.take_step(first)
-    trainer.runner._last_applied = 0, None, None  # who continues does not know by what it was multiplied
+    trainer.runner._last_applied = 0, None, None  # a new primary does not know the update factor of the last step
     second = follow("eve")
     assert second is not first
     for _ in range(40):

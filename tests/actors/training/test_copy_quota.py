@@ -1,4 +1,4 @@
-"""Copies of other members' shards take no more room than there is, on a disk or in memory that an owner lends."""
+"""Copies of other members' shards stay within the free space, on a disk or in memory that an owner lends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 class Narrow(CopyQuota):
-    """A small disk."""
+    """A quota with a small disk."""
 
     def __init__(self, size: int, folder: Path) -> None:
         super().__init__(folder=folder)
@@ -44,7 +44,7 @@ def test_some_of_a_disk_stays_free(tmp_path: Path) -> None:
     assert reserve_bytes(10**12) == 2**30
     quota = CopyQuota(lent_bytes=1, folder=tmp_path)
     assert not is_memory(tmp_path)
-    quota.take(MIB)  # on a disk, it does not matter what memory is lent
+    quota.take(MIB)  # on a disk, the lent memory does not matter
     with pytest.raises(Unavailable, match=f"more in {tmp_path}, and .* are left"):
         quota.take(2**60)
 
@@ -86,7 +86,7 @@ def test_a_file_counts_what_it_takes_and_gives_it_back(tmp_path: Path) -> None:
 
 
 def copies_in(quota: CopyQuota, trainer: Trainer) -> tuple[Copies, Follower, list[ShareComputeError]]:
-    """Return those of a machine with that room, which follows the trainer, its copy of that, and what it says."""
+    """Return the copies of a backup with this quota, its copy of the trainer's shard, and its reports."""
     reported: list[ShareComputeError] = []
     copies = Copies("bob", trainer.training, CPU, reported.append, quota, reach=directly)
     copies.keep(1, trainer.step, {0: Followed("ann", trainer.copier, WHOLE)})
@@ -98,7 +98,7 @@ def copies_in(quota: CopyQuota, trainer: Trainer) -> tuple[Copies, Follower, lis
 
 
 def take_step(copies: Copies, trainer: Trainer) -> None:
-    """Let the trainer take a step: it needs the thanks of who follows it, whether that has a copy or not."""
+    """Let the trainer take a step. It needs the acknowledgement of its backup, whether that has a copy or not."""
     trainer.prepare()
     number, runner = trainer.step + 1, trainer.runner
     thanked = [
@@ -135,7 +135,7 @@ def test_a_copy_whose_gradients_find_no_space_is_given_up_and_gives_its_quota_ba
     quota = Narrow(5 * gradient, tmp_path)
     copies, copy, reported = copies_in(quota, trainer)
     assert copy.is_whole
-    quota.size = int(4.5 * gradient)  # somebody else takes some of it
+    quota.size = int(4.5 * gradient)  # another process takes some of the space
     take_step(copies, trainer)
     assert not reported
     take_step(copies, trainer)
@@ -168,7 +168,7 @@ def test_a_copy_that_is_there_needs_no_more_space_to_be_brought_forward(tmp_path
     quota = Narrow(MIB, tmp_path)
     copies, copy, reported = copies_in(quota, trainer)
     take_step(copies, trainer)
-    quota.size = 0  # somebody else takes all of it
+    quota.size = 0  # another process takes all of the space
     assert copy.bring_to(2, {2: 1.0})
     assert same(copy, trainer)
     assert not reported
@@ -176,7 +176,7 @@ def test_a_copy_that_is_there_needs_no_more_space_to_be_brought_forward(tmp_path
 
 
 def test_a_copy_without_space_to_be_brought_forward_is_given_up(tmp_path: Path) -> None:
-    trainer = Trainer()  # without state of Adam, which comes with the first step
+    trainer = Trainer()  # without the state of Adam, which exists after the first step
     quota = Narrow(MIB, tmp_path)
     copies, copy, reported = copies_in(quota, trainer)
     take_step(copies, trainer)

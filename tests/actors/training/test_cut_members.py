@@ -1,4 +1,4 @@
-"""Members that need each other must reach each other."""
+"""Members that exchange tensors must be able to reach each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def membership(*stages: str, **more: Any) -> Membership:
 
 
 class Handle:
-    """A member that says whom it does not reach, and takes note of whom it was asked for."""
+    """A member that reports which members it cannot reach, and records the members it was asked about."""
 
     def __init__(self, *unresponsive: str) -> None:
         self.unreached = self

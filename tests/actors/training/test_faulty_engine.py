@@ -1,4 +1,4 @@
-"""A member's engine with injected faults does what the script says, and else what the engine does."""
+"""A member's engine with injected faults fails as the script says, and otherwise works as the plain engine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Member:
         self.reported.put(message)
 
     def answers(self, wait_s: float) -> list[str]:
-        """Halt the member, and return the kinds of its answers until none comes for so long."""
+        """Halt the member, and return the kinds of its answers until none comes for this time."""
         self.engine.receive(Halt(1, committed=0))
         kinds = []
         while True:

@@ -84,7 +84,7 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
 
 
 def started(folder: Path) -> torch.nn.Module:
-    """Return the whole model as a job without weights starts it."""
+    """Return the whole model as a job without weights initializes it."""
     config = json.loads((folder / "config.json").read_text())
     stage = build_stage(Blueprint(config=config), Shard("m", 0, 6, 6), torch.device("cpu"))
     stage.initialize(0)
@@ -96,7 +96,7 @@ def started(folder: Path) -> torch.nn.Module:
 
 
 def reference(document: dict[str, Any], folder: Path, artifact: Path) -> list[float]:
-    """Train whole batches in one process: matrices decay, the rest does not."""
+    """Train whole batches in one process; weight decay applies to matrices only."""
     spec = parse_job(document)
     samples = prepare(spec, folder / "data").samples
     model, training = started(artifact), spec.training
@@ -163,7 +163,7 @@ def test_what_is_frozen_stays(
 
 @pytest.fixture
 def base(attempt: Attempt, corpus: Path, tmp_path: Path) -> Path:
-    """A folder of a model that learnt a little."""
+    """A folder with a model that was trained for a few steps."""
     succeeded(attempt(job(corpus, steps=4), folder=tmp_path / "first"))
     return tmp_path / "first" / "artifacts" / "model"
 
@@ -179,7 +179,7 @@ def test_adapters_are_trained_saved_and_resumed(
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in artifact.iterdir()}
     assert not any((artifact / name).exists() for name in ("config.json", "layers.json"))
 
-    # All but the adapters is as it was, and peft reads the folder as it is.
+    # Everything but the adapters is unchanged, and peft reads the folder without conversion.
     saved = tensors_in(checkpoint_of(straight, 6))
     plain = {name: tensor for name, tensor in saved.items() if ".lora_" not in name}
     assert not differing(plain, tensors_in(base))
@@ -193,7 +193,7 @@ def test_adapters_are_trained_saved_and_resumed(
         assert torch.equal(tensor, saved[short]), name
         assert tensor.any()
 
-    # On other machines, from the checkpoint, the job learns the same.
+    # On other machines, a job that continues from the checkpoint has the same losses.
     resumed = succeeded(
         attempt(
             {**document, "parallelism": {"stages": 3, "members_per_stage": 1}},
@@ -247,7 +247,7 @@ def test_float16_learns_as_float32_does_and_skips_what_overflows(
     state = json.loads(file.read_text())
     assert state["loss_scale"] == {"factor": 2.0**16, "clean_steps": 3, "is_dynamic": True}
 
-    # So large a scale makes gradients infinite, until it is small enough.
+    # This scale is so large that gradients are infinite until it has been halved often enough.
     state["loss_scale"]["factor"] = 2.0**21
     file.write_text(json.dumps(state))
     (saved / "checksums.json").unlink()

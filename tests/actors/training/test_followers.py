@@ -1,4 +1,4 @@
-"""Copies of other members' shards: brought to any committed step, they have the owner's bits."""
+"""Copies of other members' shards: brought to any committed step, they have the primary's bits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WITH_STATISTICS = (
 
 
 class Trainer:
-    """A member that is alone with its model: it trains, and gives its gradients to who keeps its copy."""
+    """A primary that trains alone and sends its gradients to its backup."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Trainer:
         self.copier = kind(lambda work: work(), lambda: (self.runner, self.step))
 
     def prepare(self, follower: Follower | None = None) -> None:
-        """Compute the gradient of the next step, and give it away."""
+        """Compute the gradient of the next step, and send it."""
         step, source = self.step + 1, torch.Generator().manual_seed(self.step)
         samples = torch.rand(4, 13 if self.shard[0] == 0 else 37, generator=source)
         self.runner.forward(step, 0, samples)
@@ -109,7 +109,7 @@ class Trainer:
 
 @pytest.fixture
 def follow() -> Iterator[Callable[..., Follower]]:
-    """Return what makes a copy that is closed at the end; what goes wrong on its own thread is raised then."""
+    """Return a function that makes a copy, which is closed at the end; errors of its thread are raised then."""
     made: list[Follower] = []
     failures: list[Exception] = []
 
@@ -125,7 +125,7 @@ def follow() -> Iterator[Callable[..., Follower]]:
 
 
 def fetched(follower: Follower, trainer: Trainer) -> Follower:
-    """Wait until the snapshot is whole."""
+    """Wait until the snapshot is complete."""
     follower.follow("owner", lambda _: trainer.copier)
     assert follower._fetching is not None
     follower._fetching.result()
@@ -248,7 +248,7 @@ def test_a_shard_without_parameters_has_its_step_and_loss_scale(
 
 
 class DeadOwner:
-    """A primary that died before it was asked anything."""
+    """A primary that died before its first call."""
 
     def outline(self, *_: Any) -> Any:
         raise ContributorLost("it is dead", hint="")
@@ -261,7 +261,7 @@ class DeadOwner:
 
 
 def test_a_copy_from_local_data_outlives_its_primary(follow: Callable[..., Follower]) -> None:
-    """The primary may die while the data is copied, before it was asked anything."""
+    """The primary may die while the data is copied, before its first call."""
     trainer, may_copy = Trainer(), threading.Event()
     trainer.take_step()
     legacy = fetched(follow(trainer), trainer).legacy(trainer.step)
@@ -299,12 +299,12 @@ def test_a_primary_that_dies_after_its_last_piece_leaves_a_whole_copy(
 def test_steps_are_taken_while_it_is_fetched(
     follow: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each parameter has another step; each is brought forward from its own."""
+    """Each parameter is fetched after another step, and is brought forward from that step."""
     monkeypatch.setattr(followers, "_BATCH_BYTES", 1)
     trainer = Trainer()
 
     class Training(Copier):
-        """An owner that takes a step whenever a copy was staged."""
+        """A primary that takes a step whenever a copy was staged."""
 
         def copy(self, shard: ShardRange, names: Any) -> Copied:
             copied = super().copy(shard, names)
@@ -321,7 +321,7 @@ def test_steps_are_taken_while_it_is_fetched(
 
 
 def test_gradients_are_used_up(follow: Callable[..., Follower]) -> None:
-    """Also those of a long time take little room, and the copy still has the owner's bits."""
+    """Gradients of many steps take little space too, and the copy still has the primary's bits."""
     trainer = Trainer()
     follower = fetched(follow(trainer), trainer)
     most = 0
@@ -403,7 +403,7 @@ def test_an_owner_may_begin_anew_amid_a_piece(follow: Callable[..., Follower]) -
     trainer = Trainer()
 
     class Restless(Copier):
-        """An owner whose runner becomes another one while its shard is fetched."""
+        """A primary whose runner is replaced while its shard is fetched."""
 
         num_calls = 0
 
@@ -421,7 +421,7 @@ def test_damaged_pieces_are_requested_again(follow: Callable[..., Follower]) -> 
     trainer = Trainer()
 
     class Noisy(Copier):
-        """An owner behind a bad network."""
+        """A primary behind a bad network."""
 
         num_calls = 0
 
@@ -441,7 +441,7 @@ def test_a_primary_without_the_shard_is_called_again(follow: Callable[..., Follo
     trainer = Trainer()
 
     class Late(Copier):
-        """An owner that is about to load its shard."""
+        """A primary that has not loaded its shard yet."""
 
         num_calls = 0
 
@@ -464,7 +464,7 @@ def test_another_owner_goes_on_where_one_was_lost(
     num_calls: list[str] = []
 
     class Mortal(Copier):
-        """An owner that becomes unresponsive after some parameters."""
+        """A primary that becomes unresponsive after some parameters."""
 
         def copy(self, shard: ShardRange, names: Any) -> Copied:
             num_calls.extend(names)
@@ -510,7 +510,7 @@ def test_others_may_not_read_earlier_staged_copies() -> None:
         trainer.copier.piece(copied.ticket, "layers.0.bias", 0, 4)
 
 
-# -- who keeps a copy --------------------------------------------------------------------------------------------------
+# -- primaries of copies -----------------------------------------------------------------------------------------------
 
 
 def machine(name: str, kind: Any = "cpu", memory_bytes: int = 2**30) -> Contributor:
@@ -570,7 +570,7 @@ def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.Mon
 
 
 def adopted(trainer: Trainer, shard: ShardRange) -> Trainer:
-    """Return who trains some layers from where another one is."""
+    """Return a trainer of some layers with the state of another trainer."""
     heir = Trainer(shard=shard)
     state = trainer.state()
     own = heir.runner.stage.persistent()

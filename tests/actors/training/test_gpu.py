@@ -1,4 +1,4 @@
-"""Training on a GPU: the same bits in each run, near those of a processor, and the same whatever dies on the way."""
+"""Training on a GPU: the same bits in each run, close to those of a CPU, and the same whichever process dies."""
 
 from __future__ import annotations
 

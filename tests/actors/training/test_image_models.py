@@ -58,7 +58,7 @@ def job(data: Path, model: dict[str, Any], training: dict[str, Any], **paralleli
         "training": {
             "steps": STEPS,
             "batch_size": 32,
-            "microbatches": 2,  # with more of them, the order of sums follows from the first plan
+            "microbatches": 2,  # with more threads, the order of sums follows from the first plan
             "schedule": {"name": "constant"},
             "optimizer": {"learning_rate": 0.003},
             **training,

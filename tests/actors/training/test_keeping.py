@@ -1,4 +1,4 @@
-"""Checkpoints on real Ray nodes: training continues while they are written, whole ones are continued from."""
+"""Checkpoints on real Ray nodes: training continues while they are written, and jobs continue from complete ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LLAMA = {
 
 STEPS_UNTIL_TIME = 200
 CHECKPOINT_EVERY_S = 0.1
-"""The steps take far longer than this and the writing of a checkpoint: the first is there before the last step."""
+"""The steps take far longer than this and the writing of a checkpoint: the first is written before the last step."""
 
 
 class SlowDisk:
@@ -41,11 +41,11 @@ class SlowDisk:
         os.mkfifo(self._file)
 
     def wait_for_reader(self) -> int:
-        """Wait until somebody reads, and return what lets go of it."""
+        """Wait until a process reads the file; return a function that lets it continue."""
         return os.open(self._file, os.O_WRONLY)
 
     def let_go(self, reader: int) -> None:
-        """Give the content to who reads now, and to all who do later."""
+        """Give the content to the present reader and to all later ones."""
         self._file.unlink()
         self._file.write_text("{}")
         os.write(reader, b"{}")
@@ -121,13 +121,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
     events = succeeded(attempt(job(corpus, pretrained, checkpoints_kept=2), on_event=on_event))
     order = [(event.type, event.step) for event in events if event.type in ("step", "checkpoint")]
-    # The one that is due at step 8 waits for the one of step 4; that of the end is waited for.
+    # The checkpoint of step 8 waits for that of step 4, and the job's end waits for the last checkpoint.
     assert order.index(("step", 7)) < order.index(("checkpoint", 4)) < order.index(("step", 9))
     assert [step for kind, step in order if kind == "checkpoint"] == [4, 8, 10]
     kept = tmp_path / "checkpoints"
     assert sorted(folder.name for folder in kept.iterdir()) == ["step-00000008", "step-00000010"]
     assert all(damage(folder) is None for folder in (*kept.iterdir(), tmp_path / "artifacts" / "model"))
-    # The checkpoint that was fetched during training holds the state of step 8 and nothing of later steps.
+    # The checkpoint that was fetched during training has the state after step 8, and of no later step.
     state = json.loads((kept / "step-00000008" / "training.json").read_text())
     assert (state["step"], state["seed"], state["batch_size"]) == (8, 0, 8)
     again = succeeded(attempt(job(corpus, pretrained), checkpoint=kept / "step-00000008", number=2))
@@ -155,7 +155,7 @@ def test_a_job_that_names_no_interval_survives_the_loss_of_all_its_members(
     assert lost[-1].outcome == "failed"
     (step, saved), *_ = checkpoints_of(lost).items()
     assert 0 < step < STEPS_UNTIL_TIME
-    # From a step that nobody named, and with more checkpoints on the way, the numbers are those of an undisturbed job.
+    # From a checkpoint that was due by time, and with further ones, the losses are those of the undisturbed job.
     again = succeeded(attempt(document, checkpoint=saved, number=2, **timed))
     calm = succeeded(attempt(document, folder=tmp_path / "calm"))
     assert list(checkpoints_of(calm)) == [STEPS_UNTIL_TIME]

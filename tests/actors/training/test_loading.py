@@ -31,7 +31,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def giver(spoil: Callable[[int, Piece], Piece]) -> Any:
-    """Return an actor that has the tensors; ``spoil`` takes the number of the call, and what it would answer."""
+    """Return an actor that has the tensors; ``spoil`` takes the number of the call and its answer."""
     calls: list[Sequence[Extent]] = []
 
     def weights(extents_data: bytes) -> list[Piece]:
@@ -93,7 +93,7 @@ def test_a_member_that_loads_from_its_own_copy_makes_no_call() -> None:
 
 @pytest.mark.parametrize("answer", [b"+[3]", b"noise", 5], ids=repr)
 def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: Any) -> None:
-    """The loading member cannot pass `Undeclared` on: the coordinator would take it for the end of the job."""
+    """The loading member cannot pass `Undeclared` on: the coordinator would end the job."""
     actor = SimpleNamespace(inventory=SimpleNamespace(remote=lambda: answer))
     stage: Any = SimpleNamespace(
         persistent=lambda: dict(HELD), added=frozenset({"small"}), initialize_added=lambda _seed: None
@@ -105,7 +105,7 @@ def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: An
 
 
 def test_a_branch_does_not_initialize_what_the_job_adds_to_the_model() -> None:
-    """Each branch would draw other adapters, because each has its own seed."""
+    """Each branch would initialize different adapters, because each has its own seed."""
     names = pack_answer(NAMES, ("large", "scalar"))
     actor = SimpleNamespace(inventory=SimpleNamespace(remote=lambda: names))
     stage: Any = SimpleNamespace(

@@ -154,7 +154,7 @@ def test_the_inner_optimizer_is_kept_or_reset(inner_state: str) -> None:
     after = {name for name in trainer.runner.state_tensors() if "::branch." not in name}
     assert after == (before if inner_state == "keep" else set())
     trainer.take_step()
-    trainer.runner.merge(1, 0, update, closes_round=True)  # repeated: nothing is reset any more
+    trainer.runner.merge(1, 0, update, closes_round=True)  # a repetition resets nothing
     trainer.runner.merge(2, 1, update, closes_round=False)
     assert {name for name in trainer.runner.state_tensors() if "::branch." not in name} == before
 

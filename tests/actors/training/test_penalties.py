@@ -41,7 +41,7 @@ def document(folder: Path, **parallelism: Any) -> dict[str, Any]:
     ]
     training = {
         "steps": STEPS,
-        "microbatches": 2,  # with more of them, the order of sums follows from the first plan
+        "microbatches": 2,  # with more threads, the order of sums follows from the first plan
         "optimizer": {"learning_rate": 0.01, "l1": L1, "name": "adam"},
     }
     made = job(folder, "image_classification", layers, training, **parallelism)
@@ -55,7 +55,7 @@ def document(folder: Path, **parallelism: Any) -> dict[str, Any]:
 
 
 def plain_losses(made: dict[str, Any], folder: Path) -> list[float]:
-    """Train with nothing but torch, whole batches at a time; only data and start are ours."""
+    """Train with torch alone, whole batches at a time; only the data and the initial weights are ours."""
     spec = parse_job(made)
     data = prepare(spec, folder)
     blueprint = blueprint_of(spec, None, objective=data.objective, sample_shape=data.sample_shape)

@@ -1,4 +1,4 @@
-"""Step times beside predictions while a job runs, and better plans where they pay; without Ray."""
+"""Measured beside predicted step times while a job runs, and better plans where they pay; without Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAIT_S = 30.0
 
 
 class Run:
-    """One attempt at 1,000 steps, whose steps a test makes; it stands for the attempt's `Changes`, too."""
+    """One attempt at 1,000 steps, which the test reports; it also replaces the attempt's `Changes`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Run:
             self.monitor.observe(self.step, seconds, results)
 
     def slow_layers(self, factor: float) -> dict[int, dict[int, LayerTiming]]:
-        """Timings as if the machine of the first stage were slower than it said."""
+        """Timings as if the machine of the first stage were slower than its probe measured."""
         cost = self.solution.cost
         return {
             place: {

@@ -1,4 +1,4 @@
-"""A learning rate that follows from validations, on real Ray nodes: as torch's, whatever is lost or resumed."""
+"""A learning rate that follows from validations, on real Ray nodes: equal to torch's after losses and restarts."""
 
 from __future__ import annotations
 

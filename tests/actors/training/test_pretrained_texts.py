@@ -1,4 +1,4 @@
-"""Adapters of classifiers, and embeddings, on real Ray nodes: losses as in plain loops, lost machines."""
+"""Adapters of classifiers, and embeddings, on real Ray nodes: losses as in plain loops, also after lost machines."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def plain_losses(document: dict[str, Any], folder: Path) -> tuple[list[float], A
     base = AutoModelForSequenceClassification.from_pretrained(
         spec.model.path, num_labels=2, pad_token_id=data.objective.padding, dtype=torch.float32
     )
-    if made.uses_encoder:  # the folder has a pooler, with which training begins
+    if made.uses_encoder:  # the folder has a pooler, from which training starts
         stored = AutoModel.from_pretrained(spec.model.path).pooler.state_dict()
         start |= {f"base_model.model.bert.pooler.{name}": tensor for name, tensor in stored.items()}
     matrices = sorted(

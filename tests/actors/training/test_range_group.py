@@ -1,4 +1,4 @@
-"""Processes with ranges that are lost, damaged or full, without Ray: the bits stay those of one server."""
+"""Processes with ranges that are lost, damaged or full, without Ray: the bits stay those of one aggregator."""
 
 from __future__ import annotations
 

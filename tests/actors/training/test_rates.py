@@ -82,5 +82,5 @@ def test_a_machine_keeps_its_rates_and_the_job_its_bits(
             assert received[machine] >= sum(event.update_bytes for event in merges[:-1])
         sent_bytes.append([max(branch.sent_bytes for branch in event.branches) for event in merges])
     assert digests[0] == digests[1]
-    # The last contribution begins when the ones before are paid for, except the burst.
+    # The last contribution is sent when the earlier ones are paid for at the rate, except the burst.
     assert seconds[1] >= (sum(sent_bytes[1][:-1]) - BURST_BYTES) / RATE, (seconds, sent_bytes)

@@ -23,7 +23,7 @@ Range = tuple[int, int]
 
 
 class Crew:
-    """Members with their shards and complete backup copies; notes from where each member loads each layer."""
+    """Members with their shards and complete backup copies; records from where each member loads each layer."""
 
     def __init__(self, held: Mapping[str, Range], copies: Mapping[str, Range], joining: str) -> None:
         self.held = held

@@ -24,7 +24,7 @@ from share_compute_actors.training.step_log import StepFacts, StepLog
 
 
 class Trained(Exception):
-    """The attempt went on to its first step."""
+    """Raised when the attempt reaches its first step."""
 
 
 def spec_of(**synchronization: Any) -> TrainJob:

@@ -212,7 +212,7 @@ def test_branches_with_weights_of_their_own_survive_all_losses_with_the_same_bit
 def test_validations_and_samples_use_the_merged_weights(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
 ) -> None:
-    """The centre hardly moves, while the branches learn."""
+    """The centre hardly moves, while the weights of the branches do."""
     document = job(
         licence,
         {"kind": "elastic", "rate": 0.001, "every": 5},

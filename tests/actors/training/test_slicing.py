@@ -31,7 +31,7 @@ TILES = [1, 1, 2, 2]
 
 @ray.remote(num_cpus=0)
 class Requests:
-    """A shard store that remembers what was requested, and returns rows of the microbatch's id."""
+    """A shard store that records the requests, and returns rows of the microbatch's id."""
 
     def __init__(self) -> None:
         self._requests = list[tuple[int, list[int], str]]()
@@ -90,7 +90,7 @@ def job(pictures: Path, slicing: Any, steps: int = 8) -> dict[str, Any]:
         "training": {
             "steps": steps,
             "batch_size": 32,
-            "microbatches": 2,  # with more of them, the order of sums follows from the first plan
+            "microbatches": 2,  # with more threads, the order of sums follows from the first plan
             "schedule": {"name": "constant"},
             "optimizer": {"name": "sgd", "learning_rate": 0.05},
         },

@@ -1,4 +1,4 @@
-"""The clock of a member's step: what counts as work."""
+"""The clock of a member's step: which times count as work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from share_compute_actors.training.member.step_clock import Spent, StepClock
 
 
 class Time:
-    """A clock that the test moves."""
+    """A clock that a test sets."""
 
     now_s = 0.0
 

@@ -1,4 +1,4 @@
-"""The step log of a job: what two coordinators write, and what is there after a crash."""
+"""The step log of a job: the writes of two coordinators, and the content after a crash."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_file_of_another_shape_is_replaced(tmp_path: Path, step_log: Open, ver
     assert one.read() == (0, 0, 1.0, 0, None)
     assert one.group is None
     committed(one, 1)
-    assert step_log(2).read().committed == 1  # a file of this shape is not touched
+    assert step_log(2).read().committed == 1  # a file with this schema is not changed
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_where_training_stands_after_a_takeover(step_log: Open) -> None:
     assert state_of(one, beginning) is beginning
     committed(one, 3)
     one.validated(2, {"validation_loss": 0.5})
-    one.validated(3, {"validation_loss": 0.25})  # of the last step, so it is made again
+    one.validated(3, {"validation_loss": 0.25})  # the validation of the last step is repeated
     state = state_of(one, beginning)
     assert state == TrainingState(
         3, facts(3, 8.0).loss_scale, ((1, {"validation_loss": 0.75}), (2, {"validation_loss": 0.5}))

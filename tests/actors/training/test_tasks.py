@@ -85,7 +85,7 @@ def pictured(events: list[AttemptEvent]) -> list[Any]:
 
 
 def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
-    """Train with nothing but torch, whole batches at a time; only data and start are ours."""
+    """Train with torch alone, whole batches at a time; only the data and the initial weights are ours."""
     spec = parse_job(document)
     data = prepare(spec, folder / "data")
     blueprint = blueprint_of(spec, None, objective=data.objective, sample_shape=data.sample_shape)
@@ -110,7 +110,7 @@ def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
 def digits(folder: Path, **parallelism: Any) -> dict[str, Any]:
     training = {
         "steps": STEPS,
-        "microbatches": 2,  # with more of them, the order of sums follows from the first plan
+        "microbatches": 2,  # with more threads, the order of sums follows from the first plan
         "validate_every": 6,
         "loss": {"label_smoothing": 0.1},
         "optimizer": {"learning_rate": 0.01},

@@ -90,7 +90,7 @@ def job(
         "training": {
             "steps": STEPS,
             "batch_size": 8,
-            "microbatches": 2,  # with more of them, the order of sums follows from the first plan
+            "microbatches": 2,  # with more threads, the order of sums follows from the first plan
             "sequence_length": LENGTH,
             "optimizer": {"learning_rate": 0.01},
             "schedule": {"name": "constant"},

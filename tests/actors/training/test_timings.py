@@ -1,4 +1,4 @@
-"""Each layer is timed in the first steps of an attempt, and nothing but time is taken."""
+"""Each layer is timed in the first steps of an attempt, and timing changes no results."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_timing_changes_no_bit_and_leaves_nothing_behind(blueprint: Blueprint) -
 
 
 class Busy(nn.Module):
-    """Is busy for so many rounds, forward and backward."""
+    """Computes for this many rounds, forward and backward."""
 
     def __init__(self, rounds: int) -> None:
         super().__init__()

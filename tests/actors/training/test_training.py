@@ -144,7 +144,7 @@ def test_two_stages_of_two_members_equal_one_machine(attempt: Attempt, corpus: P
 
 
 def with_speeds(topology: Topology, *gflops: float) -> Topology:
-    """The first machines, as fast as said."""
+    """Return the topology with these speeds for its first machines."""
     machines = tuple(
         replace(machine, devices=(replace(machine.device, flops_per_s={"float32": speed * 1e9}),))
         for machine, speed in zip(topology.contributors, gflops, strict=False)
@@ -190,7 +190,7 @@ def test_the_planner_cuts_the_batch_and_a_resumed_job_keeps_to_it(
     assert measured[-1].predicted_step_s == plan.prediction.step_s
     assert measured[-1].measured_step_s > 0
     assert len(measured[-1].stages) == 2
-    # One machine alone would take the whole batch at once; the order of sums must stay what it was.
+    # A single machine would by default take the whole batch at once; the order of sums must not change.
     resumed = attempt(
         job(corpus, training=training, stages=1),
         checkpoint=saved.path,
@@ -336,7 +336,7 @@ def test_a_member_that_dies_before_the_first_step_is_done_without(
             os.kill(pid, signal.SIGKILL)
 
     events = attempt(job(corpus, training={"steps": 20}, stages=2, backups=False), on_event=kill)
-    assert killed or moment == "planned"  # then the process may not have been there yet
+    assert killed or moment == "planned"  # at that moment the process may not exist yet
     assert ending(events).outcome == "succeeded", ending(events).reason
     notes = [event.message for event in events if event.type == "note"]
     assert not killed or any(note.startswith("lost machine machine-1") for note in notes)
@@ -420,13 +420,13 @@ def test_an_undisturbed_job_stays_in_its_first_epoch(attempt: Attempt, corpus: P
     """No message is lost or damaged, so no step is computed twice; the job has the demonstration's stages."""
     steps = 40
     document = job(corpus, stages=3, training={"steps": steps, "batch_size": 16, "sequence_length": 64})
-    events = attempt(document, drift=1e9)  # nothing but trouble begins another epoch
+    events = attempt(document, drift=1e9)  # only a failure begins another epoch
     assert ending(events).outcome == "succeeded", ending(events).reason
     assert not [event.sentence for event in events if event.type == "reformed"]
     assert [event.step for event in events if event.type == "step"] == list(range(1, steps + 1))
     (tmp_path / "other").mkdir()
     other = StepLog(tmp_path / "other", 1)
-    other.claim()  # an attempt takes an epoch for itself, and another for its way back to step 0
+    other.claim()  # an attempt uses one epoch to claim the log, and another one to rewind it to step 0
     other.rewind(0)
     first_epoch = other.read().epoch + 1
     standing = StepLog(tmp_path, 1).read()

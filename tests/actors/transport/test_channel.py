@@ -1,4 +1,4 @@
-"""The channel between members: what is asked for arrives once, strangers and old epochs do not get in."""
+"""The channel between members: tensors arrive once; messages of strangers and old epochs are refused."""
 
 import itertools
 import json
@@ -75,7 +75,7 @@ def test_a_link_that_is_known_to_be_dead_is_not_waited_for() -> None:
         peers = [Peer(worker, worker, end, keys[worker].public) for worker, end in ends.items()]
         begun_s = time.monotonic()
         with ThreadPoolExecutor() as threads:
-            # The link between Ann and Bob works again: Bob's handshake counts, although Bob believes that it is dead.
+            # The link between Ann and Bob works again: Bob's handshake counts, although Bob takes the link for dead.
             of_bob = threads.submit(connect_all, bob, BOB, peers, [(BOB, CARL), (ANN, BOB)])
             assert connect_all(ann, ANN, peers, [(BOB, CARL), (ANN, CARL)]) == [CARL]
             assert of_bob.result() == [CARL]
@@ -156,7 +156,7 @@ def test_another_program_at_the_port_of_a_member_blocks_no_sender() -> None:
                     pass
             return True
 
-        for _ in range(3):  # the second and third time the link was given up, and was opened again
+        for _ in range(3):  # the second and third time, the link was closed and opened again
             wait_for(answer_in_another_protocol, "a connection", 10.0)
     bob.bind(endpoint)
 
@@ -179,7 +179,7 @@ def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
 
 
 def forged(ann: Channel) -> EncodedTensor:
-    """Return a letter that ann seals in the name of another member."""
+    """Return a message that ann seals in the name of another member."""
     encoded = ann.write(BOB, label(), torch.zeros(2))
     envelope = replace(Envelope.unpack(encoded.envelope, encoded.content.data), source=CARL)
     return encoded._replace(envelope=envelope.pack(encoded.content.data))
@@ -192,7 +192,7 @@ def test_a_message_in_the_name_of_another_is_dropped_and_held_against_the_owner_
     ann.post(BOB, forged(ann))
     assert bob.take(5.0) is None
     assert list(bob.rejected) == [(label(), ANN, "its activation names c-carl as the sender")]
-    ann.send(BOB, label(), torch.ones(2))  # nothing of it was taken for the true one
+    ann.send(BOB, label(), torch.ones(2))  # the forged message does not count as the true one
     taken = bob.take(5.0)
     assert taken is not None
     assert (taken[1], taken[2].tolist()) == (ANN, [1.0, 1.0])
@@ -209,7 +209,7 @@ def test_who_waits_for_what_another_forges_names_the_forger(pair: Pair) -> None:
 def test_a_ray_call_shows_the_key_of_its_sender(pair: Pair) -> None:
     ann, bob = pair()
     encoded, key = forged(ann), bob._keys.call_key(ANN)
-    bob.deliver(CARL, key, *encoded)  # in both places: the key is not that one's
+    bob.deliver(CARL, key, *encoded)  # Carl is named as the sender in both places, but the key is Ann's
     bob.deliver(CARL, ann._keys.call_key(CARL), *encoded)
     bob.deliver(ANN, key, *encoded)
     assert bob.take(5.0) is None
@@ -294,7 +294,7 @@ def test_what_was_overtaken_is_missed_only_after_a_while() -> None:
     arrivals.came(2, 100.3)  # again
     assert arrivals.lack(100.6)
     arrivals.came(5, 100.6)
-    arrivals.came(3, 100.7)  # 4 is missed from now on
+    arrivals.came(3, 100.7)  # number 4 counts as missing from now on
     assert not arrivals.lack(101.1)
     assert arrivals.lack(101.3)
 

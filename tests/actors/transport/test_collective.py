@@ -25,7 +25,7 @@ from share_compute_actors.transport.keys import Keys, Peer
 from share_compute_actors.transport.rendezvous import Rendezvous
 
 HANGS_S = 25.0
-"""Less than the deadline of a group: a wait that ends within it was ended. Benchmarks tell how fast that is."""
+"""Less than the deadline of a group: a wait that ends sooner was aborted. Benchmarks measure how fast that is."""
 LARGE = 3 * 2**20 + 1
 """Elements: several pieces, and not a multiple of anything."""
 
@@ -37,7 +37,7 @@ def values(seed: int, microbatch: int, length: int) -> torch.Tensor:
 
 
 def by_expression(tree: SummationTree, node: Node, seed: int, length: int) -> torch.Tensor:
-    """Return what one process gets that adds as the tree says."""
+    """Return the result of one process that adds in the order of the tree."""
     children = tree.children(node)
     if children is None:
         return values(seed, node.start, length)
@@ -65,7 +65,7 @@ class Worker:
             self.progress.notify_all()
 
     def until(self, sums: int) -> None:
-        """Return when so many sums are complete."""
+        """Return when this many sums are complete."""
         with self.progress:
             assert self.progress.wait_for(lambda: self.sums >= sums, 30.0)
 
@@ -129,7 +129,7 @@ class Worker:
     def add_packed(
         self, runs: Sequence[int], holdings: Sequence[Sequence[int]], length: int, seed: int
     ) -> str:
-        """Sum in the way that GPUs do."""
+        """Sum as GPUs do."""
         tree = SummationTree(tuple(runs))
         held = [tree.cover(ids) for ids in holdings]
         parts = [by_expression(tree, node, seed, length) for node in held[self.rank]]
@@ -160,7 +160,7 @@ class Worker:
         return tensor.unique().tolist()  # type: ignore[no-any-return]
 
     def sum_for_ever(self, length: int, *, by_tree: bool) -> float:
-        """Sum until that fails; return the seconds since `abort`, or since the last sum."""
+        """Sum until an operation fails; return the seconds since `abort`, or since the last sum."""
         tree = SummationTree((1,) * self.world)
         held = [(Node(rank, rank + 1),) for rank in range(self.world)]
         tensor = torch.ones(length)
@@ -176,7 +176,7 @@ class Worker:
         return self._for_ever(work)
 
     def pass_on_for_ever(self, length: int, *, to_all: bool) -> float:
-        """Do the same with what the last rank has: one message, from it to the first or to everybody."""
+        """Do the same with the tensor of the last rank: one message, from it to the first or to all members."""
         from ray.util import collective
 
         tensor, last, name = torch.ones(length), self.world - 1, self.group.group_name
@@ -203,7 +203,7 @@ class Worker:
         return abort_group(name)
 
     def leave(self, name: str) -> int:
-        """Leave the group; return how many descriptors are left."""
+        """Leave the group; return how many descriptors remain open."""
         from ray.util import collective
 
         collective.destroy_collective_group(name)
@@ -241,7 +241,7 @@ class Crew:
         timeout_s: float = 30.0,
         algorithm: Any = "auto",
     ) -> list[Any]:
-        """Let those that come join a group of the first ``size``."""
+        """Let the workers that take part join a group of the first ``size`` ranks."""
         self.epoch += 1
         members = {f"member-{rank}": worker for rank, worker in enumerate(self.workers[:size])}
         keys = {member: Keys.issue() for member in members}
@@ -270,7 +270,7 @@ def crew(nodes: list[Any]) -> Iterator[Crew]:
 
 @pytest.fixture
 def mortals(nodes: list[Any]) -> Iterator[Crew]:
-    """Three workers that the test may harm."""
+    """Three workers that the test may kill."""
     made = Crew(nodes, 3)
     yield made
     for process_id in made.process_ids:
@@ -393,7 +393,7 @@ def test_waiting_for_an_unresponsive_member_can_be_ended(
 @pytest.mark.parametrize("to_all", [False, True])
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_message_that_is_half_through_keeps_nobody(mortals: Crew, *, dies: bool, to_all: bool) -> None:
-    """Gloo forgets who waits for one: it must be ended from outside, and the group be left without gloo."""
+    """Gloo cannot end a wait for a message of which a part arrived, so its connection is closed from outside."""
     mortals.join("job/1/0/0", 2)
     running = [worker.pass_on_for_ever.remote(2**26, to_all=to_all) for worker in mortals.workers[:2]]
     ray.get(mortals.workers[0].until.remote(1))
@@ -416,7 +416,7 @@ def test_an_unresponsive_member_is_given_up_at_the_deadline(mortals: Crew) -> No
 @pytest.mark.chaos
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, *, waits: bool) -> None:
-    """Whether it waits already, or its members have not begun to wait when they are notified."""
+    """This holds for a group that waits already, and for members that are notified before they begin to wait."""
     joining = mortals.start_joining("job/1/0/0", 3, mortals.workers[:2])
     if waits:
         ray.get([worker.until_joining.remote("job/1/0/0") for worker in mortals.workers[:2]])

@@ -1,4 +1,4 @@
-"""The group of GPUs, on NCCL. It wants one GPU for each member, so one GPU makes a group of one."""
+"""Groups of GPUs, on NCCL. NCCL needs one GPU for each member, so with one GPU the group has one member."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ class Member:
         return join_group(meeting, 0, 1, torch.device("cuda"), ChannelStore(channel, "ann", meeting))
 
     def add(self, name: str) -> tuple[list[float], list[float]]:
-        """Sum by a group that is left in the end, and begin one sum during a backward pass."""
+        """Sum with a group that is left at the end, and begin one sum during a backward pass."""
         from share_compute_actors.transport.collective.backend import leave_group
 
         group = self.join(name)

@@ -22,7 +22,7 @@ MEGABYTE = 1_000_000
 
 
 class Waits:
-    """Records waits in place of waiting."""
+    """Records waits instead of waiting."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

@@ -60,7 +60,7 @@ def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tm
     agent._node = SimpleNamespace(end=None, node_id="ab", address="192.0.2.7")
     access = ClusterAccess(ray_address="192.0.2.1:6379", token="token", labels={}, environment={})
     with AgentClient(plane.url, record.id, key) as client:
-        with pytest.raises(ContributorLost):  # this server cannot hear of nodes: it has no cluster
+        with pytest.raises(ContributorLost):  # this server has no cluster, so it never learns of nodes
             agent._come_online(client, access, NodeLimits(1, 1))
         with pytest.raises(ContributorLost):
             agent._heartbeat(client)
@@ -69,7 +69,7 @@ def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tm
 
 
 def test_a_machine_that_was_ready_rejoins_without_a_wait_once(plane: Any, tmp_path: Path) -> None:
-    """Streams wait for such machines after a restart of the server."""
+    """After a restart of the server, streams wait for machines that were ready, so these do not wait."""
     store, phases = plane.store, list[str]()
     record, key = store.contributors.join(
         store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}

@@ -123,11 +123,11 @@ def test_all_devices_join_with_one_invite(door: str, store: Store, tmp_path: Pat
     for contributor in more.values():
         store.contributors.leave(contributor)
     again = enrolled(store.invites.create()[1], "cpu:0", "cpu:1")
-    assert not set(again.values()) & set(more.values())  # a new invite makes all anew
+    assert not set(again.values()) & set(more.values())  # a new invite makes new contributors for all devices
     assert store.contributors.get(again["box.cpu1"]).sibling_of == again["box.cpu0"]
     for contributor in again.values():
         store.contributors.leave(contributor)
-    # Left with one device, the host has its own name again, and still needs no invite.
+    # If only one device is left, the host has its own name again, and still needs no invite.
     assert store.contributors.get(enrolled(None, "cpu")["box"]).sibling_of == again["box.cpu0"]
 
 

@@ -1,4 +1,4 @@
-"""Machines join a real server, work through trouble, and leave."""
+"""Machines join a real server, keep working after failures, and leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def join_fails(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
-    """Return exit status and the error of a join that cannot be."""
+    """Return exit status and error of a join that must fail."""
     command = own_command("join", *arguments, "--json", "--device", "cpu")
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **environment}
@@ -35,7 +35,7 @@ def join_fails(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]
 def test_a_machine_joins_is_measured_leaves_and_comes_back_without_an_invite(
     server: Any, contributor: Any, wait_for: Any, run_command: Any, tmp_path: Path
 ) -> None:
-    """It keeps its row, as it does when a service starts it after a reboot, until the operator sends it away."""
+    """It keeps its row, as when a service starts it after a reboot, until the operator removes it."""
     lent = ("--name", "kept", "--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
     own = {"SHARE_COMPUTE_DATA_FOLDER": str(tmp_path)}
     with server.client() as client:
@@ -84,7 +84,7 @@ def test_a_node_that_dies_is_started_again_and_a_killed_agent_is_noticed(
         wait_for(lambda: client.contributor(machine.record.id).state is ContributorState.lost, "lost", 90)
         assert client.contributor(machine.record.id).reason
     wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone", 60)
-    # The terminal gets one line of ours; all that Ray says of it is in Ray's own log.
+    # The terminal gets one line of ours; the output of Ray is in Ray's own log.
     lines = server.command.text()[before:].splitlines()
     (line,) = (line for line in lines if machine.record.name in line)
     assert line.startswith(f"contributor {machine.record.name} is lost: nothing was heard from it for")

@@ -1,4 +1,4 @@
-"""The routes that contributors' agents call, as far as they go without Ray."""
+"""The routes that contributors' agents call, as far as they work without Ray."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from share_compute_api.server.context import Context
 
 @pytest.fixture
 def door(plane: Any) -> str:
-    """URL of a server that says it has a cluster; its loops that need Ray are not started."""
+    """URL of a server that reports a cluster; its loops that need Ray are not started."""
     context: Context = plane.app.state.context
     info = ClusterInfo("192.0.2.1:6379", "cluster-secret", "ab", "127.0.0.1", {"RAY_X": "1"})
     context.cluster = SimpleNamespace(info=info, is_rotating=False, trouble=None)

@@ -1,4 +1,4 @@
-"""A machine that others cannot reach says so before its Ray node starts, and gives up after three tries."""
+"""A machine that others cannot reach reports it before its Ray node starts, and gives up after three tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine's key lasts: it joins again without an invite, also as a service that starts at boot."""
+"""A machine's key stays valid: the machine rejoins without an invite, also as a service that starts at boot."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def door(plane: Any) -> Iterator[str]:
 
 
 def enrolled(options: JoinOptions, identities: Identities, limits: MachineLimits = LIMITS) -> str:
-    """Join as an agent does, without a node; returns the contributor's id."""
+    """Join as an agent does, without a node; return the contributor's id."""
     identity, access = Agent(options, lambda _view: None, identities).enroll(limits)
     assert access.token == "cluster-secret"
     return identity.contributor_id
@@ -90,7 +90,7 @@ def test_a_machine_that_is_started_again_with_its_invite_uses_it_once(
 
 @pytest.fixture
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs that stand for systemd's; returns the file that they write their arguments to."""
+    """Stand-ins for systemd's programs; return the file to which they write their arguments."""
     programs, log = tmp_path / "bin", tmp_path / "systemctl.log"
     programs.mkdir()
     for name in ("systemctl", "loginctl"):

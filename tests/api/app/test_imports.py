@@ -1,4 +1,4 @@
-"""A server starts fast, because streams of clients wait for it after its death."""
+"""A server starts fast, because clients' streams wait for its restart after a crash."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_no_garbage_is_collected_while_a_server_imports_its_packages() -> None:
             kept = [[number] for number in range(1000)]
         assert gc.isenabled()
         assert gc.get_freeze_count() >= before + len(kept)
-        assert not any(one is kept for one in gc.get_objects())  # later collections do not visit it
+        assert not any(one is kept for one in gc.get_objects())  # later garbage collections do not visit the objects
     finally:
         gc.unfreeze()

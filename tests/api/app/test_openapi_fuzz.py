@@ -1,4 +1,4 @@
-"""The OpenAPI document holds: bodies made from it never break the server, and answers are what it says."""
+"""The OpenAPI document is correct: bodies made from it never break the server, and answers match it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 STREAMS = "/api/v1/events"
-"""Never ends, which is what it is for."""
+"""Routes whose answers never end."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def schema(tmp_path: Path) -> Iterator[Any]:
 def test_answers_are_what_the_document_says(schema: Any) -> None:
     tried = 0
     for result in schema.get_all_operations():
-        # Its own decorator needs an older pytest.
+        # Schemathesis's own decorator needs an older pytest.
         @given(case=result.ok().as_strategy())
         @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         def check(case: Any) -> None:
@@ -79,7 +79,7 @@ def test_every_body_has_an_example(tmp_path: Path) -> None:
     def has_example(content: dict[str, Any]) -> bool:
         required, *_ = content["schema"].get(
             "anyOf", [content["schema"]]
-        )  # or null, where a body may be left out
+        )  # or null, where the body is optional
         name = required.get("$ref", "").rpartition("/")[2]
         return bool(content.get("example") or document["components"]["schemas"].get(name, {}).get("examples"))
 

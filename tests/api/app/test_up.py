@@ -1,4 +1,4 @@
-"""A real server: one for each data folder, gone when it ends, and itself again when it is started anew."""
+"""A real server: one for each data folder, without remains after its end, and with all state after a restart."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def gcs_of(pid: int) -> psutil.Process | None:
 
 
 def sound_gcs_of(pid: int) -> psutil.Process | None:
-    """Return it once it is old enough to be started again in place."""
+    """Return the GCS of a server's head once it is old enough to be restarted in place."""
     found = gcs_of(pid)
     return found if found is not None and time.time() - found.create_time() > SOUND_S + 1 else None
 
@@ -113,7 +113,10 @@ def test_a_gcs_that_dies_is_started_again_and_if_it_dies_twice_so_is_the_head(
         killed: list[psutil.Process] = []
 
         def has_died_young() -> bool:
-            """Kill the newest GCS. On a slow machine the second one may have been old enough to be replaced."""
+            """Kill the newest GCS; return whether it was too young to be restarted in place.
+
+            On a slow machine the second one may have been old enough.
+            """
             newest = gcs_of(pid)
             if "it is started again" in running.command.text():
                 return True
@@ -127,7 +130,7 @@ def test_a_gcs_that_dies_is_started_again_and_if_it_dies_twice_so_is_the_head(
         assert killed[0] == second
         again = wait_for(lambda: another_gcs(pid, *killed), "a head")
         with running.client() as client:
-            assert client.health().status == "ok"  # it was asked for while the server was away
+            assert client.health().status == "ok"  # it was requested while the server was down
         assert f"--gcs_server_port={address.rpartition(':')[2]}" in again.cmdline()
         assert not any(is_alive(process) for process in (*killed, *others))
         assert running.command.stop() == 0

@@ -57,7 +57,7 @@ def test_equal_seeds_give_equal_storms() -> None:
 def test_lost_members_are_distinguished_from_those_that_are_waited_for() -> None:
     events = [
         event(1.0, "step", step=1),
-        event(2.0, "step", step=2),  # already on its way when the member died
+        event(2.0, "step", step=2),  # sent before the member died
         event(3.0, "reformed", lost=["c-1"], left=[], recomputed=3),
         event(3.5, "step", step=3),
         event(8.0, "step", step=4),
@@ -95,7 +95,7 @@ def test_steps_that_a_restart_lost_count_also_when_they_are_computed_after_the_s
         event(5.0, "step", attempt=3, step=12),
         event(6.0, "started", attempt=4, first_step=13),  # its members were taken over
     ]
-    # 90 of the 100 steps from before the storm are lost though only three steps were committed since.
+    # 90 of the 100 steps from before the storm are lost, although only three steps were committed since.
     assert restarts(events, attempt=1, step=100) == (
         Restart(attempt=2, step=10, steps_lost=90),
         Restart(attempt=3, step=11, steps_lost=1),

@@ -1,4 +1,4 @@
-"""The demonstration: the whole path, and nothing left of it."""
+"""The demonstration runs the whole path, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_its_job_is_valid(tmp_path: Path):
 
 @pytest.fixture
 def temporary_folder() -> Iterator[Path]:
-    """A temporary folder for one demonstration alone: everything that it starts has this path somewhere."""
+    """A temporary folder for one demonstration alone: all its processes have this path in their arguments."""
     folder = Path(tempfile.mkdtemp(prefix="sc", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
 
 
 def traces(folder: Path) -> list[str]:
-    """Return what is left of a demonstration: processes, and run folders."""
+    """Return the remains of a demonstration: processes, and run folders."""
     found = [str(path) for path in folder.glob("sc-*/*")]
     for process in psutil.process_iter():
         try:

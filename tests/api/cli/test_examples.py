@@ -1,4 +1,4 @@
-"""The examples run as they are: a server finds nothing wrong with any of them."""
+"""The examples run as they are: a server accepts each of them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[3]
 LAN = ROOT / "examples" / "topologies" / "lan.yaml"
 TINY = ROOT / "examples" / "tiny-llama.yaml"
 NOWHERE = {"SHARE_COMPUTE_URL": "http://127.0.0.1:9", "COLUMNS": "80"}
-"""No server: planning on paper needs none."""
+"""Address without a server: planning from a topology file needs none."""
 
 
 def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The Ray head and the gateway of a real server: whatever happens to them, the server answers and replaces them."""
+"""The Ray head and the gateway of a real server: whichever process fails, the server answers and replaces it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_server_outlives_every_head(
     join: Join,
     wait_for: Callable[..., Any],
 ) -> None:
-    """Its processes are killed one after the other; at last one is stopped, which answers no more but is there."""
+    """Its processes are killed one after the other. The last one is stopped instead: it exists, but does not answer."""
     with run_server(tmp_path / "data") as own, own.client() as client:
         for _ in range(kills):
             raylet = wait_for(lambda: child(own, GATEWAY) and child(own, "raylet"), "a head with a gateway")
@@ -100,7 +100,7 @@ def test_the_server_outlives_every_head(
 
 @contextmanager
 def rotating(server: Any, wait_for: Callable[..., Any]) -> Iterator[None]:
-    """Enter the block while the cluster's token is being changed; leave it when that has ended, or the server has."""
+    """Enter the block while the cluster's token is being replaced; leave it when that has ended, or the server has."""
 
     def rotate() -> None:
         with server.client() as client, suppress(Unavailable):  # the server may be stopped

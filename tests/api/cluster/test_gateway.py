@@ -1,4 +1,4 @@
-"""Calls through the gateway: each ends in time, and none breaks the connection for the others."""
+"""Calls through the gateway: each ends in time, and none blocks the connection for the others."""
 
 from __future__ import annotations
 

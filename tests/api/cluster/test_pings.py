@@ -1,4 +1,4 @@
-"""Pings tell which of gateway and head hangs, and a control plane that was suspended blames nobody."""
+"""Pings distinguish a hanging gateway from a hanging head; a control plane that was suspended blames neither."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_pings_that_are_missed_now_and_then_do_no_harm() -> None:
 
 
 def test_a_control_plane_that_was_suspended_has_missed_one_ping() -> None:
-    """However long it was stopped: then both the ping's deadline and its period are over at once."""
+    """This holds however long it was stopped: the ping's deadline and its period are then over at once."""
     slept = Answers(chain([True, None, True], repeat(None)))
     assert first(slept, Answers(cycle([True]))) == "gateway"
     assert slept.num_calls == 3 + MOST_MISSED

@@ -1,4 +1,4 @@
-"""The address that is reported to other machines: one that they can reach, in networks of each kind."""
+"""The address that is reported to other machines is one that they can reach, in networks of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server a client speaks to, and which key it shows there."""
+"""The server that a client uses, and the key that it sends there."""
 
 from __future__ import annotations
 

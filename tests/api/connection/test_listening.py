@@ -1,4 +1,4 @@
-"""The listener works whatever else is installed beside it."""
+"""The listener works whichever packages are installed."""
 
 from __future__ import annotations
 

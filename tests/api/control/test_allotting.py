@@ -1,4 +1,4 @@
-"""Machines that come and go while jobs run: offers, drains, and two jobs that want the same machine."""
+"""Machines join and leave while jobs run: offers, drains, and two jobs that want the same machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reformed(*contributor_ids: str, joined: tuple[str, ...] = (), left: tuple[st
 
 
 async def training(cluster: Cluster, job_id: str, *contributor_ids: str) -> Attempt:
-    """Return the attempt of a job that runs on these."""
+    """Return the attempt of a job that runs on these machines."""
     attempt = await cluster.attempts.get()
     assert attempt.assignment.job_id == job_id
     await attempt.report(planned(*contributor_ids))
@@ -42,7 +42,7 @@ async def offered(attempt: Attempt) -> set[str]:
 
 
 async def answered(attempt: Attempt, number: int | None) -> set[str]:
-    """Return the machines that come with the answer to a proposal."""
+    """Return the machines in the answer to a proposal."""
     while (offer := await attempt.offers.get()).answers != number:
         pass
     return {machine.id for machine in offer.topology.contributors}
@@ -131,7 +131,7 @@ def test_a_queued_job_goes_first_and_the_offer_is_withdrawn(store: Store, tmp_pa
         second = cluster.submit("second")
         other = await training(cluster, second, grace)
         assert await offered(attempt) == {ada}
-        # The first had taken it at the same moment: it is the second's, so the first does without.
+        # The first job took the machine at the same moment. The second job holds its lease, so the first must drain it.
         await attempt.report(reformed(ada, grace, joined=(grace,)))
         assert await attempt.drains.get() == grace
         assert store.contributors.get(grace).job_id == second
@@ -200,7 +200,7 @@ def test_who_leaves_before_there_is_a_plan_is_left_out_of_it(store: Store, tmp_p
 
 
 class TestAllotting:
-    """Offers of machines to jobs, against a clock that a test moves."""
+    """Offers of machines to jobs, on a clock that a test sets."""
 
     @pytest.fixture
     def cluster(self, store: Store, tmp_path: Path) -> Cluster:

@@ -1,4 +1,4 @@
-"""Batches: rows that a real model in this process answers, whatever is killed meanwhile; and how they are asked for."""
+"""Batches: a real model in this process answers rows, whichever process dies meanwhile; and their requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def llama(folder: Path) -> Iterator[LocalEngine]:
 
 
 class Refusing:
-    """An engine that fails now and then before it answers."""
+    """An engine that fails some requests before it answers."""
 
     def __init__(self, engine: TextEngine, failures: list[Exception]) -> None:
         self.facts = engine.facts
@@ -78,7 +78,7 @@ class Refusing:
 
 @dataclass
 class Asked:
-    """One sequence that an engine was asked for, without the numbers that differ between two equal requests."""
+    """One sequence that an engine received, without the numbers that differ between two equal requests."""
 
     prompt: tuple[int, ...]
     options: SamplingOptions
@@ -131,7 +131,7 @@ class House:
     notifier: Notifier = field(default_factory=Notifier)
 
     def serve(self, engine: ServingEngine) -> None:
-        """Say that a model is up."""
+        """Report that a model is ready."""
         facts = engine.facts
         self.engines.add(engine)
         if self.store.deployments.by_name(facts.name) is None:
@@ -237,7 +237,7 @@ def test_a_server_that_stops_at_any_moment_changes_nothing(
     keep, write, record = Parts.keep, attempt_module.write_output, house.store.progress.record
 
     def stand(now: str, *, due: bool = True) -> None:
-        """Stand still from the moment on: the server stops meanwhile, and nothing more is written."""
+        """Stop at this moment: the server ends meanwhile, and writes no more."""
         if reached.is_set() or (now == moment and due):
             reached.set()
             gone.wait()
@@ -405,7 +405,7 @@ def test_a_batch_waits_for_its_deployment(house: House, llama: LocalEngine, fold
             speaker.pause_after = 0
             house.serve(speaker)
             await house.until(lambda: house.store.jobs.get(job.id).state is JobState.running)
-            # It is taken down amid the batch, and another one of its name is deployed.
+            # During the batch, the deployment is taken down, and another one of its name is deployed.
             house.store.deployments.stop("llama")
             house.engines.remove("llama")
             speaker.failure = (0, Unavailable("not served any more"))
@@ -501,7 +501,7 @@ def test_speed_is_that_of_the_last_while() -> None:
     pace.see(102.0, 30)
     assert pace.rates(104.0) == (0.5, 10.0)
     pace.see(200.0, 5)
-    assert pace.rates(202.0) == (0.01, 0.05)  # nothing came for long, which counts
+    assert pace.rates(202.0) == (0.01, 0.05)  # time without answers counts
     pace.see(240.0, 5)
     assert pace.rates(250.0) == (0.02, 0.1)
 
@@ -523,7 +523,7 @@ class TestTokenOptions:
     def answers(
         self, request: pytest.FixtureRequest, house: House, llama: LocalEngine
     ) -> Callable[..., list[Any]]:
-        """Answer rows of texts or of conversations with some sampling options; return the rows of the output."""
+        """Let the engine answer rows of prompts or messages with sampling options; return the output rows."""
         house.serve(llama)
         is_chat = request.param == "messages"
 
@@ -654,7 +654,7 @@ class TestSubmission:
 
     @pytest.fixture
     def up(self, plane: Plane, folder: Path) -> Plane:
-        """A control plane that has two models up."""
+        """A control plane with two models that are ready."""
         for engine in (Speaker("poet", folder, lambda _: [5]), Encoder("encoder", folder)):
             house = House(plane.store, folder, plane.app.state.context.engines)
             house.serve(engine)

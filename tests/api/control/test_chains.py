@@ -117,7 +117,7 @@ def test_a_server_that_died_starts_the_links_once(
     plane: Plane, client: Client, poems: dict[str, Any], result: Path, rows: Path
 ) -> None:
     job = client.submit({**poems, "then": {"generate": {"data": {"files": [str(rows)], "prompt": "q"}}}})
-    # The job succeeds in the last moment of a server's life.
+    # The job succeeds just before the server dies.
     plane.restart(lambda: finish(plane, job, result))
     (link,) = settled(plane, job).links
     batch = plane.store.jobs.get(str(link.started))
@@ -305,7 +305,7 @@ def test_no_other_deployment_of_the_name_answers_the_rows(
     other = ServeJob.model_validate({"name": "poet", "model": {"path": str(result)}})
 
     def replace() -> None:
-        """Let someone else take the name after the link has started, and before the batch is queued."""
+        """Let another deployment take the name after the link has started, and before the batch is queued."""
         finish(plane, job, result)
         serve = job.training.then.serve
         assert serve is not None
@@ -330,7 +330,7 @@ def test_no_other_deployment_of_the_name_answers_the_rows(
 
 
 class BusyStarter:
-    """A starter that notes when it was asked; it is busy with a job for a minute, then with another one."""
+    """A starter that records when it was called; it is busy with a job for a minute, then with another one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -407,7 +407,7 @@ def test_causes_name_fields_of_the_job_and_only_owners_see_paths(
 
 
 def _read(plane: Plane, job: JobRecord, secret: str) -> list[str]:
-    """Return what a key reads of a job: its record, a page of its events, and both streams of events."""
+    """Return all that a key can read of a job: its record, a page of its events, and both streams of events."""
     headers = {"Authorization": f"Bearer {secret}"}
     with httpx.Client(base_url=f"{plane.url}/api/v1", headers=headers) as http:
         texts = [

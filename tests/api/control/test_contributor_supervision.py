@@ -1,4 +1,4 @@
-"""Contributors are measured, given up and missed, with machines that a test plays."""
+"""Contributors are measured, removed and marked as lost, with machines whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CPU = Device("cpu", "some cpu", 2**30)
 LOST_AFTER = timedelta(seconds=8)
 ADDRESS = "127.0.0.1"
 NOWHERE = "192.0.2.7"
-"""For documentation: nobody is there."""
+"""An address for documentation, which no machine has."""
 
 
 class Played:
-    """Answers what the test says, when it says so."""
+    """A machine whose answers, and their times, the test sets."""
 
     def __init__(self, contributor_id: str, node_id: str) -> None:
         self.id = contributor_id
@@ -125,7 +125,7 @@ class Cluster:
         return contributor_id
 
     async def ready(self, name: str, **limits: Any) -> tuple[str, Played]:
-        """Let a machine arrive, and measure it."""
+        """Let a machine join, and measure it."""
         contributor_id = self.arrive(name, **limits)
         machine = await self.machine(contributor_id)
         machine.devices.set_result((CPU,))
@@ -392,7 +392,7 @@ def test_a_server_without_heartbeats_that_reaches_nobody_suspects_its_own_networ
         cluster.now += LOST_AFTER
         cluster.store.contributors.seen(
             grace
-        )  # it is back; a machine without a heartbeat yet has as long as always
+        )  # a machine that is back and has sent no heartbeat yet has the usual time for it
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
         cluster.now += timedelta(seconds=1)
@@ -567,7 +567,7 @@ def test_what_cannot_be_measured_again_keeps_its_figures(settings: Settings) -> 
         record = cluster.store.contributors.get(ada)
         assert (record.state, record.capacity) == ("ready", (CPU,))
         await cluster.poll()
-        assert len(cluster.started) == 2  # ada and the head: it is not tried without a pause
+        assert len(cluster.started) == 2  # those of ada and the head: a failed one is repeated after a pause
         cluster.now += timedelta(minutes=1)
         trying = asyncio.create_task(cluster.poll())
         (await cluster.machine(ada, 2)).devices.set_result((FASTER,))
@@ -602,7 +602,7 @@ def test_a_machine_whose_job_disagrees_with_its_figures_is_measured_again(
 
 
 def test_machines_of_one_host_share_its_processors(settings: Settings) -> None:
-    """The first is measured alone with all threads, and again with half of them when another has joined."""
+    """The first is measured alone with all threads, and again with half of them after another one joined."""
 
     async def story(cluster: Cluster) -> None:
         ada, first = await cluster.ready("ada", **ONE_OF_A_HOST)
@@ -625,7 +625,7 @@ def test_machines_of_one_host_share_its_processors(settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("threads", "processors", "expected"),
     [
-        ((1, 1, 1), 2, (1, 1)),  # three on two: all but its own is busy
+        ((1, 1, 1), 2, (1, 1)),  # three machines on two processors: all processors but its own are busy
         ((2, 2, 2), 2, (1, 1)),
         ((2, 2), 16, (2, 2)),  # there are enough
         ((8, 8), 8, (4, 4)),
@@ -652,7 +652,7 @@ def test_a_share_is_an_equal_part_of_the_processors(
 def test_a_server_that_is_suspended_in_the_middle_of_a_check_waits_for_heartbeats(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         supervising = asyncio.create_task(cluster.supervisor.run())
-        await asyncio.sleep(0.1)  # it has dealt with machines of an earlier server, of which there are none
+        await asyncio.sleep(0.1)  # the check for machines of an earlier server is done; there are none
         ada, grace = await two_ready(cluster)
         joining = cluster.join("lin")
         cluster.suspension = timedelta(minutes=5)

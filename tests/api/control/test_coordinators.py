@@ -1,4 +1,4 @@
-"""Attempts behind the gateway, with an actor that plays what Ray does at bad moments."""
+"""Attempts behind the gateway, with an actor that fails as Ray does, at inconvenient moments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIED = CallFailed(CallFailure(kind="died", message="The actor died."))
 
 
 class Actor:
-    """Answers one scripted answer after the other; its run ends when the test says so."""
+    """Gives one scripted answer after the other; its run ends when the test says so."""
 
     def __init__(self, *answers: list[AttemptEvent] | Exception) -> None:
         self.answers = list(answers)
@@ -57,7 +57,7 @@ class Actor:
 
 
 async def ended(actor: Actor) -> RayAttempt:
-    """Return an attempt whose run has returned, which it knows."""
+    """Return an attempt that knows that its run has returned."""
     attempt = RayAttempt("job-1", FOLDER, actor)
     await attempt.events(0, 0.0)
     actor.end.set_result(None)

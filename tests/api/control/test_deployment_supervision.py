@@ -1,4 +1,4 @@
-"""Deployments with replicas that play stages: machines, restarts, and streams that go on when a server dies."""
+"""Deployments with simulated replicas: machines, restarts, and streams that continue when a server dies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Replica:
         self._status = ServingStatus(state=DeploymentState.pending, reason="looking")
 
     def serve(self, *contributor_ids: str) -> None:
-        """Say that these machines serve."""
+        """Report that these machines serve."""
         self._desk.reform(1, LIMITS)
         bottleneck = Bottleneck(kind="compute", where="a", sentence="a computes")
         prediction = ServingPrediction(
@@ -85,15 +85,15 @@ class Replica:
         )
 
     def interrupt(self, interruption: Interruption) -> None:
-        """Tell of a loss."""
+        """Report a loss."""
         self._status = self._status.model_copy(update={"interruptions": (interruption,)})
 
     def stand_still(self) -> None:
-        """Say that machines are lacking."""
+        """Report that machines are missing."""
         self._status = self._status.model_copy(update={"state": DeploymentState.degraded, "holds": ()})
 
     def give_up(self) -> None:
-        """Tell that no sequence can go on."""
+        """Report that no sequence can continue."""
         self._desk.close(Unavailable("its machines are gone", hint="wait"))
         self._news.set()
 
@@ -341,7 +341,7 @@ def test_a_client_that_vanishes_while_its_request_is_placed_leaves_nothing(
         await house.until(lambda: engine.ongoing(replica) == 1)
         client.cancel()
         await asyncio.gather(client, return_exceptions=True)
-        for _ in range(20):  # whatever overtakes the submission does it now
+        for _ in range(20):  # events that can overtake the submission do so now
             await asyncio.sleep(0)
         replica.doors.set()
         await house.until(lambda: replica.num_taken == 1)
@@ -358,7 +358,7 @@ def test_machines_that_a_replica_loses_are_events(store: Store, tmp_path: Path) 
         replica = await house.replicas.get()
         replica.serve("con-1")
         await house.until(lambda: house.state(record) is DeploymentState.ready)
-        # It lasted for less than the interval between two polls.
+        # The interruption lasted for less than the interval between two polls.
         replica.interrupt(
             Interruption(number=1, reason="lost birch", machines=("birch",), ago_s=0.2, seconds=0.1)
         )
@@ -378,7 +378,7 @@ def test_who_takes_it_down_frees_its_machines(store: Store, tmp_path: Path) -> N
         record = house.deploy()
         replica = await house.replicas.get()
         await house.until(lambda: house.leased() == {ada})
-        # It is not lent to a job meanwhile.
+        # No job can lease the machine meanwhile.
         assert house.store.contributors.get(ada).is_leased
         replica.serve(ada)
         await house.until(lambda: house.state(record) is DeploymentState.ready)
@@ -472,7 +472,7 @@ def test_what_can_never_be_served_fails(store: Store, tmp_path: Path) -> None:
         await house.until(lambda: house.state(record) is DeploymentState.failed)
         assert house.store.deployments.get(record.id).reason == "no such architecture"
         await house.until(lambda: not house.leased())
-        # Others may be fixed by trying again.
+        # Failures of other kinds are retried.
         other = house.deploy()
         (await house.replicas.get()).fail("a defect", "internal")
         (await house.replicas.get()).serve("con-1")
@@ -492,7 +492,7 @@ def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path)
     slot = Slot(stages=2)
     assert slot.wants(present().values())
     slot.give([ada, grace, alan], -100.0)
-    # However long it reads its model: nothing was tried with them before it knows that.
+    # Reading the model may take any time: the replica has not tried to use the machines yet.
     slot.see(ServingStatus(state=DeploymentState.pending, reason="", is_reading_model=True), -90.0)
     assert slot.settle(present(), 0.0) == frozenset()
     assert slot.machines == {ada, grace, alan}
@@ -500,14 +500,14 @@ def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path)
     slot.see(loading, 1.0)
     assert slot.settle(present(), 10.0) == frozenset()
     assert slot.machines == {ada, grace, alan}
-    # Nothing came of the third for long: it is given back as soon as it is known that nothing is on it.
+    # The third machine was not used for a long time: it is released when it is certain that it has no members.
     assert slot.settle(present(), 40.0) == frozenset()
     assert slot.machines == {ada, grace}
     assert slot.settle(present(), 41.0) == {alan}
     assert not slot.wants(present().values())
     barbara = cluster.contributor("barbara")
     assert slot.wants(present().values())
-    # An owner that wants its machine back waits for the handover, but not for ever.
+    # A machine whose owner wants it back waits for the handover, but not without limit.
     slot.give([barbara], 42.0)
     store.contributors.leave(ada)
     assert slot.settle(present(), 43.0) == frozenset()

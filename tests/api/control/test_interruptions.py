@@ -47,6 +47,6 @@ def test_a_server_that_dies_is_an_interruption_until_the_next_one_is_ready() -> 
     assert (died.number, died.machines, died.seconds) == (2, (), None)
     assert seen.died(4.5) == []  # the next one died before it was ready
     assert seen.news(status(state=DeploymentState.loading), 5.0) == []
-    # Its servers count anew; both that lasted have ended.
+    # The new process numbers its interruptions from 1 again; both that lasted have ended.
     ends = seen.news(status(lost(1, 0.1)), 6.0)
     assert periods(ends) == [(1, 4.5), (2, 2.0), (3, None)]

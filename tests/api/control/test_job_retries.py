@@ -1,4 +1,4 @@
-"""Jobs outlive machines and coordinators: they are tried again, wait for what they need, and give up in the end."""
+"""Jobs survive machines and coordinators: they are retried, wait for machines, and fail after some attempts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_members_that_live_do_not_wait(store: Store, failure: AttemptFailure, *,
         job.model_copy(update={"fruitless_attempts": 1}), failure, has_committed=False, others_run=False
     )
     assert second is not None
-    assert second.pauses  # what it is that dies at once will not be well in a moment
+    assert second.pauses  # an attempt that fails at once would probably fail again at once
 
 
 def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp
         await attempt.die(DIED)
         again = await cluster.attempts.get()
         assert (again.assignment.job_id, again.assignment.attempt) == (second, 2)
-        # There are as many machines now as the job needs that came first, but one is not for it.
+        # There are now as many machines as the first job needs, but it may not use one of them.
         grace = cluster.contributor("grace")
         await again.die(DIED)
         last = await cluster.attempts.get()
@@ -195,7 +195,7 @@ def test_a_coordinator_that_stays_unresponsive_is_given_up_in_the_end(store: Sto
 
 
 async def too_large_now(cluster: Cluster, attempt: Attempt, job_id: str) -> str:
-    """An attempt finds that its machines cannot hold the job; returns what the job waits for."""
+    """Let an attempt find that its machines cannot hold the job; return what the job waits for."""
     await attempt.report(TOO_LARGE)
     waiting = await cluster.until(
         job_id, lambda job: job.state is JobState.queued and job.attempt > attempt.assignment.attempt
@@ -279,7 +279,7 @@ def test_a_plan_that_no_machines_can_carry_out_is_not_waited_for(store: Store, *
 
 
 class TestResting:
-    """A job whose attempt was lost, against a clock that a test moves."""
+    """A job whose attempt was lost, on a clock that a test sets."""
 
     @pytest.fixture
     def now(self) -> list[float]:

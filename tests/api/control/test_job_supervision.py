@@ -1,4 +1,4 @@
-"""The supervisor with attempts that play declared events: order, leases, cancelling, failing, restarting."""
+"""The supervisor with attempts whose events a test declares: order, leases, cancelling, failing, restarting."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_jobs_share_the_cluster_by_what_their_plans_use(store: Store, tmp_path: 
         await cluster.until(
             second, lambda job: job.reason.startswith("waiting for contributors: needs 1, none is ready")
         )
-        await attempt.report(planned(ada))  # grace is idle in this plan
+        await attempt.report(planned(ada))  # grace has no layers in this plan
         other = await cluster.attempts.get()
         assert other.assignment.job_id == second
         assert [machine.id for machine in other.assignment.topology.contributors] == [grace]
-        # It does not fit beside the first, so it waits for it to end instead of failing.
+        # It does not fit beside the first job, so it waits for that job's end instead of failing.
         await other.report(TOO_LARGE)
         waiting = await cluster.until(second, lambda job: job.state is JobState.queued)
         assert "or wait until other jobs give machines back" in waiting.reason
@@ -246,7 +246,7 @@ def test_a_job_waits_for_as_many_machines_as_it_needs(store: Store, tmp_path: Pa
         )
         ada = cluster.contributor("ada")
         attempt = await cluster.attempts.get()
-        assert attempt.assignment.job_id == small  # it passes the larger one
+        assert attempt.assignment.job_id == small  # it starts before the larger job
         busy = "waiting for contributors: needs 4, none is ready (1 more works for other jobs)"
         await cluster.until(large, lambda job: job.reason == busy)
         others = [cluster.contributor(name) for name in ("grace", "edsger")]
@@ -291,7 +291,7 @@ def test_a_job_with_a_pinned_plan_waits_for_its_machines_and_takes_no_others(
         assert not attempt.assignment.has_run
         await attempt.report(planned(ada, grace), step(1))
         job = await cluster.until(job_id, lambda job: job.step == 1)
-        # From now on the plan is a wish: the job continues on whatever machines there are.
+        # The pinned plan has been used once, so from now on the job continues on any machines.
         assert (job.pinned_machines, job.machines_needed, job.gains_from_more) == (None, 1, True)
 
     run(store, tmp_path, story)
@@ -315,7 +315,7 @@ def test_a_job_without_a_wish_waits_for_machines_that_are_coming(store: Store, t
 
 
 class TestWaiting:
-    """Reasons for which jobs wait, against a clock that a test moves."""
+    """Reasons for which jobs wait, on a clock that a test sets."""
 
     @pytest.fixture
     def cluster(self, store: Store, tmp_path: Path) -> Cluster:
@@ -338,7 +338,7 @@ class TestWaiting:
         assert self.why_not(cluster, waiting, first) is not None
         now[0] = 61.0
         assert self.why_not(cluster, waiting, first) is None
-        cluster.join("edsger")  # and its Ray node never comes up
+        cluster.join("edsger")  # and its Ray node never starts
         assert self.why_not(cluster, waiting, second) is not None
         now[0] = 61.0 + 121.0
         assert self.why_not(cluster, waiting, second) is None
@@ -443,7 +443,7 @@ def test_all_jobs_are_suspended_at_once_and_none_begins_meanwhile(store: Store, 
         attempts = []
         for machine in machines:
             attempt = await cluster.attempts.get()
-            attempt.suspension.clear()  # it answers when both were asked
+            attempt.suspension.clear()  # both are asked before one answers
             await attempt.report(planned(machine))
             attempts.append(attempt)
 

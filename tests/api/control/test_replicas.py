@@ -1,4 +1,4 @@
-"""Replicas that come and go with what is asked: cold starts without an error, drains that lose nothing."""
+"""Replicas start and end with demand: cold starts without an error, drains without lost requests."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
         three = [wanted(one) for one in range(3)]
         streams = [await house.engine().generate(three)]
         second = await house.replicas.get()
-        # While it starts, nothing goes to it, and the deployment is as well as it was.
+        # While it starts, it gets no requests, and the deployment's state does not change.
         early = wanted(3)
         streams.append(await house.engine().generate([early]))
         assert house.engine().ongoing(second) == 0
@@ -148,9 +148,9 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
 
         house.store.deployments.set_replicas("llama", ReplicasSpec(min=1, max=1))
         await house.until(lambda: "1 were asked for" in reasons(house))
-        # The decision is reported before it is carried out; the state of the deployment follows.
+        # The decision is reported before it is carried out; then the state of the deployment changes.
         await house.until(lambda: house.store.deployments.get(record.id).reason != "2 replicas answer")
-        # The second has less to lose. New requests go to the first, though it has more to do.
+        # The second replica has fewer sequences, so it is drained. New requests go to the first, although it has more.
         last = wanted(5)
         streams.append(await house.engine().generate([last]))
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (5, 1)
@@ -186,7 +186,7 @@ def test_it_scales_to_zero_in_the_middle_of_a_prefill_only_when_that_is_over(
         await house.until(lambda: house.engine().ongoing(first) == 0)
         long = wanted(1).model_copy(update={"prompt": tuple(range(1, 81))})  # two engine steps
         stream = await house.engine().generate([long])
-        await house.until(lambda: first.num_taken == 1)  # and it has no result until it takes steps
+        await house.until(lambda: first.num_taken == 1)  # the replica returns no result before it executes steps
         limits = ReplicasSpec(min=0, max=1, cold_start_timeout_s=7, **AT_ONCE)
         house.store.deployments.set_replicas("llama", limits)
         await house.until(lambda: house.engine().patience_s == 7)

@@ -29,7 +29,7 @@ from share_compute_api.control.jobs.reports import ReportSupervisor
 
 
 def ended(plane: Plane, http: httpx.Client, job: dict[str, Any]) -> str:
-    """Submit a job, play three steps and its end, and return its id."""
+    """Submit a job, report three steps and its end, and return its id."""
     answer = http.post("/jobs", json=job)
     assert answer.status_code == 201, answer.text
     job_id = str(answer.json()["id"])
@@ -148,7 +148,7 @@ def test_a_report_is_deleted_with_its_job_and_not_written_again(
     folder = plane.settings.data_folder / REPORTS / job_id
     client.delete_artifact(job_id, "tensorboard")
     wait_until(lambda: not (folder / "tensorboard").exists())
-    # The events of the report may be pruned before the reports of the job are no longer looked for.
+    # The report counts as written even after its events were pruned.
     plane.store.retention.prune(Keep(events_days=1e-6), plane.settings.data_folder)
     assert plane.store.progress.unreported(plane.store.jobs.get(job_id).created_at) == []
     client.delete_job(job_id)

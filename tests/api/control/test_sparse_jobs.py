@@ -24,7 +24,7 @@ from share_compute.store import JobRecord
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 ROWS, FEATURES = 2000, 60
 PASSES = 180
-"""So many that a job still runs when a busy machine finds its processes after the first steps."""
+"""So many passes that a job still runs when a busy machine has found its processes after the first steps."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def ended(client: Any, job_id: str, wait_for: Any) -> JobRecord:
 
 
 def jobs_of(client: Any, machines: list[Any]) -> set[str | None]:
-    """Return the jobs of these machines; the server may know others, which earlier tests joined."""
+    """Return the jobs of these machines; the server may also know machines of earlier tests."""
     ids = {machine.record.id for machine in machines}
     return {one.job_id for one in client.contributors() if one.id in ids}
 

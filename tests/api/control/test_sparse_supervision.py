@@ -1,4 +1,4 @@
-"""The supervisor with jobs of kind sparse, whose attempts play declared events: machines, steps, losses, an end."""
+"""The supervisor with jobs of kind sparse, whose events a test declares: machines, steps, losses, an end."""
 
 from __future__ import annotations
 

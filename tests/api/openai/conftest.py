@@ -81,7 +81,7 @@ def tokenizer(folder: Path) -> ServedTokenizer:
 
 @pytest.fixture
 def serves(served: Plane) -> Iterator[Serves]:
-    """Give a function that serves a model until the end of the test."""
+    """Return a function that serves a model until the end of the test."""
     engines, names = served.app.state.context.engines, []
 
     def serve(speaker: Speaker) -> Speaker:
@@ -96,7 +96,7 @@ def serves(served: Plane) -> Iterator[Serves]:
 
 @pytest.fixture
 def says(serves: Serves, folder: Path, tokenizer: ServedTokenizer) -> Says:
-    """Give a function that serves a model of its own, which says a text."""
+    """Return a function that serves a model of its own, which generates a given text."""
 
     def serve(text: str | Callable[[Generation], Sequence[int]] = ANSWER, where: Path = folder) -> Speaker:
         own = (
@@ -116,7 +116,7 @@ def tool_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def says_calls(serves: Serves, tool_folders: dict[str, Path]) -> SaysCalls:
-    """Give a function that serves a model of its own, which says a text in a format."""
+    """Return a function that serves a model of its own, which generates a given text in a tool format."""
 
     def serve(text: str, tool_format: ToolFormat = "hermes", where: Path | None = None) -> Speaker:
         folder = where or tool_folders[tool_format]

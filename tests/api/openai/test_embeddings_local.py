@@ -57,7 +57,7 @@ def test_vectors_are_those_of_transformers_beside_other_requests(client: OpenAI,
             others.submit(client.embeddings.create, model="bert", input=[[5, 6, index]] * 20)
             for index in range(4)
         ]
-        # The package asks for base64 by itself, and gives floats.
+        # The package requests base64 by default, and returns floats.
         answer = client.embeddings.create(model="bert", input=TEXTS)
         assert all(len(one.result().data) == 20 for one in noise)
     assert [one.index for one in answer.data] == [0, 1, 2, 3]
@@ -118,7 +118,7 @@ def test_how_vectors_are_made_is_checked_when_it_is_deployed(
     (made / "sentence_bert_config.json").write_text('{"max_seq_length": 32}', encoding="utf-8")
     check_deployment(
         spec, plane.store, plane.app.state.context.isolated
-    )  # who asks for a longer window gets it
+    )  # a request for a longer window gets it
     config = declared_config(ModelSpec(path=made))
     assert model_window(made, config) == 32
     assert model_window(made, config, is_stretched=True) == 128

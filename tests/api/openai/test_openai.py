@@ -759,7 +759,7 @@ def test_a_client_that_gives_up_waiting_cancels_its_sequence(openai_client: Open
 
 
 def open_stream(served: Plane, name: str, **options: Any) -> socket.socket:
-    """Ask by a plain socket, with a window so small that unread answers soon fill it."""
+    """Send a request by a plain socket, with a receive window that unread answers soon fill."""
     body = json.dumps({"model": name, "prompt": "x", "stream": True, **options}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.api_key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -1,4 +1,4 @@
-"""A real model behind the OpenAI API: what it says is what ``transformers`` says, whoever else asks meanwhile."""
+"""A real model behind the OpenAI API: its text is that of ``transformers``, whichever other requests there are."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_clients_that_go(client: OpenAI, engine: LocalEngine)
 
 def test_more_than_may_wait_are_refused(client: OpenAI) -> None:
     def ask(stack: ExitStack) -> None:
-        for _ in range(4):  # each needs all places, and fills the queue by half
+        for _ in range(4):  # each needs all KV slots, and fills half of the queue
             stream = client.completions.create(
                 model="llama",
                 prompt=PROMPT,
@@ -175,7 +175,7 @@ def test_a_sequence_that_cannot_be_computed_stops_no_others(
     with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=60) as client:
         before = complete(client, model="copy", seed=1)
         for file in copy.glob("tokenizer*"):
-            file.unlink()  # constrained text needs it, and loads it when it is first asked for
+            file.unlink()  # constrained text needs the library, which is loaded at its first use
         with pytest.raises(openai.BadRequestError, match="tokenizer"):
             complete(client, model="copy", extra_body={"response_format": {"type": "json_object"}})
         assert complete(client, model="copy", seed=1) == before

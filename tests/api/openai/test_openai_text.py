@@ -1,4 +1,4 @@
-"""Tokens into text: whole characters, stop strings over the borders of tokens, and tokens with their place."""
+"""Tokens into text: whole characters, stop strings across tokens, and the position of each token in the text."""
 
 from __future__ import annotations
 

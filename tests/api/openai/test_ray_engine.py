@@ -1,4 +1,4 @@
-"""Choice of the server for a request while several events happen at one moment."""
+"""Choice of the replica for a request while several events happen at the same moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.exact
 
 @dataclass(eq=False)
 class Replica:
-    """Writes down what it is asked, and answers when its doors are opened."""
+    """Records calls, and answers when the test opens its doors."""
 
     engine: RayEngine
     log: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Replica:
         self.engine.add(self)
 
     def report_ready(self) -> None:
-        """Let the engine see that it is ready."""
+        """Report that this replica is ready."""
         self.engine.see(self, 1.0, is_ready=True)
 
     async def submit(self, generations: Sequence[Generation]) -> None:
@@ -51,7 +51,7 @@ class Replica:
     async def _admit(self, sequences: list[int]) -> None:
         await self.doors.wait()
         if self.failures:
-            self.report_ready()  # at the very moment of the refusal
+            self.report_ready()  # in the same iteration of the loop as the refusal
             raise self.failures.pop(0)
         assert self.has.isdisjoint(sequences)
         self.log.append(("submit", sequences))
@@ -88,7 +88,7 @@ def wanted(*sequences: int) -> list[Generation]:
 
 
 async def settled() -> None:
-    """Let everything happen that can happen now."""
+    """Let all events happen that can happen now."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -137,7 +137,7 @@ def test_who_leaves_while_it_is_given_away_is_ended_there_afterwards(tmp_path: P
     async def story(engine: RayEngine) -> None:
         replica = Replica(engine)
         replica.doors.clear()
-        stream = await engine.generate(wanted(1))  # it waits: nobody is known to be ready
+        stream = await engine.generate(wanted(1))  # the request waits: no replica is known to be ready
         replica.report_ready()
         await replica.was_called.wait()
         stream.close()

@@ -213,7 +213,7 @@ def test_a_token_counts_once_whatever_replicas_repeat() -> None:
         assert recovery.waiting == [live]
         assert len(freed) == 1
         live.replica = second
-        await recovery.listen(Replica([token(1, 2)]))  # it does not have the sequence any more
+        await recovery.listen(Replica([token(1, 2)]))  # this replica does not have the sequence any more
         await recovery.listen(second)
         events = [event async for batch in stream for event in batch]
         assert events == [token(1, 0), token(1, 1), token(1, 2), Finished(1, "length", 3)]

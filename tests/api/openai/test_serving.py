@@ -140,7 +140,7 @@ def test_no_machine_is_held_without_requests(
         wait_for(lambda: not members(machine.command.process.pid), "a machine without members")
         assert client.deployment("llama").state is DeploymentState.ready
         assert [model.id for model in openai.models.list()] == ["llama"]
-        # The next request is answered all the same.
+        # The next request is answered nevertheless.
         assert answer_of(openai) == expected
         wait_for(lambda: is_at_zero() and is_free(), "a free machine again")
         client.undeploy("llama")
@@ -200,7 +200,7 @@ def test_replicas_share_the_requests_and_one_leaves_without_a_word(
         wait_for(lambda: are_ready(2), "two replicas")
         assert set(executor.map(answer_of, [openai] * 24)) == {expected}
 
-        def emitted() -> list[int]:  # as it was seen last
+        def emitted() -> list[int]:  # as of the last status
             return [status.queue.emitted_tokens for status in client.deployment_status("llama").replicas]
 
         wait_for(lambda: sum(emitted()) == 24 * TOKENS, "all tokens")

@@ -17,7 +17,7 @@ FOUND = [(name, json.loads(arguments)) for name, arguments in EXPECTED]
 class TestLiteLlm:
     @pytest.fixture
     def litellm(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the internet for prices
+        monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it would request prices online
         return pytest.importorskip("litellm")
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""Downloads: whole, in parts, broken off, and attempts to get out of the folder."""
+"""Downloads: whole, in parts, interrupted, and attempts to leave the folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_broken_off_download_goes_on_where_it_stopped(client: Client, job_id: 
     (artifact,) = client.artifacts(job_id)
     partial = tmp_path / f".model-{artifact.id}.part"
     partial.mkdir()
-    # Marked, so that it shows that these bytes were not fetched again.
+    # These bytes differ from the server's file, so the result shows that they were not fetched again.
     (partial / "model.safetensors").write_bytes(b"?" * 1000)
     target = client.download(job_id, "model", tmp_path)
     expected = b"?" * 1000 + FILES["model.safetensors"][1000:]

@@ -1,4 +1,4 @@
-"""The overview of the cluster over REST: islands, rows, and what single machines did."""
+"""The overview of the cluster over REST: islands, rows, and the work of single machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deleting over REST and at the command line: what is over goes with its files, the rest says why it stays."""
+"""Deletion by REST and at the command line: finished work with its files; other work is refused with a reason."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_files_that_a_crash_left_are_removed_at_the_next_start(client: Client, p
     folder = folder_of(plane, job.id)
 
     def crash() -> None:
-        # The row goes, and nobody is there who would remove the files.
+        # The row is deleted, and no process removes the files.
         plane.store.deletions.job(job.id, plane.settings.data_folder.resolve(), cancel=True)
         assert folder.is_dir()
 

@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(whole: Path, tmp_path: Path) -> Path:
-    """A model's folder with all that is needed, to be spoiled by a test."""
+    """A complete model folder, in which a test may damage files."""
     return Path(shutil.copytree(whole, tmp_path / "tiny llama"))
 
 
@@ -197,7 +197,7 @@ def test_prometheus_receives_the_same(plane: Plane) -> None:
 
 
 class Supervised:
-    """Tells of one deployment how it does."""
+    """Reports the status of one deployment."""
 
     status = ServingStatus(
         state=DeploymentState.ready,
@@ -299,7 +299,7 @@ def test_folders_that_cannot_be_served_are_refused(
 
 
 def test_more_than_the_model_has_is_refused(client: Client, model: Path) -> None:
-    (model / "model.safetensors.index.json").unlink()  # the names of the files say enough
+    (model / "model.safetensors.index.json").unlink()  # the names of the files are enough here
     wanted = {"name": "llama", "model": {"path": str(model)}}
     with pytest.raises(UserError, match="max_seq: 129 tokens are more than the 128"):
         client.deploy({**wanted, "max_seq": 129})
@@ -482,7 +482,7 @@ def in_a_terminal(plane: Plane, *words: str) -> Iterator[tuple[Terminal, subproc
 
 
 def controlled_by(descriptor: int) -> None:
-    """Make a terminal the one whose Ctrl-C ends this process."""
+    """Make a terminal the controlling one, whose Ctrl-C ends this process."""
     import fcntl
     import termios
 

@@ -36,7 +36,7 @@ def weights(seed: int, size: int = 1000) -> bytes:
 
 @pytest.fixture
 def hub(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    # Requests wait until a model has arrived, also on a machine with other load.
+    # Requests wait until a model has arrived, also on a busy machine.
     for limit in ("_WAIT_S", "_TIMEOUT_S"):
         monkeypatch.setattr(fetching, limit, DEADLINE_S)
     with hub_server() as hub:
@@ -87,7 +87,7 @@ def test_a_model_is_fetched_at_the_commit_of_the_submission(
     model = http.post("/jobs", json=job).json()["spec"]["model"]
     assert (model["hub"], model["revision"]) == ("org/tiny", first)
     folder = Path(model["path"])
-    # No other weights, no pickles and no code.
+    # Only one copy of the weights, without pickles and code, is fetched.
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md",
         "config.json",
@@ -290,7 +290,7 @@ def test_only_whole_models_in_safetensors_are_fetched(
     repository.files = files
     hub.damaged.add("model-00002-of-00002.safetensors")
     assert "arrived damaged" in refused(http, job)["detail"]
-    # The next try keeps what has arrived.
+    # The next try keeps the files that have arrived.
     hub.damaged.clear()
     hub.fetched.clear()
     assert http.post("/jobs", json=job).status_code == 201

@@ -36,7 +36,7 @@ FAST = Device("cpu", "fast", 8 * 2**30, {"float32": 4e11}, 4e10)
 
 
 def machines(count: int = 2, memory_bytes: int = 8 * 2**30, bytes_per_s: float = 1e9) -> dict[str, Any]:
-    """Return a topology of alike machines in a row."""
+    """Return a topology of equal machines in a row."""
     return {
         "kind": "topology",
         "version": 1,
@@ -246,7 +246,7 @@ def test_a_server_that_ends_does_not_wait_for_plans(plane: Any) -> None:
     plans = plane.app.state.context.plans
     with Client(plane.url, plane.api_key) as client, ThreadPoolExecutor() as threads:
         pending = threads.submit(client.plan, llama(), topology=TopologyDocument.model_validate(machines()))
-        # Only what no process has answered yet can be broken off.
+        # Only a plan that no process has answered yet can be cancelled.
         deadline = time.monotonic() + 20
         while plans.under_way == 0 and not pending.done():
             assert time.monotonic() < deadline
@@ -349,7 +349,7 @@ class TestProcesses:
         job = llama()
         job["model"]["config"]["initializer_range"] = (
             random()
-        )  # a known model would need no time and no memory
+        )  # a model in the profile cache would need no time and no memory
         request = PlanRequest.model_validate({"job": job, "topology": machines(1)})
         return asyncio.run(processes.plan(request, asyncio.sleep(gone_after_s)))
 

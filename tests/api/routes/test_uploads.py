@@ -1,4 +1,4 @@
-"""Uploads: sent, checked, named by jobs, removed; broken off, damaged, too large, leading out of the folder."""
+"""Uploads: sent, checked, used by jobs, removed; interrupted, damaged, too large, with paths out of the folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def put(http: httpx.Client, upload: str, path: str, content: bytes, **headers: s
 
 
 def raw_put(plane: Any, target: str, headers: dict[str, str], body: bytes = b"") -> socket.socket:
-    """Send a request as it stands: clients tidy paths, and send all that they promise."""
+    """Send a request as it is: HTTP clients normalize paths, and send all bytes that they announce."""
     line = socket.create_connection(("127.0.0.1", plane.server.port), timeout=20)
     lines = [f"PUT /api/v1/uploads/{target} HTTP/1.1", "Host: x", f"Authorization: Bearer {plane.api_key}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -197,7 +197,7 @@ def test_what_is_too_large_is_refused_announced_or_not(plane: Any, http: httpx.C
     assert put(http, upload, "a.txt", bytes(LIMIT_BYTES)).status_code == 200
     full = put(http, begin(http), "a.txt", bytes(LIMIT_BYTES // 2 + 1)).json()
     assert "all uploads together" in full["detail"]
-    # Replacing a file needs room for both until the new one is whole; what is removed makes room.
+    # Replacing a file needs space for both until the new one is complete; deleting files frees space.
     http.delete(f"/uploads/{upload}")
     assert http.get("/uploads").json()["used_bytes"] == 0
     assert put(http, begin(http), "a.txt", bytes(LIMIT_BYTES // 2 + 1)).status_code == 200

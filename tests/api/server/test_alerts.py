@@ -31,7 +31,7 @@ CLUSTER = SimpleNamespace(info=ClusterInfo("192.0.2.1:6379", "token", "ab", "192
 
 
 class Cluster:
-    """A store whose clock the test moves, under a server with a cluster."""
+    """A store with a clock that the test sets, under a server with a cluster."""
 
     def __init__(self, folder: Path) -> None:
         settings = Settings(data_folder=folder, database_url=None)

@@ -1,4 +1,4 @@
-"""A change of the cluster's token: which machines come back, and what becomes of it when the server stops."""
+"""A replacement of the cluster's token: which machines rejoin, and what happens if the server stops meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute_api.server.token_rotation import TokenRotation
 
 
 class Token:
-    """The part of the cluster that changes its token, when the test lets it."""
+    """The part of the cluster that replaces its token, when the test lets it."""
 
     def __init__(self) -> None:
         self.was_called = asyncio.Event()

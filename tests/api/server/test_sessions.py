@@ -1,4 +1,4 @@
-"""Sessions of browsers: the cookie, what it opens, who may send it, and how it ends."""
+"""Sessions of browsers: the cookie, its rights, which sites may send it, and how it ends."""
 
 from __future__ import annotations
 

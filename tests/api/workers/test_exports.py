@@ -1,4 +1,4 @@
-"""Checkpoints as others get them, while the job that makes them continues."""
+"""Exports of checkpoints, while the job that writes the checkpoints continues."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_becomes_a_folder_that_transformers_loads(
         names = {file.name for file in folder.iterdir()}
         assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= names
         assert not any(name.startswith("optimizer") for name in names)
-    # It is a result like others, and needs its checkpoint no more.
+    # The export is a result of its own, and no longer needs its checkpoint.
     shutil.rmtree(checkpoints)
     assert [one.name for one in client.artifacts(job_id)] == ["step-00000004", "step-00000008"]
     assert client.export(job_id, 4) == client.artifacts(job_id)[0]

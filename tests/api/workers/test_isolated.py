@@ -1,4 +1,4 @@
-"""Processes for what submitters sent: what they answer, what ends them, and who waits."""
+"""Processes that read submitters' files: their answers, their limits, and requests that wait for them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_question_behind_too_many_is_refused(
         with pytest.raises(Busy) as caught:
             processes.ask(question)
         assert caught.value.retry_after_s > 0
-        assert processes.ask(other).texts  # another model has a line of its own
+        assert processes.ask(other).texts  # another model has its own queue
         for one in answers:
             with pytest.raises(UserError, match="took more than 3 s"):
                 one.result()

@@ -1,4 +1,4 @@
-"""Batches without a model: rows of files, parts that are there or not, and the output that they make up."""
+"""Batches without a model: rows of files, complete and missing parts, and the output that is made from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def all_rows(inputs: Inputs, size: int = 3, done: Sequence[int] = ()) -> list[In
 
 
 def answered(inputs: Inputs, parts: Parts, *, seed: int = 0) -> None:
-    """Keep what is missing, in any order: each answer is the text in capitals."""
+    """Answer the missing rows, in any order: each answer is the text in capitals."""
     missing = list(inputs.parts(parts.size, frozenset(parts.done)))
     random.Random(seed).shuffle(missing)
     for number, rows in missing:

@@ -152,7 +152,7 @@ def test_a_row_that_moves_to_another_manifest_changes_the_splits(pictures: Path)
     place = next(at for at, row in enumerate(rows) if row["label"] == 9)
     sizes = []
     for moves in (False, True):
-        # The classes of both, and the order of all images, stay.
+        # The classes of both folders, and the order of all images, stay the same.
         held = [row for row in rows if row["label"] < 9]
         nines = rows[place:]
         manifest(first, held + nines[: 2 if moves else 3])

@@ -150,7 +150,7 @@ def test_an_end_of_text_token_that_pads_is_not_the_last_token(tmp_path: Path) ->
     for ids, (_, last) in zip(inputs, targets, strict=True):
         assert tokenizer.decode(ids[: last + 1]) in dict(
             TEXTS
-        )  # as transformers counts tokens that are not padding
+        )  # as transformers counts tokens other than padding
         assert ids[last + 1] == tokenizer.eos_token_id
 
 

@@ -99,7 +99,7 @@ def test_the_encoding_is_learned_from_the_training_split_only(tmp_path: Path) ->
     assert np.allclose(inputs.std(0), 1, atol=1e-5)
     again = [prepared(file, {"target": "target"}, validation_fraction=0.2, test_fraction=0.2) for _ in "12"]
     assert all(np.array_equal(all_of(each, "test")[0], all_of(found, "test")[0]) for each in again)
-    # All rows are there once, whichever split they are in.
+    # All rows occur once, whichever split they are in.
     raw = data.drop(columns="target").to_numpy()
     seen = np.concatenate([all_of(found, split)[0] for split in SPLITS])
     columns = found.description["columns"] if found.description is not None else []

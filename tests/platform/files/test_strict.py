@@ -1,4 +1,4 @@
-"""Models at the edges: frozen, and helpful about keys they do not know."""
+"""Models of external data: frozen, with helpful errors for unknown keys."""
 
 from __future__ import annotations
 

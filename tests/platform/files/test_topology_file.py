@@ -1,4 +1,4 @@
-"""Topology files: what is written is read again, and what no machine can have is refused by name."""
+"""Topology files: written files can be read again, and impossible values are refused with their field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many replicas a deployment is to have, by the clock of a test."""
+"""Number of replicas that a deployment should have, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Clock:
         self.now_s += TICK_S
 
     def during(self, seconds: float, load: Callable[[float], int]) -> list[int]:
-        """Return the numbers that were wanted one after the other."""
+        """Return the wanted numbers, one after the other."""
         before = len(self.changes)
         end_s = self.now_s + seconds
         while self.now_s < end_s:
@@ -68,7 +68,7 @@ def test_it_goes_up_in_seconds_and_by_as_many_as_are_needed() -> None:
     assert at_s - began_s == LIMITS.upscale_delay_s
     assert "25 sequences" in reason
     assert "each replica is to have 8" in reason
-    # No more than the range allows, however many wait.
+    # The number stays within the range, however many sequences wait.
     assert time.during(30, lambda _: 1000) == []
 
 
@@ -103,7 +103,7 @@ def test_it_scales_to_zero_only_after_a_long_time_without_requests_and_at_once_f
     began_s = time.now_s
     assert time.during(1, lambda _: 20) == [3]
     assert time.changes[1][0] == began_s
-    # Where at least one is to be there, it stays.
+    # If the minimum is one replica, it stays.
     other = clock(LIMITS.model_copy(update={"min": 1}))
     assert other.during(1000, lambda _: 0) == []
 
@@ -111,7 +111,7 @@ def test_it_scales_to_zero_only_after_a_long_time_without_requests_and_at_once_f
 def test_a_request_between_two_ticks_counts() -> None:
     time = clock()
     time.during(200, lambda _: 0)
-    time.idle_since_s = time.now_s - 0.25  # it came and ended unseen
+    time.idle_since_s = time.now_s - 0.25  # the request came and ended between two ticks
     assert time.during(250, lambda _: 0) == []
 
 
@@ -122,7 +122,7 @@ def test_a_load_that_wavers_about_a_border_does_not_make_it_waver(period_s: floa
     wavering = lambda now_s: around + (1 if now_s % period_s < period_s / 2 else -1)  # noqa: E731
     time.during(2500, wavering)
     wanted = [wanted for _, wanted, _ in time.changes]
-    assert wanted == sorted(set(wanted))  # it only went up, and stayed there
+    assert wanted == sorted(set(wanted))  # the number only rises, and then stays
 
 
 @given(

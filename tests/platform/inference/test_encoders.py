@@ -41,7 +41,7 @@ from share_compute.shards import Shard
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 TEXTS = [text_of(19, 1), text_of(3, 2), text_of(1, 3), text_of(40, 4), text_of(19, 5)]
 TEXTS[0][7] = PADDING
-"""A padding token amid a text is a token: some architectures give it a position of its own."""
+"""A padding token inside a text counts as a token: some architectures give it a position of its own."""
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
 
 
@@ -52,7 +52,7 @@ def test_vectors_are_those_of_transformers(model_type: str, num_stages: int) -> 
     assert torch.cdist(expected, expected).fill_diagonal_(9).min() > 0.1, "a degenerate model proves nothing"
     stages = [filled(stage_of(model_type, cut), model_type) for cut in CUTS[num_stages]]
     torch.testing.assert_close(vectors(stages, TEXTS), expected, **CLOSE)
-    # Neither what shares its step nor its place in there matters.
+    # Neither the other texts of its step nor its position in the step matter.
     torch.testing.assert_close(vectors(stages, TEXTS[::-1]), expected.flip(0), **CLOSE)
     torch.testing.assert_close(vectors(stages, TEXTS[:1]), expected[:1], **CLOSE)
 
@@ -111,7 +111,7 @@ def test_a_stage_has_its_own_tensors_alone(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert"])
 def test_weights_of_a_folder_are_found(model_type: str, tmp_path: Path) -> None:
-    """Folders have the base model's names, or a prefix and a head beside."""
+    """Folders have the base model's names, or a prefix and a head as well."""
     base = encoder_of(model_type)
     base.save_pretrained(tmp_path / "base")
     headed = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**encoder_config(model_type)))

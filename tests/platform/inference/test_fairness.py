@@ -1,4 +1,4 @@
-"""Owners share a deployment evenly, and nobody waits for ever."""
+"""Owners share a deployment evenly, and no owner waits forever."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_large_sequence_is_passed_by_some_and_then_all_wait() -> None:
     numbers, draw = count(1), Random(3)
 
     def small_ones() -> list[int]:
-        """Keep more of them waiting than there is room for; return those that were begun by now."""
+        """Keep more sequences waiting than fit; return those that have begun by now."""
         for _ in range(20 - len(world.running)):
             sequence = next(numbers)
             world.submit(generation(sequence, (sequence,) * 10, draw.randint(20, 90), "ann"))

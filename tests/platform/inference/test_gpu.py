@@ -33,7 +33,7 @@ GPU = torch.device("cuda")
 CUTS = [(0, 1), (1, 3)]
 PROMPTS = {1: prompt_of(19, 1), 2: prompt_of(3, 2), 3: prompt_of(12, 3)}
 PIECES = {1: [7, 9, 3], 2: [3], 3: [1, 11]}
-"""Prompts come in pieces, beside tokens of those who are further."""
+"""Prompts are cut into chunks, and run beside tokens of sequences that decode."""
 COUNT = 10
 RULES: list[dict[str, Any]] = [
     {"temperature": 0},

@@ -1,4 +1,4 @@
-"""First tokens that others have are found, and nothing else is taken for them."""
+"""Common first tokens of sequences are found, and no others are taken for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.prefixes import BLOCK, add_keys
 from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
-# Few tokens, in long runs: common beginnings of all lengths.
+# Few different tokens, in long runs: common prefixes of all lengths.
 runs = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=1, max_size=4).map(
     lambda pieces: [token for token, length in pieces for _ in range(length)]
 )
@@ -89,7 +89,7 @@ def test_what_a_step_copies_from_is_not_closed_by_it() -> None:
     assert ledger.open(copies, ledger.find(copies)) == (1, 29)
     assert not ledger.fits(57)
     assert ledger.fits(56)
-    needs_slot = live(4, [6] * 33)  # 40 positions: only the slot that it would be copied from can go
+    needs_slot = live(4, [6] * 33)  # 40 positions need a slot: only the one that would be copied from can be closed
     assert ledger.open(needs_slot, ledger.find(needs_slot)) == (None, 0)
     assert ledger.take_closes() == (2,)
 

@@ -1,4 +1,4 @@
-"""Weights in eight bits: near the floats that they were made of, the same in every batch, a quarter of the memory."""
+"""Weights in eight bits: close to the float weights, the same in every batch, with a quarter of the memory."""
 
 from __future__ import annotations
 

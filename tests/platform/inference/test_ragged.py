@@ -35,7 +35,7 @@ from share_compute.shards import Shard
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 PROMPTS = {1: prompt_of(19, 1), 2: prompt_of(3, 2), 3: prompt_of(12, 3)}
 PIECES = {1: [7, 9, 3], 2: [3], 3: [1, 11]}
-"""Prompts come in pieces, beside tokens of those who are further."""
+"""Prompts are cut into chunks, and run beside tokens of sequences that decode."""
 COUNT = 10
 
 
@@ -153,7 +153,7 @@ def test_packed_weights_compute_the_same(tied: bool, sealed: tuple[bool, ...]) -
     assert bool(packed) == torch.backends.mkldnn.is_available()
     assert all((part._weights[0] is not None) == sealed[-1] for part in packed)
     if packed:
-        # Weights that a tied embedding holds anyway are not packed: that would store them twice.
+        # Weights that a tied embedding holds are not packed: that would store them twice.
         assert isinstance(stage._model.lm_head, PackedLinear) == (sealed[-1] or not tied)
     serving = Serving([stage])
     for rows in (1, 2, 5):
@@ -184,7 +184,7 @@ def test_weights_are_packed_one_layer_after_the_other(
 
 @pytest.mark.parametrize("window", [64, 96])
 def test_stretched_positions_depend_on_the_window_alone(window: int) -> None:
-    """A model that stretches positions by the longest text of a batch would give others in other company."""
+    """If positions were scaled by the longest text of a batch, tokens would depend on the other sequences."""
     factors = [1.0 + place / 3 for place in range(8)]
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": factors,
             "original_max_position_embeddings": 64}  # fmt: skip

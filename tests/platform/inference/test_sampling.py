@@ -1,4 +1,4 @@
-"""Drawing tokens: the same in every batch, penalties as transformers and OpenAI have them, JSON that parses."""
+"""Sampling tokens: the same in every batch, penalties as in transformers and OpenAI's API, JSON that parses."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_may_be_drawn_is_as_in_transformers(options: dict[str, Any], seed: 
     ids = eligible(weights, requested)
     kept = torch.zeros(size, dtype=torch.bool)
     kept[slice(None) if ids is None else torch.from_numpy(ids)] = True
-    # With weights that vanish, all that transformers keeps may be more, but never drawn.
+    # transformers may also keep tokens whose weight rounds to 0; these are never drawn.
     assert torch.equal(kept & (weights > 0), expected & (weights > 0))
     assert expected[drawn_at(logits, requested, 5)]
 
@@ -121,7 +121,7 @@ def test_penalties() -> None:
 
 
 def test_penalties_follow_what_is_drawn() -> None:
-    """Each token that was drawn counts for the next one, as in generate."""
+    """Each drawn token counts for the next one, as in generate."""
     serving = Serving(stages_of("llama", [(0, 3)]))
     text = serving.run({opening(1, PROMPT, repetition_penalty=1.5): [9]}, 12)[1]
     ids = torch.tensor([PROMPT])
@@ -226,7 +226,7 @@ def test_text_of_a_schema_parses(tokenizer_folder: Path, seed: int) -> None:
     tokenizer, size = load_tokenizer(tokenizer_folder), 320
     history: list[int] = []
     sampler = Sampler(size, CPU, tokenizer_folder)
-    # The grammar forbids tokens in spite of their bias, and allows a token that is banned if no other is possible.
+    # The grammar forbids tokens despite their bias, and allows a banned token if no other is possible.
     bias = tuple((token, chance) for token, chance in zip(range(size), (100, -100) * 150, strict=False))
     requested: dict[str, Any] = {"json_schema": SCHEMA, "temperature": 1.0, "seed": seed, "min_tokens": 3}
     if seed:
@@ -298,4 +298,4 @@ def test_constrained_text_needs_a_tokenizer(tmp_path: Path) -> None:
         assert refused.value.details["sequence"] == 7, "the others in its step go on"
     with pytest.raises(UserError, match="tokenizer"):
         Grammars(tmp_path, VOCABULARY).start("")
-    Sampler(VOCABULARY, CPU, tmp_path).warm_up()  # a request for it is refused
+    Sampler(VOCABULARY, CPU, tmp_path).warm_up()  # a request for constrained text is refused

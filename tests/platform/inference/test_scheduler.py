@@ -1,4 +1,4 @@
-"""The scheduler, one promise after the other."""
+"""The guarantees of the scheduler, one by one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def served(one: World, *sequences: int) -> list[tuple[int, ...]]:
     ]
 
 
-# -- what is refused, and what ends at once ------------------------------------------------------------------------
+# -- requests that are refused, or end at once ---------------------------------------------------------------------
 
 
 def test_an_empty_prompt_is_refused() -> None:
@@ -103,7 +103,7 @@ def test_a_full_queue_refuses_whole_requests_and_says_when_to_come_back() -> Non
     with pytest.raises(Busy) as refused:
         one.scheduler.submit(generation(3), generation(4), tokens_per_s=10)
     assert refused.value.status == 429
-    assert refused.value.retry_after_s == 15  # half of three sequences of 100 tokens
+    assert refused.value.retry_after_s == 15  # half of the time of three sequences of 100 tokens
     assert one.scheduler.stats().queued == 3
     one.submit(generation(3))
     with pytest.raises(Busy) as refused:
@@ -230,7 +230,7 @@ def test_nothing_is_wasted_when_ends_are_known(run_ahead: int) -> None:
     one.finish()
     totals = one.scheduler.stats().totals
     assert totals.wasted_tokens == 0
-    # The last token of each is no input.
+    # The last token of each sequence is not an input.
     assert totals.computed_tokens == sum(3 + sequence for sequence in range(10))
 
 
@@ -254,7 +254,7 @@ def test_a_cancelled_sequence_ends_at_once_and_its_capacity_is_free() -> None:
     one.cancel(0)
     one.cancel(2)
     assert one.ends[0] == Finished(0, "cancelled", 0)
-    # Both batches have all the steps in flight that they may have; the next one closes and opens.
+    # Both batches have the maximum number of steps in flight; the next step closes and opens.
     one.go_on()
     while not (steps := one.send()):
         one.go_on()
@@ -313,7 +313,7 @@ def test_a_result_of_something_else_is_refused_and_changes_nothing() -> None:
     assert len(one.scheduler.completed(result)) == 1
 
 
-# -- first tokens that others have ---------------------------------------------------------------------------------
+# -- common prefixes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step_tokens", [40, 100])
@@ -364,7 +364,7 @@ def test_without_capacity_for_both_the_copy_is_left() -> None:
     assert one.cached[1] == 0
 
 
-# -- room for answers ----------------------------------------------------------------------------------------------
+# -- KV capacity for answers ---------------------------------------------------------------------------------------
 
 
 def test_a_sequence_with_a_high_limit_reserves_the_capacity_of_a_typical_answer() -> None:

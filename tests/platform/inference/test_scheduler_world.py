@@ -1,4 +1,4 @@
-"""The scheduler on simulated stages: whatever happens, every sequence gets exactly the tokens of the reference."""
+"""The scheduler on simulated stages: whatever fails, every sequence gets exactly the tokens of the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests shared over replicas by least outstanding work; what has a prefix in common takes nobody's step."""
+"""Requests are shared over replicas by least outstanding work; a common prefix counts as no work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_who_has_least_to_do_for_its_speed_comes_first() -> None:
     assert in_turn([Backlog(1), Backlog(1)]) == [0, 1]
     assert in_turn([Backlog(0, 10.0), Backlog(4, 100.0)]) == [1, 0]
     assert in_turn([Backlog(0, 10.0), Backlog(9, 100.0)], new=1) == [0, 1]
-    # One whose speed is not known is taken to be as fast as the others are in the mean.
+    # A replica of unknown speed is taken to be as fast as the mean of the others.
     assert in_turn([Backlog(2, 10.0), Backlog(1), Backlog(0, 10.0)]) == [2, 1, 0]
     assert in_turn([]) == []
 
@@ -42,7 +42,7 @@ def generation(sequence: int, owner: str, prompt: tuple[int, ...]) -> Generation
 
 
 class Replicas:
-    """Schedulers with a row of stages each, to which requests are given as an engine does."""
+    """Schedulers, each with a row of stages, which get requests as from an engine."""
 
     def __init__(self, number: int) -> None:
         self.schedulers = [Scheduler(LIMITS) for _ in range(number)]
@@ -98,11 +98,11 @@ def test_what_has_a_prefix_in_common_takes_nobodys_turn() -> None:
     prefix = tuple(range(100, 148))
     replicas = Replicas(2)
     many = [generation(one, "ada", (*prefix, one)) for one in range(30)]
-    home = replicas.ask(*many)  # completions of one request: all at one replica, where they share the prefix
+    home = replicas.ask(*many)  # completions of one request: all on one replica, where they share the prefix
     assert {replicas.placed[one.sequence] for one in many} == {home}
     other = [generation(100 + one, "grace", (one, 7)) for one in range(6)]
     assert {replicas.ask(one) for one in other} == {1 - home}
-    # Even where the one with the prefix is the only one, its other owners go by steps.
+    # Owners take turns by engine steps, so waiting sequences do not delay those of another owner.
     at_home = generation(200, "alan", (5, 6))
     replicas.schedulers[home].submit(at_home)
     replicas.placed[200] = home

@@ -1,4 +1,4 @@
-"""The scheduler with an encoder: whole texts, shared out evenly, once each, whatever happens to the stages."""
+"""The scheduler with an encoder: whole texts, divided evenly among owners, once each, whatever stages fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def vector(tokens: Iterable[int]) -> bytes:
 
 
 class Encoder:
-    """Stages that make a vector of all tokens that they were sent of a text.
+    """Stages that make a vector of all tokens of a text that they received.
 
     Args:
         limits: of the scheduler.
@@ -87,7 +87,7 @@ def test_texts_are_computed_whole_and_each_is_reported_once() -> None:
     encoder.finish()
     for one in texts:
         assert encoder.reported[one.sequence] == Embedded(one.sequence, len(one.prompt), vector(one.prompt))
-    # Turns are as full as whole texts can make them: two that follow each other would not fit into one.
+    # Engine steps are as full as possible with whole texts: two consecutive ones would not fit into one.
     sizes = [step.num_tokens for step in encoder.steps]
     firsts = [step.chunks[0].count for step in encoder.steps]
     assert all(size + first > 40 for size, first in zip(sizes, firsts[1:], strict=False))
@@ -96,7 +96,7 @@ def test_texts_are_computed_whole_and_each_is_reported_once() -> None:
 def test_as_many_steps_are_on_their_way_as_stages_take() -> None:
     encoder = Encoder()
     encoder.submit(*(text(number, 40) for number in range(9)))
-    assert len(encoder.send()) == 4  # two stages, and one ahead for each
+    assert len(encoder.send()) == 4  # two stages, each with one step in advance
     encoder.complete()
     assert len(encoder.send()) == 1
 
@@ -110,7 +110,7 @@ def test_owners_share_by_tokens() -> None:
         encoder.complete()
     sent = [chunk for step in encoder.steps for chunk in step.chunks]
     bob = sum(chunk.count for chunk in sent if chunk.sequence >= 100)
-    assert bob == 100  # all of it: much less than half of what was computed
+    assert bob == 100  # all of bob's texts, which are much less than half of all computed ones
     assert sum(chunk.count for chunk in sent) - bob >= 100
 
 
@@ -142,7 +142,7 @@ def test_cancelled_texts_are_not_reported() -> None:
     encoder = Encoder()
     encoder.submit(*(text(number, 30) for number in range(8)))
     encoder.send()
-    cancelled = [*encoder.scheduler.cancel(0), *encoder.scheduler.cancel(7)]  # one is on its way, one waits
+    cancelled = [*encoder.scheduler.cancel(0), *encoder.scheduler.cancel(7)]  # one is in flight, one waits
     assert [type(event) for event in cancelled] == [Finished, Finished]
     assert encoder.scheduler.cancel(0) == []
     encoder.finish()

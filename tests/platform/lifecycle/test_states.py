@@ -1,4 +1,4 @@
-"""The life of a job: exactly the changes that its table allows."""
+"""States of a job: exactly the transitions in its table are allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA: adapters of ``peft`` in shards, and what a job gives in the end."""
+"""LoRA: adapters of ``peft`` in shards, and the result of a job with adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a job continues from, when some are damaged."""
+"""The checkpoint from which a job continues, if some are damaged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_next_older_whole_one_is_taken_and_the_others_are_named(three: list[
     assert folder == three[0]
     assert "step-00000015/optimizer.safetensors is damaged" in notes[0]
     assert "step-00000010/training.json is missing" in notes[1]
-    # They keep no whole one from being kept, and are not tried again.
+    # Damaged folders are set aside: they do not count as kept checkpoints, and are not tried again.
     assert [path.name for path in sorted(three[0].parent.iterdir())] == [
         ".step-00000010.damaged", ".step-00000015.damaged", "step-00000005"
     ]  # fmt: skip

@@ -54,7 +54,7 @@ WHOLE = {
     "roberta": ("classifier.",),
     "vit": ("classifier.",),
 }
-"""Beginnings of the names of what is trained whole."""
+"""Beginnings of the names of parameters that are trained whole."""
 MATRICES = {"bert": 6, "distilbert": 6, "llama": 7, "roberta": 6, "vit": 6}
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning"

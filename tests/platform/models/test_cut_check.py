@@ -1,4 +1,4 @@
-"""Whether a model can be cut is found out by computing a small one whole and in stages."""
+"""The check whether a model can be cut computes a small model whole and in stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED = {
     "ministral": "no small model",  # its default configuration is not complete
     "phi4_multimodal": "no small model",
 }
-"""Default configurations that are not cut, with words of the reason."""
+"""Default configurations that cannot be cut, with words of the reason."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Stages: composed they equal the whole model bit for bit, for every architecture that can be cut."""
+"""Stages: together they equal the whole model bit for bit, for every architecture that can be cut."""
 
 import inspect
 from pathlib import Path
@@ -28,7 +28,7 @@ CARRY_STATE_ACROSS_LAYERS = {
     "bailing_hybrid", "cohere_compass_text", "deepseek_v4", "gemma3n_text", "gemma4_text", "glm_moe_dsa", "hrm_text",
     "hy_v4", "kimi_linear",
 }  # fmt: skip
-"""Declare a plan, but hand more than hidden states from layer to layer: they are refused, not computed wrongly."""
+"""Architectures that declare a plan but pass more than hidden states between layers: they are refused."""
 NO_SMALL_CONFIGURATION = {"dots1", "dots3_note_text", "longcat_flash", "phi4_multimodal"}
 """Their configurations cannot be made small by the fields below."""
 SMALL = {
@@ -146,12 +146,12 @@ def test_a_tied_head_starts_as_the_embedding_and_is_stored_once() -> None:
 
 def assert_loads_what_transformers_saved(config: dict[str, Any], folder: Path) -> None:
     saved = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
-    # Constructors start some tensors at nothing in particular; what is compared must be numbers.
+    # Constructors leave some tensors uninitialized, but the compared tensors must be numbers.
     with torch.no_grad():
         for parameter in saved.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.02)
         saved.get_input_embeddings().weight[0] = (
-            0  # the row of the padding token, which some models clear as they load
+            0  # the row of the padding token, which some models set to zero when they load
         )
     saved.save_pretrained(folder)
     weights = PretrainedWeights(WeightFolder(folder), config)

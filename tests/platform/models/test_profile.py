@@ -1,4 +1,4 @@
-"""The profile of a model says what its real modules hold, compute and keep."""
+"""The profile of a model has the bytes, operations and kept activations of the real modules."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_counts_equal_what_real_stages_take(config: dict[str, Any], start: int, 
         real.backward_operations, rel=0.15
     )
     kept = SAMPLES * sum(part.activation_bytes.at(TOKENS) for part in parts)
-    if stop == 4:  # logits and two gradients, which are not for the backward to keep
+    if stop == 4:  # logits and two gradients, which are not kept for the backward pass
         kept -= 3 * SAMPLES * TOKENS * VOCABULARY * 4
     assert kept == pytest.approx(real.kept_bytes, rel=0.05)
 
@@ -163,7 +163,7 @@ def test_nothing_depends_on_the_state_of_the_process() -> None:
 def test_a_large_model_takes_seconds_and_hardly_any_memory() -> None:
     start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     profile = dissect(Blueprint(config=LARGE))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 500_000  # KiB; its weights take 400 GB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 500_000  # KiB; the weights would take 400 GB
     assert time.process_time() - start < 30  # about 2
     assert profile.counted
     assert len(profile.layers) == 128
@@ -183,7 +183,7 @@ def test_a_profile_travels_as_json() -> None:
 
 
 def test_code_that_needs_data_is_estimated() -> None:
-    # These experts look which of them are met.
+    # The code of these experts depends on which of them are used.
     estimated = profile_of({**EXPERTS, "experts_implementation": "eager"})
     counted = profile_of(EXPERTS)
     assert counted.counted
@@ -239,7 +239,7 @@ def test_declared_layers_are_counted_for_the_samples_that_they_get(start: int, s
     assert profile.parameters_of(shard) == sum(tensor.numel() for tensor in stage.module.parameters())
     assert 5 * sum(part.forward_flops.at(1) for part in parts) == real.forward_flops
     assert 5 * sum(part.backward_flops.at(1) for part in parts) == real.backward_flops
-    looks = 3 if stop == 6 else 0  # targets are made and looked at in `run`, not in the profile
+    looks = 3 if stop == 6 else 0  # targets are created and used in `run`, which the profile does not contain
     assert sum(part.forward_operations for part in parts) == real.forward_operations - looks
     assert sum(part.backward_operations for part in parts) == real.backward_operations
     if (start, stop) == (0, 6):

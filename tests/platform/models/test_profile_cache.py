@@ -1,4 +1,4 @@
-"""Profiles on disk: found again for equal facts, and made again when a file or a library changed."""
+"""Profiles on disk: found again for equal inputs, and made again when a file or a library changed."""
 
 from __future__ import annotations
 

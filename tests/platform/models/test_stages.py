@@ -1,4 +1,4 @@
-"""How stages compute: precision, layers that are computed again, frozen parameters. Never does the cut matter."""
+"""Computations of stages: precision, activation checkpointing, frozen parameters. The cut never changes results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def gradients(blueprint: Blueprint, cuts: Sequence[tuple[int, int]], scale: floa
         _, targets = samples(blueprint, microbatch)
         gradient: Tensor | None = None
         for entering, outputs in reversed(ways[microbatch]):
-            torch.manual_seed(99)  # whoever drew last does not matter
+            torch.manual_seed(99)  # earlier draws of random numbers do not matter
             if gradient is None:
                 (loss_sum(outputs, targets) * scale).backward()
             elif outputs.requires_grad:

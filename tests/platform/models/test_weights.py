@@ -1,4 +1,4 @@
-"""Weight folders: single tensors read, pieces written, nothing half-written shown."""
+"""Weight folders: single tensors are read, pieces are written, and incomplete folders are never visible."""
 
 import json
 import math
@@ -106,7 +106,7 @@ def test_nothing_is_shown_before_it_is_whole(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     writer = FolderWriter(tmp_path / "out")
     child = os.fork()
-    if child == 0:  # the limit holds for the whole process, so it is tried in one of its own
+    if child == 0:  # the limit applies to the whole process, so the test runs in its own process
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         try:

@@ -1,4 +1,4 @@
-"""Branches: on which islands they are placed, and how many on each."""
+"""Branches: the islands on which they are placed, and the number of branches on each."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def two_sites(
 
 
 def test_slow_links_between_sites_make_islands() -> None:
-    # No machine can hold the model alone. Half of it fits, with what is kept of 32 microbatches at the cut.
+    # No machine can hold the model alone. Half of it fits, with the tensors of 32 microbatches at the cut.
     proposal = propose_islands(two_sites(2e4, memory=50_000_000, boundary_numbers=4e4))
     assert proposal is not None
     assert {frozenset(island.machines) for island in proposal.islands} == {

@@ -1,4 +1,4 @@
-"""Pinned plans: the same layout again, or words that say what differs."""
+"""Pinned plans: the same layout again, or an error that says what differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: who holds what, what it will take, and what is missing when nobody can."""
+"""Plans: members and their layers, predicted times, and the shortage if no plan is possible."""
 
 from __future__ import annotations
 

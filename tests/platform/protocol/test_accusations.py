@@ -1,4 +1,4 @@
-"""A member that rejects a tensor of another: one word against another, until something else speaks for it."""
+"""A member rejects a tensor of another member: which of the two is excluded, and by which further evidence."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Epochs:
         self.run(self.machine.handle(Assemble(frozenset(workers))))
 
     def run(self, effects: list[Effect]) -> list[Effect]:
-        """Answer until the members compute; return what else the coordinator wants."""
+        """Answer until the members compute; return the other effects of the coordinator."""
         waiting, others = list(effects), []
         while waiting:
             effect = waiting.pop(0)
@@ -165,7 +165,7 @@ def test_a_quarantine_takes_more_than_the_word_of_one_member(
 
 
 def test_a_member_that_copies_a_sum_in_a_dispute_has_no_answer_of_its_own() -> None:
-    """Else the others agree with it, have changed their answers, and are taken to be wrong."""
+    """Otherwise the others agree with it, seem to have changed their answers, and count as wrong."""
     epochs = Epochs("ab", is_one_stage=True)
     assert epochs.prepare(a="right", b="wrong") == [StartOver(1, frozenset("ab"))]
     epochs.reduced = {"b"}

@@ -1,4 +1,4 @@
-"""The model checker finds protocols that are broken on purpose: so what it lets pass is checked."""
+"""The model checker finds defects that are put into the protocol on purpose, which shows that its checks work."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def first_found(
     new_member: Callable[[str, int], MemberMachine] = MemberMachine,
     new_coordinator: type[CoordinatorMachine] = CoordinatorMachine,
 ) -> str:
-    """Return what the first schedule says that finds the break."""
+    """Return the error of the first schedule that finds the defect."""
     for seed, scenario in chain.from_iterable(
         ((seed, draw(seed)), (seed, draw_wrong(seed))) for seed in range(SEEDS)
     ):

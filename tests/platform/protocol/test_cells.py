@@ -16,7 +16,7 @@ STEP = 5
 
 @st.composite
 def memberships(draw: st.DrawFn) -> Membership:
-    """Stages of any size, owners of any microbatches, and an open step of which any part is done."""
+    """Stages of any size, any owners of microbatches, and an open step in which any cells are done."""
     count = draw(st.integers(1, 8))
     stages = tuple(
         tuple(f"{place}{member}" for member in range(draw(st.integers(1, 3))))
@@ -52,7 +52,7 @@ def memberships(draw: st.DrawFn) -> Membership:
 
 
 def walk(membership: Membership, step: int) -> set[tuple[int, Action]]:
-    """Let all members compute until nobody can go on; return what was computed."""
+    """Let all members compute until none can continue; return the cells that were computed."""
     waiting = {worker: remaining(membership, step, worker) for worker in membership.workers}
     arrived = {
         (resend.target, TensorLabel(step, resend.cargo, resend.microbatch, resend.stage))

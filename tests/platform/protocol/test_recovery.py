@@ -1,4 +1,4 @@
-"""After a loss, no cell is done again whose result somebody has."""
+"""After a loss, no cell is computed again if a member has its result."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_is_run_forward_is_only_run_backward_and_where_it_was() -> None:
 
 
 def test_lost_gradients_of_the_boundary_are_computed_again_without_being_added() -> None:
-    """The stage behind has its sum, but who sent the gradients is gone."""
+    """The later stage has its sum, but the member that sent the gradients is lost."""
     recovery = after(
         report("d", is_reduced=True), stages=(("a", "b"), ("d",)), owners=(OWNERS[0], ("d",) * 4)
     )

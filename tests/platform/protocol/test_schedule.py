@@ -1,4 +1,4 @@
-"""The schedule: complete, in order, the textbook's for one member a stage, and free of deadlock for any stages."""
+"""The schedule: complete, in order, equal to 1F1B for one member a stage, and free of deadlock for any stages."""
 
 from collections.abc import Sequence
 from itertools import pairwise

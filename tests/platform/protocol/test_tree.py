@@ -1,4 +1,4 @@
-"""One sum, whatever the order and whoever computed what."""
+"""The sum is the same in any order of arrival, whichever members computed its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Held = dict[Node, str]
 
 
 def expression(tree: SummationTree, node: Node) -> str:
-    """The sum as it must be."""
+    """Return the expected sum."""
     children = tree.children(node)
     if children is None:
         return str(node.start)

@@ -1,4 +1,4 @@
-"""The step protocol in a simulated world: whatever goes wrong, the weights are those of the undisturbed run."""
+"""The step protocol in a simulated world: whatever fails, the weights are those of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEDULES = 12_000
 
 
 def run(scenario: Scenario) -> Outcome:
-    """Run it; it raises when anything is lost, doubled or wrong, or when the job does not end."""
+    """Run it; raises when anything is lost, doubled or wrong, or when the job does not end."""
     return World(scenario).run()
 
 
@@ -39,7 +39,7 @@ def test_wrong_numbers_never_win_and_only_machines_that_made_them_are_blamed(fir
         outcome = run(scenario)
         may_dispute = any(failure.kind is FailureKind.deviate for failure in scenario.failures)
         if isinstance(outcome.verdict, Disputed) and may_dispute:
-            disputed += 1  # a member was lost before it was clear which is wrong
+            disputed += 1  # a member was lost before it was clear which of them is wrong
         else:
             assert scenario.diverges_at or outcome.verdict is None
         blamed += bool(outcome.blamed)
@@ -103,7 +103,7 @@ DISTURBANCES = {
 
 
 def kills(scenario: Scenario, point: Point, worker: str | None) -> int:
-    """Kill who passes a point, at its first, second and fourth passing, while other things happen; count the kills."""
+    """Kill processes at their first, second and fourth passing of a point, among other failures; count the kills."""
     met = 0
     for seed, (occurrence, disturbance) in enumerate(product((1, 2, 4), DISTURBANCES.values())):
         disturbed = replace(scenario, seed=seed, **disturbance)
@@ -161,7 +161,7 @@ def test_a_death_costs_only_what_was_not_done() -> None:
     again = []
     for seed in range(20):
         outcome = run(replace(ONE_STAGE, seed=seed, failures=(kill,)))
-        if not outcome.unmet:  # else that member has nothing to do
+        if not outcome.unmet:  # otherwise that member had no cells to compute
             again.append(outcome.passed[Point.cell_done] - cells)
     assert len(again) > 10
     assert set(again) == {2}

@@ -106,7 +106,7 @@ def test_churn_keeps_its_means() -> None:
     assert trace == list(churn.trace(500, 200 * HOUR_S, seed=1))
     assert trace != list(churn.trace(500, 200 * HOUR_S, seed=2))
     assert trace == sorted(trace)
-    # A cycle takes 5 hours: 40 deaths of each machine, give or take; 20,000 in all, so 2 % is far off.
+    # A cycle takes 5 hours: about 40 deaths of each machine, 20,000 in all, so the mean is within 2 %.
     deaths = sum(not event.is_up for event in trace)
     assert deaths == pytest.approx(500 * 40, rel=0.02)
     alive_s = 0.0
@@ -136,7 +136,7 @@ def test_a_trace_is_drawn_while_it_is_read() -> None:
     assert next(trace).time_s < 1.0
 
 
-# -- books and rules -----------------------------------------------------------------------------------------------
+# -- accounting and rules ------------------------------------------------------------------------------------------
 
 
 def test_the_ledger_counts_every_second_and_step_once() -> None:
@@ -174,11 +174,11 @@ def test_the_dead_shard_comes_from_its_stage_its_backup_or_the_checkpoint() -> N
     cost = TrainingCost(model(2), fleet, complete(fleet), TrainingWorkload(4, 4, optimizer_tensors=2))
     size = LAYER.parameters * 4 * 3
     moved_s = cost.network.transfer_s(1, 5, size)
-    # Another member of the stage has it; the backup has it; nobody has it.
+    # Another member of the stage has the shard; the backup has it; no member has it.
     assert fetching_s(cost, stages((0, 1), (2,)), stages((5, 1), (2,)), {0}) == moved_s
     assert fetching_s(cost, stages((0,), (1,)), stages((5,), (1,)), {0}) == moved_s
     assert fetching_s(cost, stages((0,), (1,)), stages((5,), (4,)), {0, 1}) == pytest.approx(moved_s)
-    # Nothing moves when everybody stays.
+    # No layers move if all machines stay.
     assert fetching_s(cost, stages((0,), (1,)), stages((0,), (1,)), set()) == 0.0
 
 

@@ -182,7 +182,7 @@ def _expected_log(components: Any) -> Any:
 
 
 def test_rows_that_no_update_touches_decay_as_others_do() -> None:
-    """Lazy rows: the result is that of an update of all rows, also where most of them have no gradient."""
+    """Lazy decay of rows: the result equals that of decaying all rows at each update, also if most have no gradient."""
     places = np.sort(places_of(np.arange(50, dtype=np.uint64)))
     draw = np.random.default_rng(5)
     for rule in (FollowTheLeader(l1=1e-3, l2=0.1), TopicRule(1, documents=100)):

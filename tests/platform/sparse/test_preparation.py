@@ -1,4 +1,4 @@
-"""Rows are read once, checked, and dealt out to workers; models are measured on other rows."""
+"""Rows are read once, checked, and divided among workers; models are measured on other rows."""
 
 from __future__ import annotations
 

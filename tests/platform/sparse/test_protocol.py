@@ -156,7 +156,7 @@ class World:
                     for worker, protocol in enumerate(self.protocol):
                         self.carry_out_worker(worker, protocol.handle(ServerReplaced(effect.range)))
                 case EndReplica():
-                    pass  # the old replica lives on, as behind a cut link, and must do no harm
+                    pass  # the old replica continues, as behind a cut link, and must do no harm
                 case RangeGone():
                     raise AssertionError("a range was lost although only one machine at a time was lost")
 
@@ -278,7 +278,7 @@ class World:
             return
         lost = self.draw.choice(self.machines)
         self.machines = (*(each for each in self.machines if each != lost), self.spare.pop())
-        if self.draw.random() < 0.7:  # else it lives on behind a cut link
+        if self.draw.random() < 0.7:  # otherwise it continues behind a cut link
             self.replicas = {key: replica for key, replica in self.replicas.items() if key[1] != lost}
         self.carry_out_group(self.group.handle(ServersOffered(self.machines)))
 

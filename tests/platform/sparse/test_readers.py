@@ -1,4 +1,4 @@
-"""Readers of sparse data: what they read, and how they refuse what they cannot."""
+"""Readers of sparse data: the rows that they read, and their errors."""
 
 from __future__ import annotations
 

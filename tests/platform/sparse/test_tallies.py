@@ -1,4 +1,4 @@
-"""Metrics are the same bits however the measured rows are dealt out."""
+"""Metrics have the same bits however the measured rows are divided."""
 
 from __future__ import annotations
 

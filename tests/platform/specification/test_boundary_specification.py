@@ -1,4 +1,4 @@
-"""Specifications of compression between stages: what they accept, what they refuse and how helpfully."""
+"""Specifications of compression between stages: accepted values, and helpful errors for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan files: what is read, and how each kind of wrong content is refused."""
+"""Plan files: their content, and the error for each kind of wrong content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deployments as they are asked for: what is read, and which field is wrong."""
+"""Specifications of deployments: their content, and errors that name the wrong field."""
 
 from __future__ import annotations
 

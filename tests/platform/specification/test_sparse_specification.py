@@ -1,4 +1,4 @@
-"""Job files of sparse models: what they may say, and what their errors say."""
+"""Job files of sparse models: their fields, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job file: what it accepts, what it refuses and how helpfully; its schema, examples and guide."""
+"""The job file: accepted values, helpful errors for the others; its schema, examples and guide."""
 
 from __future__ import annotations
 
@@ -495,7 +495,7 @@ class TestSchema:
 
     @pytest.mark.parametrize("kind", get_args(Kind))
     def test_every_field_is_described(self, kind: Kind) -> None:
-        # A part is described by the model that it refers to.
+        # A part of a specification has the description of the model that it refers to.
         plain = {name: field for name, field in self.fields(kind).items() if "$ref" not in field}
         assert [name for name, field in plain.items() if not field.get("description")] == []
 

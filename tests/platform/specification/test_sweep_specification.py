@@ -59,7 +59,7 @@ def test_random_trials_depend_on_seed_and_number_only() -> None:
     middle = sum(math.log10(rate) for rate in rates) / len(rates)
     assert middle == pytest.approx(-2.5, abs=0.2)
     assert {one["training.seed"] for one in found} == set(range(1, 9))
-    # The values of a trial never change between versions, so that a sweep of an older server continues.
+    # The values of a trial never change between versions, so that a sweep of an older server can continue.
     assert found[0] == {RATE: 0.000229, "training.seed": 2}
 
 

@@ -1,4 +1,4 @@
-"""Specifications of synchronization: what they accept, what they refuse and how helpfully."""
+"""Specifications of synchronization: accepted values, and helpful errors for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backups of the embedded database: made while it is used, refused when they are not whole, put back."""
+"""Backups of the embedded database: made during use, refused if they are incomplete, restored."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def truncated(content: bytearray) -> bytes:
 
 
 def corrupted_page(content: bytearray) -> bytes:
-    # Its root pages stay; one in the midst says nonsense.
+    # The root pages stay valid; a page in the middle is overwritten.
     start = (len(content) // 4096 // 2) * 4096
     content[start : start + 4096] = b"\xa5" * 4096
     return bytes(content)

@@ -1,4 +1,4 @@
-"""Links of training jobs: what starts from a result, once, whatever dies in between."""
+"""Links of training jobs: what is started from a result, exactly once, whatever process dies in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletion of finished jobs and deployments: rows first, then files, and nothing that is still in use."""
+"""Deletion of finished jobs and deployments: rows first, then files. Data in use is never deleted."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_job_that_is_over_goes_with_all_its_rows(store: Store, tmp_path: Path)
     last = store.events.after(store.events.last_seq() - 1)[0]
     assert (last.kind, last.data) == ("deleted", {"job": job_id, "name": JOB.name})
     assert len(store.progress.metrics(other)) == 1
-    # Its files are still there, and the store knows it until somebody says that they are not.
+    # The files still exist, and the store lists them until their removal is reported.
     assert store.deletions.folders() == [tmp_path / "jobs" / job_id]
     store.deletions.removed(tmp_path / "jobs" / job_id)
     assert store.deletions.folders() == []

@@ -235,7 +235,7 @@ def test_a_proposal_leases_what_is_free_until_it_is_carried_out(store: Store) ->
     expected = {joins}
     held = {"stays": job.id, "joins": job.id, "taken": other.id, "leaves": None}
     assert tell(proposed(stays, joins, taken, leaves)) == held
-    # It follows a member in an epoch of which it is no part yet.
+    # The machine is a catch-up replica in an epoch in which it has no stage.
     assert tell(reformed(stays, expected=(joins,))) == held
     expected.clear()
     assert tell(reformed(stays, joins)) == held
@@ -246,7 +246,7 @@ def test_a_proposal_that_is_given_up_frees_its_machines(store: Store) -> None:
     stays, joins, late = (contributor(store, name) for name in ("stays", "joins", "late"))
     job = running(store, stays)
     store.progress.record(job.id, 1, [proposed(stays, joins), proposed(stays, late)])
-    # Only who asked knows whether there is still something of it on those of the first.
+    # Only the coordinator knows whether members still run on machines of the first proposal.
     assert {one.job_id for one in store.contributors.list()} == {job.id}
     record = store.progress.record(job.id, 1, [ReplanAbandoned(reason="the job cannot have late")])
     assert record.proposal is None
@@ -293,7 +293,7 @@ def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
         "as soon as enough machines are ready"
     )
     store.jobs.begin(job.id, [])
-    # The next one died before it had a plan, and nobody knows where those of the first are.
+    # The next attempt died before it had a plan, and the machines with the first attempt's members are unknown.
     again = store.jobs.requeue(job.id, "the coordinator died", attempt=2, leaves_members=True)
     assert (again.step, "its members' state, else from step 3" in again.reason) == (4, True)
     store.jobs.begin(job.id, [])

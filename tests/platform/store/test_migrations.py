@@ -1,4 +1,4 @@
-"""A filled database of each earlier revision is migrated, and all that it held is read through the store."""
+"""A filled database of each earlier revision is migrated, and all its content is read through the store."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _plain(value: Any) -> Any:
 
 
 def fill(connection: Connection, revision: str) -> None:
-    """Insert into all tables that are there, in an order that their keys allow."""
+    """Insert into all tables that exist at a revision, in an order that their keys allow."""
     metadata = MetaData()
     metadata.reflect(connection)
     filled = rows(revision)

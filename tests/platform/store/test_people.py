@@ -321,7 +321,7 @@ def test_only_who_is_expected_comes_online(store: Store) -> None:
 
     assert [online().state, online().state] == ["probing", "probing"]
     store.contributors.ready(record.id, capacity=[], links=[])
-    assert online().state == "probing"  # its node was started anew
+    assert online().state == "probing"  # its node was started again
     lose(store, record.id)
     with pytest.raises(ContributorLost, match="is lost: its node died"):
         online()

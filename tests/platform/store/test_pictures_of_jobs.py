@@ -1,4 +1,4 @@
-"""Pictures of jobs: the last of each split, and none in the log."""
+"""Pictures of jobs: the last of each split is stored, and none is in the event log."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_a_comparison_is_recorded_once_and_stops_a_bad_trial(store: Store) -> No
     kept = store.jobs.get(good.id)
     assert kept.trial is not None
     assert (kept.trial.stopped, kept.cancel_requested_at) == (None, None)
-    # A trial that is over is not stopped.
+    # A trial that is over cannot be stopped.
     end(store, bad, "cancelled")
     store.sweeps.stop(sweep.id, bad.id, "late", is_interrupted=True)
     over = store.jobs.get(bad.id).trial

@@ -1,4 +1,4 @@
-"""The work that machines did, and the summary of all machines."""
+"""The work of machines, and the summary of all machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan(*shares: tuple[str, tuple[int, ...]], epoch: int = 0) -> Plan:
 
 
 def work_events(store: Store, machine: str) -> list[tuple[Any, Any]]:
-    """Return (job, microbatches) of each event that says what a machine works at."""
+    """Return (job, microbatches) of each event about the work of a machine."""
     events = store.events.after(0, contributor_id=machine)
     return [(one.data["job"], one.data.get("microbatches")) for one in events if one.kind == "work"]
 
@@ -47,7 +47,7 @@ def test_work_is_reported_when_it_begins_changes_and_ends(store: Store, clock: A
     store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3)))), step(1), step(2)])
     assert work_events(store, ada) == [(job.id, None), (job.id, 4)]
     assert work_events(store, bob) == [(job.id, None), (None, None)]
-    # Steps that were committed before the membership changed count by the old shares, however messages are grouped.
+    # Steps that were committed before the membership change count by the old shares, however events are grouped.
     clock.pass_s(60)
     shared = plan((ada, (0, 1, 2)), (bob, (3,)), epoch=1)
     store.progress.record(job.id, 1, [step(3), reformed(shared, 4), step(4)])
@@ -151,7 +151,7 @@ def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -
             step=number, predicted_step_s=None, measured_step_s=1.0, stages=(timing,), machines=machines
         )
 
-    # The first is from an older release: only that of the stage's busiest machine is known.
+    # The first event is from an older release: it has only the time of the stage's busiest machine.
     store.progress.record(job.id, 1, [measured(10, {})])
     for number in range(20, 60, 10):
         clock.pass_s(10)

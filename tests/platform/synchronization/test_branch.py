@@ -321,7 +321,7 @@ def test_what_a_branch_learns_during_a_merge_is_added_to_the_common_weights(code
         branch.end_round(version - 1)
         at_end = copied(weights)
         train(branch, weights, 50 + version)
-        assert same(branch.contribution(), given)  # a coordinator that was replaced asks again
+        assert same(branch.contribution(), given)  # a coordinator that replaced another one asks again
         if loads == "before the merge":
             tensors, weights = copied(branch.tensors()), copied(weights)
             branch = BranchState(training, weights, 9)
@@ -333,7 +333,7 @@ def test_what_a_branch_learns_during_a_merge_is_added_to_the_common_weights(code
         common = {name: value + decode(update[name], value.shape) for name, value in common.items()}
         branch.merge(version, version - 1, update, closes_round=True)
         assert same(weights, {name: common[name] + learned[name] for name in SHAPES})
-        branch.end_round(version - 1)  # it has merged: this has no effect
+        branch.end_round(version - 1)  # the member has merged, so this has no effect
         assert branch.merge(version, version - 1, {}, closes_round=True) == ()
 
 

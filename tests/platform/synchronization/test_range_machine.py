@@ -39,7 +39,7 @@ RANGES, BRANCHES, ROUNDS = 3, 3, 4
 
 @dataclass
 class Files:
-    """Files of a range on a machine: the merged contributions of each version stand for its weights."""
+    """Files of a range on a machine; the set of merged contributions of each version replaces its weights."""
 
     versions: dict[int, tuple[str, ...]] = field(default_factory=dict)
     parts: set[str] = field(default_factory=set)
@@ -181,7 +181,7 @@ class World:
         del self.head[version + 1 :]
         for effect in self.pending:
             if isinstance(effect, Follow) and self.draw.random() < 0.5:
-                self.follow(effect)  # the coordinator dies between the files of the version and its record
+                self.follow(effect)  # the coordinator dies after it wrote the version's files, and before their record
         self.pending.clear()
         self.files = {holder: files for holder, files in self.files.items() if version in files.versions}
         self.machine = RangesMachine(RANGES, version, sorted(self.files))
@@ -201,7 +201,7 @@ class World:
 
     def answer(self) -> None:
         effect = self.draw.choice(self.pending)
-        if isinstance(effect, (ComputeMerge, CopyMerge, Follow)):  # a machine computes one after the other
+        if isinstance(effect, (ComputeMerge, CopyMerge, Follow)):  # a machine computes these one after the other
             at = getattr(effect, "holder", None)
             serial = (each for each in self.pending if isinstance(each, (ComputeMerge, CopyMerge, Follow)))
             effect = next(each for each in serial if getattr(each, "holder", None) == at)

@@ -81,7 +81,7 @@ class TestOneRound:
         machine = RoundsMachine(local(quorum=2, grace_s=10.0), 5)
         machine.handle(TimeRead(100.0))
         machine.handle(contributed(1, 0))
-        assert machine.handle(TimeRead(150.0)) == []  # the quorum is not there: no grace period
+        assert machine.handle(TimeRead(150.0)) == []  # without a quorum there is no grace period
         assert machine.handle(contributed(1, 2)) == []
         assert machine.handle(TimeRead(159.0)) == []
         assert machine.handle(TimeRead(120.0)) == []  # clocks that go back change nothing
@@ -259,7 +259,7 @@ class World:
         self.pending.clear()
         self.machine = RoundsMachine(self.spec, self.rounds, self.log)
         for branch in list(self.kept):
-            if branch in self.kept:  # an answer to another one may have been for this branch, too
+            if branch in self.kept:  # an answer for another branch may also have concerned this one
                 self._announce(branch)
 
     def lose_range(self) -> None:

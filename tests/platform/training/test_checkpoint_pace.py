@@ -1,4 +1,4 @@
-"""Checkpoints by time: their interval, and how it grows with what they cost."""
+"""Checkpoints by time: their interval, and how it grows with their cost."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_costly_ones_come_less_often(paused_s: float, writing_s: float, period_s
     pace = CheckpointPace(180.0, 0.0).began(begun_s).paused(paused_s).written(begun_s + writing_s)
     assert pace.period_s == pytest.approx(period_s)
     assert paused_s <= 0.05 * pace.period_s + 1e-9
-    # A cheap one afterwards brings the interval back.
+    # A cheap checkpoint afterwards restores the interval.
     assert pace.began(9000.0).paused(0.1).written(9001.0).period_s == 180.0

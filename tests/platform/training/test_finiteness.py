@@ -1,4 +1,4 @@
-"""The first place where numbers stop being finite is found, and nothing is changed by looking."""
+"""The search for the first place with numbers that are not finite, which changes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stages() -> list[Stage]:
 
 
 def findings(both: list[Stage]) -> list[NonFiniteValue | None]:
-    """Look through both stages, with what crossed the boundary between them."""
+    """Search both stages, given the tensors that crossed the boundary between them."""
     first, last = both
     crossing = first.forward(IDS).detach().requires_grad_()
     loss_of = partial(loss_sum, targets=IDS)
@@ -88,7 +88,7 @@ def test_a_gradient_that_overflows_is_found_on_the_way_back() -> None:
     assert cause is not None
     assert (cause.way, cause.stage) == ("backward", 1)
     assert cause.name.startswith("model.layers.3.mlp.")
-    assert found[0] is None  # what came over the boundary is not finite already: the cause is not here
+    assert found[0] is None  # the tensors from the boundary are not finite already, so the cause is not in this stage
 
 
 def test_forward_goes_before_backward_and_the_nearest_to_the_cause_first() -> None:

@@ -45,7 +45,7 @@ def backward(module: nn.Module, microbatch: int) -> None:
 
 
 def alone(tree: SummationTree, node: Node) -> dict[str, Tensor]:
-    """Return what the tree says, evaluated with plain torch."""
+    """Return the sum by the tree, evaluated with plain torch."""
     children = tree.children(node)
     if children is None:
         module = model()
@@ -145,7 +145,7 @@ def test_who_holds_nothing_gets_the_sum() -> None:
     compute(gives, giver, [0, 1])
     started: list[int] = []
     takes.watch(started.append)
-    takes.finish()  # nothing is left to compute: all buckets are ready
+    takes.finish()  # no microbatch is left: all buckets are ready
     assert started == list(range(len(takes)))
     for bucket in started:
         assert takes.parts(bucket) == []
@@ -224,7 +224,7 @@ def test_buffers_are_used_again_and_no_more_than_a_step_needs() -> None:
     scattered = addresses([0, 2])
     assert len(scattered) == 2
     assert addresses([2, 0]) == scattered
-    assert addresses([3]) < scattered  # and the other is let go
+    assert addresses([3]) < scattered  # and the other one is released
     compute(buckets, module, [0])
     spoilt = buckets.parts(0)[0]
     spoilt.fill_(torch.nan)

@@ -150,7 +150,7 @@ class TestDecay:
         ours, theirs = model(), model()
         with torch.no_grad():
             for module in (ours, theirs):
-                next(module.parameters())[:1].zero_()  # where a weight is 0, so is its penalty's gradient
+                next(module.parameters())[:1].zero_()  # if a weight is 0, so is its penalty's gradient
         optimizer = build_optimizer(spec, ours.parameters(), undecayed_parameters(ours))
         plain = build_optimizer(
             spec.model_copy(update={"l1": 0.0}), theirs.parameters(), undecayed_parameters(theirs)
@@ -192,7 +192,7 @@ class TestLossScale:
         weight = nn.Parameter(torch.ones(1))
         optimizer = torch.optim.SGD([weight], lr=0.0)
         scale = replace(first_loss_scale("float16"), clean_steps=1990)
-        scaler.scale(weight)  # it begins to count at its first use
+        scaler.scale(weight)  # its step counter begins at its first use
         scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 1990})
         for step, is_skipped in enumerate(skipped, start=1):
             weight.grad = torch.full((1,), torch.inf if is_skipped else 1.0)

@@ -45,7 +45,7 @@ class BranchEvents:
         self._has_planned = False
 
     def pass_on(self, branch: BranchAttempt, event: AttemptEvent) -> None:
-        """Report an event of a branch, if it says something about the job."""
+        """Report an event of a branch if it concerns the whole job."""
         if isinstance(event, Started):
             branch.has_begun = True
         if isinstance(event, Planned):
@@ -85,7 +85,7 @@ class BranchEvents:
 
     @property
     def _plan(self) -> Plan:
-        """The plan of the job: that of the first branch, with the stages of all branches."""
+        """Return the plan of the job: that of the first branch, with the stages of all branches."""
         planned = [branch for branch in self._branches if branch.plan is not None]
         first = planned[0].plan
         assert first is not None

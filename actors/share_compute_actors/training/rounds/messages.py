@@ -27,7 +27,7 @@ class ContributionPart(StrictModel):
     """The part of a contribution for one range, on the machine of the range."""
 
     actor: str
-    """Name of the actor that has it."""
+    """Name of the actor that has the part."""
     machine: str
     """Contributor id of the machine."""
     digest: str

@@ -334,7 +334,7 @@ class RangeGroup:
         return [holder for holder in holders if holder in self._all]
 
     def _publish(self) -> None:
-        """Tell the branches which machines have the ranges."""
+        """Announce the machines of the ranges to the branches."""
         known = [(holder, self._all[holder]) for holder in self._servers()]
         addresses = tuple(
             RangeAddress(actor=process.name, machine=holder.machine, name=self._name(holder.machine))

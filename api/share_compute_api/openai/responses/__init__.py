@@ -1,1 +1,1 @@
-"""The part of the Responses API for text and function tools; it is translated into chats."""
+"""The part of the Responses API for text and function tools; requests are translated into chats."""

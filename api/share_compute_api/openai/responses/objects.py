@@ -55,7 +55,7 @@ class OutputTokensDetails(AnswerModel):
     """Kinds of output tokens."""
 
     reasoning_tokens: Literal[0] = 0
-    """Always 0: reasoning is not told apart from text."""
+    """Always 0: reasoning is not distinguished from text."""
 
 
 class ResponseUsage(AnswerModel):

@@ -65,7 +65,7 @@ class _Call:
 
 
 class ResponsesShape:
-    """Builds the answer of /v1/responses to one request, once: whole, or as events of a stream.
+    """Builds the answer of /v1/responses to one request, as a whole or as events of a stream; each object is used once.
 
     Args:
         request: the request.

@@ -86,7 +86,7 @@ class TestLangChain:
 class TestLiteLlm:
     @pytest.fixture
     def litellm(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the internet for prices
+        monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it would request prices online
         return pytest.importorskip("litellm")
 
     @pytest.fixture

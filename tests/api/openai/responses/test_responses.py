@@ -396,7 +396,7 @@ def test_a_call_that_breaks_off_is_incomplete(raw: httpx.Client, says_calls: Say
     call, message = response["output"]
     assert (call["type"], call["status"], message["status"]) == ("function_call", "incomplete", "completed")
     assert call["arguments"].startswith('{"city": "Köln"')
-    whole = raw.post("/responses", json=given).json()  # only complete calls are calls there
+    whole = raw.post("/responses", json=given).json()  # here, only complete calls count as calls
     assert [item["type"] for item in whole["output"]] == ["message"]
     cut = {**given, "model": says_calls(CALLS["hermes"]).facts.name, "max_output_tokens": 40}
     response = events_of(raw, **cut)[-1]["response"]

@@ -71,7 +71,7 @@ def test_an_expired_stream_is_reported(plane: Plane, client: Client, speaker: Sp
     speaker.pause_after = 8
     answer = client.complete("poet", "x", max_tokens=99)
     begun(answer)
-    plane.restart()  # the model is not served any more
+    plane.restart()  # the model is no longer served
     with pytest.raises(Gone, match="not served any more"):
         list(answer)
 

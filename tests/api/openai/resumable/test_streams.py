@@ -1,4 +1,4 @@
-"""Streams continue after the client's connection, or the server, was gone; the text is that of an undisturbed one."""
+"""Streams continue after a break of the connection or a restart of the server, with the text of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Seen:
         until_characters: int | None = None,
         until_chunks: int | None = None,
     ) -> None:
-        """Read a response to its end, or until so many characters or chunks arrived."""
+        """Read a response to its end, or until this many characters or chunks arrived."""
         if response.status_code != 200:
             response.read()
         assert response.status_code == 200, response.text
@@ -189,7 +189,7 @@ def test_every_cut_continues_with_the_same_text(http: httpx.Client, options: dic
         if not seen.is_done:
             resume(http, seen)
         assert seen.whole() == whole
-        # Nothing is left after the end.
+        # No stream is left after the end.
         assert resume(http, Seen(seen.stream_id, seen.last_id)).chunks == []
     assert {chunk["id"] for chunk in seen.chunks} == {seen.chunks[0]["id"]}
 
@@ -484,7 +484,7 @@ def test_a_full_store_gives_ordinary_streams(plane: Plane, http: httpx.Client, s
     streams(plane).limits = StreamLimits(streams_of_key=2, tokens=100)
     ordinary = ask(http, "completions")
     assert (ordinary.stream_id, ordinary.last_id, ordinary.texts()) == ("", "", [ANSWER])
-    # Streams that are over make place for new ones, the oldest first.
+    # Streams that are over are deleted for new ones, the oldest first.
     wait_until(lambda: all(one.is_stored_as_over for one in streams(plane)._live.values()))
     streams(plane).limits = StreamLimits(streams_of_key=2)
     assert ask(http, "completions").stream_id

@@ -88,7 +88,7 @@ def test_arguments_arrive_while_they_are_written() -> None:
         assert (begin.name, begin.arguments, arguments.arguments) == ("weather", "", '{"city": "Kö')
 
 
-# Fragments of calls, right and wrong ones, from which texts are made.
+# Fragments of correct and wrong calls, which are joined to texts.
 FRAGMENTS = st.sampled_from(
     [
         A, B, C, "<tool_call>", "</tool_call>", "<tool", "\n", " ", "{", "}", "[", "]", ",", ";",

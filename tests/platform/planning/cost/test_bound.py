@@ -1,4 +1,4 @@
-"""The lower bound: never above what is possible, and equal to it where nothing was relaxed."""
+"""The lower bound: never above a possible step time, and equal to it where nothing was relaxed."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_memory_of_a_member_by_hand() -> None:
     activations = sum(piece.activation_bytes.at(8) for piece in (profile.embedding, *profile.layers[:2]))
     boundary = samples * 4 * profile.layers[1].boundary_numbers.at(8)
     largest = max(piece.largest for piece in (profile.embedding, *profile.layers[:2]))
-    # Two microbatches are in flight in the first of two stages; of all four, what was sent and what came back is kept.
+    # Two microbatches are in flight in the first of two stages; boundary tensors are kept of all four.
     expected = weights * 4 * (2 + workload.optimizer_tensors) + 2 * samples * activations
     expected += 4 * 2 * boundary + 4 * max(largest, 2 * profile.tied)
     assert cost.member_bytes(layout, 0, 0) == pytest.approx(expected)
@@ -91,7 +91,7 @@ def test_who_may_have_to_compute_more_keeps_more() -> None:
         11,
         8,
         4,
-    )  # of the last two, whoever stays has nearly nothing without the first
+    )  # without the first member, the other two divide its nine microbatches
 
 
 @given(stage_shares())
@@ -109,7 +109,7 @@ def test_members_hold_as_many_gradients_as_their_order_of_sums_takes(shares: lis
 def test_further_gradients_count_where_stages_share_differently() -> None:
     cost = instance(1, machines=4, layers=4, microbatches=6)
     layout = Layout((StageLayout(0, 2, (0,), (6,)), StageLayout(2, 4, (1, 2, 3), (2, 2, 2))))
-    assert gradient_sets(((6,), (2, 2, 2)), 0, 0) == 3  # it takes turns in three runs
+    assert gradient_sets(((6,), (2, 2, 2)), 0, 0) == 3  # its microbatches belong to three runs in turn
     alone = cost.bytes_needed(0, 2, 6, 3)
     assert cost.member_bytes(layout, 0, 0) == alone + 2 * 4 * cost.trained_parameters(0, 2)
     lent = int(alone / 0.9) + 1

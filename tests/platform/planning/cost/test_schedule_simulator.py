@@ -103,7 +103,7 @@ def test_two_stages_over_a_link_by_hand() -> None:
     timeline = simulate_step(cost, row(cost))
     assert spans(timeline, 0) == [("0F", 0, 1), ("1F", 1, 2), ("0B", 7, 9), ("1B", 10, 12)]
     assert spans(timeline, 1) == [("0F", 2.5, 3.5), ("0B", 3.5, 5.5), ("1F", 5.5, 6.5), ("1B", 6.5, 8.5)]
-    # The second machine updates when word of the first has reached it.
+    # The second machine updates when the message of the first has arrived.
     assert timeline.step_s == 12.5
     assert timeline.busy_fractions == {0: 6 / 12.5, 1: 6 / 12.5}
     assert timeline.updates == {0: (12, 12), 1: (12.5, 12.5)}
@@ -154,7 +154,7 @@ def test_a_gradient_reaches_its_backup_before_the_step_counts() -> None:
 def test_a_tied_weight_is_exchanged_between_first_and_last_stage() -> None:
     without = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25)
     tied = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25, tied=10**6)
-    # 4 MB over 1 MB/s and one latency; then the other receives it, as it did without.
+    # 4 MB over 1 MB/s and one latency; then the other machine receives the sum, as without a tied weight.
     assert simulate_step(tied, row(tied)).step_s == pytest.approx(
         simulate_step(without, row(without)).step_s + 4.25
     )
@@ -220,7 +220,7 @@ def random_layout(draw: random.Random, cost: TrainingCost) -> Layout:
     for group, (start, stop) in zip(groups, pairwise(cuts), strict=True):
         members = group
         shares = cost.shares(members, start, stop)
-        # A member that is too slow for a share stays out.
+        # A member that is too slow to get microbatches is left out.
         while shares is None:
             slowest = max(members, key=lambda member: cost.cell_s(member, start, stop))
             members = tuple(member for member in members if member != slowest)

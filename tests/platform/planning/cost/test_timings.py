@@ -1,4 +1,4 @@
-"""Times of layers are kept over attempts, as long as they can still be true."""
+"""Layer timings are kept over attempts, as long as they can still be valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in sentences that name the right machine, link and cause."""
+"""Reasons for a plan, in sentences that name the right machine, link and cause."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class TestMachines:
 
 
 class TestEqualMachines:
-    """Differences within a twentieth are noise: no machine is called slower for them, or ranked."""
+    """Differences of up to 5 % are noise: no machine is called slower because of them, or ranked by them."""
 
     def test_nobody_is_first_among_equals(self) -> None:
         topology = lan(machine("a", 60), machine("b", 58), machine("c", 30))
@@ -156,7 +156,7 @@ class TestEqualMachines:
 
 
 class TestMachinesThatWereNotTried:
-    """With many idle machines a step is simulated with the fastest alone; the others have reasons, too."""
+    """With many idle machines, a step is simulated with the fastest ones only; the others get reasons, too."""
 
     def plan(self, *others: Contributor, links: tuple[Link, ...] = ()) -> Plan:
         names = [*"abcdefghijklmnop", *(one.name for one in others)]

@@ -42,7 +42,7 @@ def number(pattern: str, advice: str) -> float:
 
 
 def followed(advice: str, machines: list[Contributor], requested: dict[str, Any]) -> Plan:
-    """Plan as somebody would who does what the advice says, to the letter."""
+    """Plan again after doing exactly what the advice says."""
     requested = {"training": {}, **requested}
     if advice.startswith("lend "):
         machines = lent_as_advised(advice, machines)
@@ -136,7 +136,7 @@ def test_many_machines_get_advice_that_helps_too() -> None:
 
 
 def lan_of_many(machines: list[Contributor]) -> Topology:
-    """All reach the head alike: links between each two would be too many to list."""
+    """All machines reach the head equally well: links between all pairs would be too many to list."""
     return Topology(tuple(machines), tuple(Link(one.id, "head", 5e-4, 1e8) for one in machines))
 
 

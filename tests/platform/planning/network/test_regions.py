@@ -1,4 +1,4 @@
-"""From sampled links to all links: regions are found again, and what was measured is never made better."""
+"""From sampled links to all links: regions are found again, and no measured link is assumed to be better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search: equal to brute force where that can be listed, never worse than simple layouts, and well behaved."""
+"""The search: equal to brute force where that is possible, never worse than simple layouts, and with valid results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_equal_to_brute_force_where_more_takes_its_time(
         cost = change(small(seed))
         found, (smallest, _) = search(cost), best(cost)
         check(cost, found)
-        # Times that are no whole numbers add up to different last bits where layouts are equally fast.
+        # Times that are not whole numbers have sums with different last bits where layouts are equally fast.
         assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-12), seed
 
 

@@ -51,7 +51,7 @@ def test_one_more_machine_never_makes_the_plan_slower(seed: int) -> None:
 
 
 def joined_alike(fewer: Topology, more: Topology) -> bool:
-    """Return whether a newcomer leaves the links of the others, completed from what was measured, as they were."""
+    """Return whether the estimated links between the other machines stay the same when a machine joins."""
     before, after = complete(fewer), complete(more)
     machines = range(len(fewer.contributors))
     return all(before.link(one, other) == after.link(one, other) for one in machines for other in machines)

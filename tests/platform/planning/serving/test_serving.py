@@ -109,7 +109,7 @@ def test_memory_is_weights_cache_and_the_widest_layer() -> None:
 def test_measured_layers_replace_estimates_and_scale_the_others() -> None:
     timed = replace(TWO, timings={"c0": {0: LayerTiming(20.0, 0.0)}})
     assert timed.first_token_s(solo(0, 2, 1)) == 40.0
-    # Nobody timed the other one: it is taken to be as wrong, for prompts and for tokens.
+    # The other machine was not timed: its estimate is assumed to be wrong by the same factor.
     assert timed.first_token_s(solo(1, 2, 1)) == 20.0
     for machine in (0, 1):
         alone = solo(machine, 2, 1)
