@@ -54,7 +54,7 @@ PIECE = WithContent(Schema(str))
 
 
 def check_bags(shares: DataShares, bags: Sequence[BagPart]) -> None:
-    """Check that the parts of a bag of words together are what its header says.
+    """Check that the parts of each bag of words together have the numbers that its header states.
 
     Args:
         shares: parts of each worker.

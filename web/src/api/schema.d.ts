@@ -1618,9 +1618,10 @@ export interface components {
         };
         /**
          * AutoSpec
-         * @description Let the first plan choose between lockstep, and rounds of as few steps as keep the links from slowing them.
+         * @description Let the first plan choose between lockstep and rounds.
          *
-         *     Lockstep is ``allreduce`` with the batches of all branches in each step, so both train the same samples.
+         *     Rounds have the fewest steps for which the links hardly slow the branches. Lockstep is ``allreduce`` with the
+         *     batches of all branches in each step, so both train the same samples.
          */
         AutoSpec: {
             /**
@@ -1705,9 +1706,10 @@ export interface components {
         };
         /**
          * AutoSpec
-         * @description Let the first plan choose between lockstep, and rounds of as few steps as keep the links from slowing them.
+         * @description Let the first plan choose between lockstep and rounds.
          *
-         *     Lockstep is ``allreduce`` with the batches of all branches in each step, so both train the same samples.
+         *     Rounds have the fewest steps for which the links hardly slow the branches. Lockstep is ``allreduce`` with the
+         *     batches of all branches in each step, so both train the same samples.
          */
         AutoSpecRequest: {
             /**
@@ -3664,7 +3666,7 @@ export interface components {
             patience: number;
             /**
              * Task of the metric
-             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             * @description Name of the task to which the metric belongs, in a job with ``tasks``; default: the loss of all tasks.
              */
             task?: string | null;
         };
@@ -3694,7 +3696,7 @@ export interface components {
             patience: number;
             /**
              * Task of the metric
-             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             * @description Name of the task to which the metric belongs, in a job with ``tasks``; default: the loss of all tasks.
              * @default null
              */
             task: string | null;
@@ -10011,7 +10013,7 @@ export interface components {
             passes: number;
             /**
              * Reproducible
-             * @description Refuse options with which a repeated run has other bits.
+             * @description Refuse options with which a repeated run would have other bits.
              * @default false
              */
             reproducible: boolean;
@@ -10040,7 +10042,7 @@ export interface components {
             target?: components["schemas"]["SparseTargetSpec"] | null;
             /**
              * Threshold
-             * @description Send changes of a row later that are below this multiple of the root mean square of the message; 0 sends all.
+             * @description Send a row's changes later if they are below this multiple of the message's root mean square; 0 sends all.
              * @default 0
              */
             threshold: number;
@@ -10089,7 +10091,7 @@ export interface components {
             passes: number;
             /**
              * Reproducible
-             * @description Refuse options with which a repeated run has other bits.
+             * @description Refuse options with which a repeated run would have other bits.
              * @default false
              */
             reproducible: boolean;
@@ -10119,7 +10121,7 @@ export interface components {
             target: components["schemas"]["SparseTargetSpecRequest"] | null;
             /**
              * Threshold
-             * @description Send changes of a row later that are below this multiple of the root mean square of the message; 0 sends all.
+             * @description Send a row's changes later if they are below this multiple of the message's root mean square; 0 sends all.
              * @default 0
              */
             threshold: number;
@@ -10724,7 +10726,7 @@ export interface components {
             metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
             /**
              * Task of the metric
-             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             * @description Name of the task to which the metric belongs, in a job with ``tasks``; default: the loss of all tasks.
              */
             task?: string | null;
             /**
@@ -10746,7 +10748,7 @@ export interface components {
             metric: "validation_loss" | "accuracy" | "top_5_accuracy" | "f1" | "auroc" | "rmse" | "mae" | "r2" | "perplexity";
             /**
              * Task of the metric
-             * @description Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks.
+             * @description Name of the task to which the metric belongs, in a job with ``tasks``; default: the loss of all tasks.
              * @default null
              */
             task: string | null;

@@ -114,7 +114,7 @@ class BranchAttempt:
         self.update(BranchUpdates(base=report.round - 1, updates=(), is_over=False, repeats=True))
 
     def offer(self, topology: Topology, answers: int | None = None) -> None:
-        """Tell the coordinator which of the branch's machines are there.
+        """Send the coordinator the machines of the branch that are present.
 
         Args:
             topology: the machines of the job.

@@ -66,7 +66,7 @@ class SparseTrainingSpec(SpecModel):
     staleness: Annotated[int, Field(ge=0, le=2**31 - 1)] | Literal["unbounded"] = 0
     """Minibatches that a worker may be ahead of the slowest one; 0 is synchronous, unbounded is asynchronous."""
     threshold: float = Field(default=0.0, ge=0, le=1e30)
-    """Send changes of a row later that are below this multiple of the root mean square of the message; 0 sends all."""
+    """Send a row's changes later if they are below this multiple of the message's root mean square; 0 sends all."""
     values: Literal["float32", "int8"] = Field(default="float32", title="Type of sent values")
     """Type of the values in messages; with int8, what is rounded away is added to the next change."""
     hogwild_threads: int | None = Field(default=None, ge=1, le=256, title="Hogwild threads")
@@ -74,7 +74,7 @@ class SparseTrainingSpec(SpecModel):
     target: SparseTargetSpec | None = Field(default=None, title="Goal")
     """End the job as soon as a validation reaches this value of a metric."""
     reproducible: bool = False
-    """Refuse options with which a repeated run has other bits."""
+    """Refuse options with which a repeated run would have other bits."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Seed of the first weights and of the order of rows."""
 
