@@ -112,7 +112,7 @@ def plane(settings: Settings, store: Store) -> Iterator[Plane]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """One control plane for all tests of a module that serve models of their own there."""
+    """A control plane for all tests of a module that serve models of their own."""
     roots = (tmp_path_factory.getbasetemp(),)
     settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None, data_roots=roots)
     make_schema(settings.resolved_database_url)

@@ -60,7 +60,7 @@ def measure(store: Store, machine: ContributorRecord, flops_per_s: float) -> Con
 
 
 def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
-    """Start an attempt on these machines, one stage each."""
+    """Start an attempt on these machines, with a stage on each."""
     store.jobs.begin(job.id, [machine.id for machine in machines])
     note = Note(message="elm would slow the job down; it gets no layers", level="warning")
     started = Started(first_step=1, total_steps=40)

@@ -29,7 +29,7 @@ def node(page: Page, name: str) -> Locator:
 
 
 def two_islands(store: Store) -> list[ContributorRecord]:
-    """Six machines join: three stand together, three far from them."""
+    """Six machines join: three at one site, and three far from them."""
     found: list[ContributorRecord] = []
     for index, name in enumerate(("ash", "birch", "cedar", "doug", "elm", "fir")):
         _, code = store.invites.create(label="Ada" if index < 3 else "Grace")

@@ -89,7 +89,7 @@ def tell(store: Store, job: JobRecord, *events: AttemptEvent) -> None:
 
 
 def running(cluster: Cluster, *names: str) -> tuple[JobRecord, list[ContributorRecord]]:
-    """A job that runs on these machines, a stage each, and has done ten steps."""
+    """A job that runs on these machines, with a stage on each, and has done ten steps."""
     found = machines(cluster.store, *names)
     job = cluster.store.jobs.create(digits())
     start(cluster.store, job, found)

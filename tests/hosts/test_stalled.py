@@ -15,7 +15,7 @@ from share_compute_actors.machine.stalled import close_stalled
 PORT = 7100
 ANSWERED_S = 30.0
 USER_TIMEOUT_MS = 120_000
-"""As gRPC sets it on connections of Ray."""
+"""The value that gRPC sets on connections of Ray."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Jobs read files below the data roots, and what belongs to their own key; they learn of nothing else."""
+"""Jobs read files below the data roots, and uploads and results of their own key; they learn of no other files."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_every_field_that_names_a_path_is_held_to_the_roots(house: House, kind: 
         refused = house.ada.post(url, json=spec)
         assert refused.status_code == 422, refused.text
         assert "not below a folder that jobs may read" in refused.json()["detail"]
-        shutil.rmtree(outside, ignore_errors=True)  # the second time it is not there
+        shutil.rmtree(outside, ignore_errors=True)  # in the second round the path does not exist
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "deep/more.json"])
@@ -212,7 +212,7 @@ def test_a_link_in_a_models_folder_leads_nowhere_else(house: House, name: str) -
 
 
 def test_a_models_folder_of_links_below_the_root_is_taken(house: House) -> None:
-    # As the Hugging Face hub keeps them.
+    # The links are as in the cache of huggingface_hub.
     blobs = model(house.root / "blobs")
     snapshot = house.root / "snapshot"
     snapshot.mkdir()
@@ -311,7 +311,7 @@ def test_an_upload_is_there_for_its_key_and_for_admins_alone(house: House) -> No
     (theirs,) = house.check(f"upload:{upload}/corpus.jsonl", house.grace)["problems"]
     (nobodys,) = house.check("upload:up-none/corpus.jsonl", house.grace)["problems"]
     assert theirs["problem"].replace(upload, "up-none") == nobodys["problem"]
-    # Its folder is no way around, for its own key neither.
+    # The path of the upload's folder is refused, also for its own key.
     for who in (house.grace, house.ada, house.operator):
         (problem,) = house.check(f"{folder}/corpus.jsonl", who)["problems"]
         assert "not below a folder" in problem["problem"]

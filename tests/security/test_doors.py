@@ -57,7 +57,7 @@ def is_closed(client: socket.socket) -> bool:
 
 
 def until_closed(client: socket.socket) -> bytes:
-    """Return what the server sends until it closes the connection; fails when it does not."""
+    """Return all bytes that the server sends until it closes the connection; fail if it does not."""
     received = b""
     with client, suppress(ConnectionError):
         while part := client.recv(65536):
@@ -77,7 +77,7 @@ def test_half_sent_requests_do_not_keep_others_out(tmp_path: Path, sent: bytes) 
         with flood(plane, 600, sent) as clients:
             assert is_healthy(plane)
             wait_until(lambda: sum(not is_closed(client) for client in clients) <= 128)
-            # The oldest gave way, and those that came last may still send the rest.
+            # The oldest connections were closed, and the newest ones may still send the rest.
             assert is_closed(clients[0])
             clients[-1].sendall((HALF if not sent else b"") + b"a: b\r\n\r\n")
             assert clients[-1].recv(100).startswith(b"HTTP/1.1 200")
@@ -85,7 +85,7 @@ def test_half_sent_requests_do_not_keep_others_out(tmp_path: Path, sent: bytes) 
 
 
 def test_half_sent_requests_with_few_descriptors(tmp_path: Path) -> None:
-    """A server that may open 512 files only: 480 half-sent requests were all that it took."""
+    """The server may open 512 files only: before, 480 half-sent requests used up all of them."""
     program = tmp_path / "limited.py"
     program.write_text(
         "import resource, sys\n"

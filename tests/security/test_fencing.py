@@ -29,7 +29,7 @@ END_S = 5.0
 
 
 def fenced_within(store: Store, seconds: float) -> Fenced:
-    """Return why a server was fenced; fails when that is not noticed in time."""
+    """Return why a server was fenced; fail if it does not notice that in time."""
     noticed = threading.Event()
     store.on_fenced(lambda _failure: noticed.set())
     assert noticed.wait(seconds), "the server did not notice that another one has its database"
@@ -47,7 +47,7 @@ def test_of_two_servers_without_a_common_lock_only_the_last_one_writes(
     older, newer = open_store(), open_store()
     older.hold()
     older.keys.create("before")
-    # As over a network, or through another path: the lock of the older one is not seen.
+    # The lock of the older server is not seen, as over a network, or through another path.
     newer._database.claim("another host, process 7", newer.clock())
     with pytest.raises(Fenced, match="another server \\(another host, process 7\\)") as refused:
         older.keys.create("after")
@@ -120,7 +120,7 @@ def test_a_store_that_holds_nothing_writes_as_before(open_store: Callable[[], St
 
 @pytest.fixture
 def restartable(postgres_server: PostgresServer) -> Iterator[tuple[PostgresServer, str]]:
-    """A PostgreSQL with an empty database of our tables; both are left as they were found."""
+    """A PostgreSQL with an empty database of our tables; both are restored at the end."""
     url = postgres_server.create_database()
     upgrade(url)
     yield postgres_server, url
@@ -187,7 +187,7 @@ def test_the_older_server_is_fenced_when_its_connection_is_cut(
     with closing(older), closing(newer):
         older.hold()
         postgres.cut_connections(url)
-        newer.hold()  # at once: the older one checks its claim every second
+        newer.hold()  # at once, because the older one checks its claim every second
         with pytest.raises(Fenced):
             older.keys.create("of the older one")
         assert fenced_within(older, END_S).exit_code == 4

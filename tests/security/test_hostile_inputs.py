@@ -76,12 +76,12 @@ def http(plane: Plane) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def honest(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose files are what they should be."""
+    """A model with correct files."""
     return serve(plane, make_tokenizer(tmp_path_factory.mktemp("honest")))
 
 
 def serve(plane: Plane, folder: Path, ids: Sequence[int] = (5, 6, 7)) -> str:
-    """Serve a model that always says the same, and return its name."""
+    """Serve a model that always generates the same text, and return its name."""
     name = f"model-{next(_numbers)}"
     plane.app.state.context.engines.add(Speaker(name, folder, lambda _: ids))
     return name
@@ -95,7 +95,7 @@ def chat(http: httpx.Client, model: str, **more: Any) -> httpx.Response:
 def attack(
     plane: Plane, http: httpx.Client, honest: str, ask: Callable[[], httpx.Response], *said: str
 ) -> dict[str, Any]:
-    """Ask for something hostile; the answer is a refusal with these words, and nobody else notices."""
+    """Send a hostile request; the answer is a refusal with these words, and no other client notices."""
     assert chat(http, honest).status_code == 200  # warms up
     with Watch(plane.url, MOST_GROWTH_BYTES):
         refused = ask()
@@ -193,7 +193,7 @@ def test_one_model_does_not_starve_another(
             thread.start()
         for _ in range(5):
             assert chat(http, honest).status_code == 200
-        assert any(thread.is_alive() for thread in threads)  # the honest ones did not wait for them
+        assert any(thread.is_alive() for thread in threads)  # honest requests did not wait for the hostile ones
         for thread in threads:
             thread.join()
 
@@ -314,7 +314,7 @@ def test_the_processes_hold_no_secrets(
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert "secret" not in bare_environment().values()
     isolated = plane.app.state.context.isolated
-    # An attack before may have left a process with much memory: what counts is a new one.
+    # An earlier attack may have left a process with much memory, so the memory of a new one is measured.
     for pid in isolated.pids():
         psutil.Process(pid).kill()
     wait_until(lambda: not isolated.pids())
@@ -409,7 +409,7 @@ def test_a_request_to_a_model_is_stopped(plane: Plane, http: httpx.Client, hones
     )
 
 
-# -- signs of life ---------------------------------------------------------------------------------------------------
+# -- heartbeats -----------------------------------------------------------------------------------------------------
 
 
 class Hog(Speaker):
@@ -534,7 +534,7 @@ def test_only_the_requested_column_is_read(tmp_path: Path) -> None:
 
 
 def test_values_of_fixed_length_are_read_in_small_batches(tmp_path: Path) -> None:
-    """A dictionary holds the value once, whatever its length; decoded rows hold it each."""
+    """A dictionary holds the value once, however long it is; each decoded row holds it again."""
     file = tmp_path / "rows.parquet"
     long = pa.array([b"z" * 100_000] * 2_000, pa.binary(100_000))
     parquet.write_table(pa.table({"q": long}), file, compression="zstd")
@@ -587,7 +587,7 @@ def grown_by(work: Callable[[], object]) -> int:
 
 
 def lying(file: Path) -> None:
-    """Write what is no .parquet file inside."""
+    """Write a .parquet file whose content is not Parquet."""
     shared_text(file)
     content = bytearray(file.read_bytes())
     content[100:200] = b"\xff" * 100
@@ -595,7 +595,7 @@ def lying(file: Path) -> None:
 
 
 def one_line(file: Path) -> None:
-    """Write a line of four gigabytes, of which the disk holds nothing."""
+    """Write a line of four gigabytes, which takes no space on the disk."""
     with file.open("wb") as opened:
         opened.truncate(4 << 30)
 

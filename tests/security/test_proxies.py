@@ -114,7 +114,7 @@ def test_the_documented_proxy_passes_streams_uploads_and_addresses(tmp_path: Pat
             hello = [{"role": "user", "content": "Hello"}]
             stream = openai.chat.completions.create(model="model", messages=hello, stream=True)
             words = [chunk.choices[0].delta.content or "" for _, chunk in zip(range(2), stream, strict=False)]
-            assert not speaker.go_on.is_set()  # these arrived while the model still speaks
+            assert not speaker.go_on.is_set()  # these arrived while the model still generated
             speaker.go_on.set()
             words += [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
             assert "".join(words) == ANSWER

@@ -1,4 +1,4 @@
-"""Keys open what their scopes say and nothing else, on every route that the server has."""
+"""Keys can use the routes of their scopes and no others, on every route that the server has."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ TABLE: dict[str, Scope | None] = {
 OPENS = {C: {C}, R: {R}, S: {S, R, C}, A: {A, S, R, C}, AGENT: {AGENT}}
 """The scopes that a key of each scope includes."""
 STREAM = "streamEvents"
-"""Never ends for a key that may listen."""
+"""Routes whose answers never end for a key that may read them."""
 
 
 @dataclass
@@ -136,11 +136,11 @@ class House:
 
     def client_of(self, key: str | None) -> TestClient:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        here = ("127.0.0.1", 50000)  # from elsewhere, the cluster's token is not given out over plain HTTP
+        here = ("127.0.0.1", 50000)  # without TLS, the cluster's token is not sent to another machine
         return TestClient(self.app, headers=headers, raise_server_exceptions=False, client=here)
 
     def routes(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (operation, method, URL); ids in it are of nothing, but the contributor's is the machine's."""
+        """Yield (operation, method, URL); the ids in it do not exist, except that of the joined machine."""
         for route, _ in declared_scopes(self.app):
             path = str(route.path).replace("{contributor_id}", self.contributor_id)
             url = path.replace("{path:path}", "x").replace("{step}", "1").replace("{", "").replace("}", "")
@@ -231,7 +231,7 @@ def test_a_key_for_chatting_or_none_does_not_listen_to_events(house: House) -> N
 
 
 def test_without_a_key_only_open_routes_answer(house: House) -> None:
-    refusals = {None: {401}, "sck_wrong": {401, 429}}  # who guesses has to wait
+    refusals = {None: {401}, "sck_wrong": {401, 429}}  # a client that guesses has to wait
     for key, expected in refusals.items():
         with house.client_of(key) as client:
             for operation, method, url in house.routes():
@@ -313,7 +313,7 @@ def test_generated_requests_of_a_key_change_nothing_that_it_may_not(
         needed = TABLE[operation.definition.raw["operationId"]]
         is_refused = needed is not None and needed not in opened
 
-        # Its own decorator needs an older pytest.
+        # Schemathesis's own decorator needs an older pytest.
         @given(case=operation.as_strategy())
         @options(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         def check(case: Any) -> None:

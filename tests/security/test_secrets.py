@@ -88,11 +88,11 @@ def guess(plane: Plane, kind: str, **headers: str) -> httpx.Response:
 def test_guesses_are_slowed(plane: Plane, kind: str) -> None:
     answers = [guess(plane, kind, **ELSEWHERE) for _ in range(20)]
     assert {answer.status_code for answer in answers[:5]} == {401}
-    # On a slow machine one of the later ones may come when the wait is just over.
+    # On a slow machine, the wait may be over before one of the later requests.
     refused = [answer for answer in answers[5:] if answer.status_code == 429]
     assert len(refused) >= 10
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
-    # Others are served, this machine too.
+    # Clients at other addresses are served, those on this machine too.
     assert guess(plane, kind, **{**ELSEWHERE, "X-Forwarded-For": "192.0.2.10"}).status_code == 401
     right = {"Authorization": f"Bearer {plane.api_key}"}
     assert httpx.get(f"{plane.url}/api/v1/status", headers=right).status_code == 200
@@ -109,7 +109,7 @@ def test_a_key_that_was_right_before_passes_beside_guesses(plane: Plane) -> None
 
 
 class Clock:
-    """Time that a test moves."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -123,7 +123,7 @@ def request_from(address: str) -> Request:
 
 
 def wait_s(guesses: Guesses, address: str, secret: str = "wrong") -> int:
-    """Return how long an address must wait; 0 when its guess was checked."""
+    """Return how long an address must wait; 0 if its guess was checked."""
     try:
         guesses.check(request_from(address), secret, lambda: None)
     except TooManyAttempts as refused:
@@ -192,7 +192,7 @@ def test_a_sign_in_code_works_once_and_for_minutes(plane: Plane, monkeypatch: py
         patched.setattr(plane.store, "clock", lambda: start + LIFE + timedelta(seconds=1))
         assert exchange(late).status_code == 401
     (key,) = plane.store.keys.list()
-    plane.store.keys.create("second", [Scope.admin])  # the last one for admins cannot be revoked
+    plane.store.keys.create("second", [Scope.admin])  # the last admin key cannot be revoked
     plane.store.keys.revoke(key.id)
     assert exchange(revoked).status_code == 401
 
@@ -234,7 +234,7 @@ def test_an_invite_that_is_not_there(arguments: list[str], text: str | None, wor
 def test_a_run_leaves_nothing_for_others_to_read(
     tmp_path: Path, run_server: Any, run_command: Any, wait_for: Any
 ) -> None:
-    """A server with TLS and a machine that joins by a file: modes of all files, output, and arguments in ``ps``."""
+    """A server with TLS, and a machine that joins by a file: modes of all files, output, and arguments in ``ps``."""
     before = os.umask(0o022)
     try:
         folder = tmp_path / "data"

@@ -1,4 +1,4 @@
-"""HTTPS with real handshakes: which servers clients trust, and what never travels unencrypted."""
+"""HTTPS with real handshakes: which servers clients trust, and which data never travels unencrypted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_pinned_client_speaks_with_the_server_of_that_key_alone(tmp_path: Path
 
 
 def test_nothing_is_sent_to_a_server_with_another_key(tmp_path: Path) -> None:
-    """A man in the middle sees no key: the handshake itself fails."""
+    """A man in the middle receives no key: the handshake fails."""
     context = own(tmp_path).context
     with socket.create_server(("127.0.0.1", 0)) as listener:
         received: list[bytes] = []
@@ -193,7 +193,7 @@ def test_an_invite_carries_the_fingerprint(tmp_path: Path) -> None:
         _, fingerprint = split_invite(made.code)
         assert fingerprint == certificate.fingerprint
         assert made.join_command.startswith(f"SHARE_COMPUTE_INVITE={made.code} share-compute join https://")
-        assert join(plane.url, wanted(made.code), fingerprint).contributor_id  # all of it is understood, too
+        assert join(plane.url, wanted(made.code), fingerprint).contributor_id  # the server reads all of it
 
 
 def test_fingerprints_are_read_as_people_write_them() -> None:
@@ -269,7 +269,7 @@ def test_the_wrong_scheme_gets_a_hint(tmp_path: Path) -> None:
 
 
 def sent(plane: Plane, **headers: str) -> httpx.Response:
-    """Ask to join, as a proxy passes it on."""
+    """Send a request to join, as a proxy forwards it."""
     _, code = plane.store.invites.create()
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = httpx.post(
@@ -303,7 +303,7 @@ def test_the_token_is_not_sent_over_plain_http_to_another_machine(tmp_path: Path
         )
         assert (rejoined.status_code, rejoined.json()["code"]) == (403, "insecure-transport")
     with open_plane(tmp_path / "plain", cluster=True) as plane:
-        # A proxy that is not configured speaks for others, whatever it says of them.
+        # The headers of a proxy that is not configured are ignored.
         assert sent(plane, **elsewhere, X_Forwarded_Proto="https").status_code == 403
         assert sent(plane, Via="1.1 proxy").status_code == 403
     with open_plane(tmp_path / "insecure", cluster=True, insecure=True) as plane:

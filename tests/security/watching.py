@@ -56,7 +56,7 @@ class Watch:
             self._failure = failure
 
     def __enter__(self) -> Self:
-        # This process also holds the objects of all tests that ran before. To look through them takes a second.
+        # This process also holds the objects of all earlier tests, so a collection would take a second.
         gc.collect()
         gc.freeze()
         self._thread.start()

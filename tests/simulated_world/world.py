@@ -174,7 +174,7 @@ class World:
         )
 
     def _end(self) -> None:
-        """Run on until coordinators that were replaced find out."""
+        """Continue until replaced coordinators notice that they were replaced."""
         while len(self._sitting()) > 1 and self.clock.now_s < ENDS_WITHIN_S:
             self.clock.advance()
         if len(self._sitting()) > 1 or self.record.committed != self.scenario.steps:

@@ -1,4 +1,4 @@
-"""Serving of the built files: pages, assets, headers, and what stands there when nothing was built."""
+"""Serving of the built files: pages, assets, headers, and the answer if nothing was built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard's client is generated from the committed OpenAPI document; the server must still be that."""
+"""The dashboard's client is generated from the committed OpenAPI document, which must equal that of the server."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class _IntervalSaving:
     def go_on(
         self, step: int, save: Callable[[CheckpointOptions], SavedCheckpoint], *, now: bool = False
     ) -> None:
-        """Write the checkpoint of a step if the interval has passed, or now."""
+        """Write the checkpoint of a step if the interval has passed, or if ``now`` is true."""
         if self.options is None or step == self.step:
             return
         if not now and time.monotonic() - self._saved_at < self.options.every_s:
@@ -305,7 +305,7 @@ class SparseAttempt:
             self._step(found.step, found.loss, found.examples)
 
     def _leave(self, run: SparseRun | DualRun) -> None:
-        """Stop using machines that have to leave, except the last one."""
+        """Stop using machines that have to leave, except for the last one."""
         for machine in list(self._machines):
             if machine.id in self._requests.leaving and run.leave(machine.node_id):
                 self._machines.remove(machine)

@@ -94,9 +94,9 @@ class HogwildTraining:
         return total
 
     def snapshot(self) -> TableSnapshot:
-        """Return all rows; not while a pass is under way."""
+        """Return all rows. This must not be called during a pass."""
         return TableSnapshot(self._places, self._state, np.zeros(self._rule.width), replace(self._counters))
 
     def table(self) -> RangeTable:
-        """Return the rows as a table; not while a pass is under way."""
+        """Return the rows as a table. This must not be called during a pass."""
         return RangeTable(self._rule, self.snapshot())

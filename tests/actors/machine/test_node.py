@@ -37,7 +37,7 @@ StartHead = Callable[..., Head]
 
 @pytest.fixture
 def start_head() -> Iterator[StartHead]:
-    """`start_head`, with the ports released in the end."""
+    """Start heads with `start_head`, and release their ports at the end."""
     with ExitStack() as stack:
 
         def start(*arguments: Any, **options: Any) -> Head:

@@ -1,4 +1,4 @@
-"""Results of the probe: they are measured, plausible and quick to get."""
+"""Results of the probe are measured, plausible and quick to get."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_head_starts_without_the_commands_of_ray_serve_and_without_pandas() ->
 
 
 def test_the_modules_that_are_left_out_are_those_of_this_version_of_ray() -> None:
-    """Another name would have no effect, and no test but this one would fail."""
+    """Another name would have no effect, and only this test would fail."""
     program = (
         "import sys; from ray.scripts import scripts;"
         f"print([name for name in {OTHER_COMMANDS!r} if name not in sys.modules])"

@@ -136,7 +136,7 @@ class StubRounds:
         return pack_answer(ROUND_DONE, Content(RoundAnswer(float(header.number), 0.5), body))
 
     def go_on(self) -> None:
-        """Answer the calls that wait, and all further ones."""
+        """Answer the waiting calls and all further ones."""
         self.last = 1000
         for packed, answer in self.waiting:
             if not answer.done():

@@ -1,4 +1,4 @@
-"""Outcomes of attempts on real Ray nodes: losses, metrics and weights, also when a machine's processes are killed."""
+"""Outcomes of attempts on real Ray nodes: losses, metrics and weights, also when processes of a machine are killed."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchan
 def test_a_branch_that_moves_waits_for_the_merge_of_its_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pushing: bool
 ) -> None:
-    """Else it would train and push the same samples twice."""
+    """Otherwise it would train and push the same samples twice."""
     for module in (synchronizer, branch_attempt):
         monkeypatch.setattr(module, "ray", local_ray())
     monkeypatch.setattr(synchronizer, "members_of", lambda _: [object()])

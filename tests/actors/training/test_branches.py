@@ -76,7 +76,7 @@ def spec_of(**training: Any) -> TrainJob:
 
 
 def write(folder: Path, tensors: dict[str, Tensor], **facts: Any) -> Path:
-    """Write a folder as the server writes versions and updates."""
+    """Write a folder of a version or an update, as the server does."""
     writer, pieces = FolderWriter(folder), Pieces({"model": tensors}, 0)
     number = 0
     while (piece := pieces.give(number)) is not None:
@@ -293,7 +293,7 @@ def test_copies_and_members_that_join_have_the_state_of_the_branch(
 
 
 def samples_of_step(branch: OneBranch, step: int) -> Any:
-    """Return the inputs of the branch's part of the samples that all three branches have in a step."""
+    """Return the inputs of the branch's samples in a step; the samples of a step are divided among three branches."""
     spec = branch.assignment.spec
     samples = prepare(spec, branch.place / "data").samples
     order = StepOrder(spec.training.seed, samples.size("train"), 3 * spec.training.batch_size)

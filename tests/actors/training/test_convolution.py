@@ -118,7 +118,7 @@ def job(norm: dict[str, Any], training: dict[str, Any], **parallelism: Any) -> d
 
 
 def plain_losses(document: dict[str, Any], model: nn.Module, folder: Path) -> list[float]:
-    """Train with nothing but torch; only the data and the first weights are ours.
+    """Train with torch alone; only the data and the initial weights are ours.
 
     The gradients of the microbatches are added before each update, as torch users accumulate gradients.
     """

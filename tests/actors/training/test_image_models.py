@@ -68,7 +68,7 @@ def job(data: Path, model: dict[str, Any], training: dict[str, Any], **paralleli
 
 
 def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
-    """Train transformers' own model whole; only the data and the first weights are ours."""
+    """Train transformers' own model whole; only the data and the initial weights are ours."""
     spec = parse_job(document)
     data = prepare(spec, folder / "data")
     classes = (data.description or {})["classes"]

@@ -88,7 +88,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
         saving = shard_store.save.remote("artifacts/model", "artifact", state, holders, *members)
         assert ask_shard_store(SAVED, saving).size_bytes
         for worker, status in group.ask(STATUS, holders, "status").items():
-            # A member that trains holds its weights and as many bytes of gradients.
+            # A member that trains holds its weights, and gradients of the same size.
             shard = 2 * 4 * profile.parameters_of(solution.plan.shard(holders.index(worker)))
             assert status.peak_resident_bytes <= shard + PROCESS_BYTES, f"{status}"
     finally:

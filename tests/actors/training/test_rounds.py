@@ -325,7 +325,7 @@ def test_a_branch_whose_island_is_lost_continues_on_another_with_the_same_bits(
     assert validations_of(events) == validations_of(undisturbed)
 
 
-@pytest.mark.thorough  # training that goes on during merges has the same deaths
+@pytest.mark.thorough  # the same deaths, for training that continues during merges
 def test_a_job_whose_coordinators_die_continues_with_its_members(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
 ) -> None:

@@ -100,7 +100,7 @@ def job(table: Path, count: int, **training: Any) -> dict[str, Any]:
 
 
 def plain(document: dict[str, Any], folder: Path) -> tuple[list[float], list[nn.Module], Any]:
-    """Train with nothing but torch; only data, order and start are ours. Return the losses, the model and the data."""
+    """Train with torch alone; only data, order and initial weights are ours. Return losses, model and data."""
     spec = parse_job(document)
     prepared = prepared_tasks(spec, folder)
     blueprint = blueprint_of(spec, None, objectives=objectives_of(spec, prepared))

@@ -60,7 +60,7 @@ def shared(folder: Path, training: dict[str, Any] | None = None, **parallelism: 
 
 
 def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
-    """Train with torch and transformers alone; data, order and the start of the new head are ours."""
+    """Train with torch and transformers alone; data, order and the initial weights of the new head are ours."""
     spec = parse_job(document)
     prepared = prepared_tasks(spec, folder)
     made = blueprint_of(spec, prepared[0].vocab_size, objectives=objectives_of(spec, prepared))

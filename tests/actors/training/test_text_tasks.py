@@ -131,7 +131,7 @@ class Declared(nn.Module):
 
 
 def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
-    """Train with nothing but torch and transformers, whole batches at a time; only data and start are ours."""
+    """Train with torch and transformers alone, whole batches at a time; only data and initial weights are ours."""
     spec = parse_job(document)
     data = prepare(spec, folder / "data")
     assert data.description is not None

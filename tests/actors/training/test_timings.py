@@ -99,7 +99,7 @@ def test_time_is_booked_on_the_layer_that_took_it(device: str) -> None:
     hidden = torch.rand(256, 256, device=device, requires_grad=True)
     layers[5](
         hidden
-    ).sum().backward()  # a GPU loads its kernels at their first use; members time no first step
+    ).sum().backward()  # a GPU loads its kernels at their first use, so members do not time their first step
     timer = LayerTimer(layers, torch.device(device))
     for _ in range(5):
         hidden = torch.rand(256, 256, device=device, requires_grad=True)

@@ -61,7 +61,7 @@ def job(
 def single_process(
     document: dict[str, Any], folder: Path, config: dict[str, Any]
 ) -> tuple[list[float], torch.nn.Module]:
-    """Train with nothing but transformers and torch, whole batches at a time; only data and start are ours."""
+    """Train with transformers and torch alone, whole batches at a time; only data and initial weights are ours."""
     spec = parse_job(document)
     samples = prepare(spec, folder / "data").samples
     count = config["num_hidden_layers"]

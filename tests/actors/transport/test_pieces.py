@@ -1,4 +1,4 @@
-"""Pieces of a snapshot on their way: sealed, asked for again when they are damaged; without Ray."""
+"""Pieces of a snapshot in transit: sealed, and requested again if they are damaged; without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of a group find each other through their channels, without asking a resolver for names."""
+"""Members of a group find each other through their channels, without looking up names."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``share-compute tune``: the order of the runs, the file that it writes, and what it says about numerics."""
+"""``share-compute tune``: the order of the runs, the file that it writes, and its sentences on numerics."""
 
 from __future__ import annotations
 

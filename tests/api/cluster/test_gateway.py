@@ -18,7 +18,7 @@ HEAD = HeadAddress(ray_address="127.0.0.1:6379", node_address="127.0.0.1")
 
 
 class Peer:
-    """The other end of a gateway's connection, which answers as a test wants."""
+    """The other end of a gateway's connection, whose answers a test sets."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

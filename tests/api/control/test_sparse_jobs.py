@@ -1,4 +1,4 @@
-"""Sparse models on real machines, through the control plane: processes die, jobs are cancelled, resumed and finish."""
+"""Sparse models on real machines, through the control plane: killed processes, cancelled and resumed jobs, results."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def png(width: int, height: int) -> bytes:
-    """Return a PNG file with one row of pixels, whatever its header says."""
+    """Return a PNG file with one row of pixels, whatever size its header states."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         body = kind + content

@@ -28,7 +28,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 300, "hidden_size": 16, "intermedi
 
 
 def trained(plane: Plane, http: httpx.Client, job: dict[str, Any], *, steps: int = 3) -> str:
-    """Submit a job, play its end, and return its id; its results are ``model`` and ``step-00000002``."""
+    """Submit a job, report its end, and return its id; its results are ``model`` and ``step-00000002``."""
     answer = http.post("/jobs", json=job)
     assert answer.status_code == 201, answer.text
     job_id = str(answer.json()["id"])

@@ -1,4 +1,4 @@
-"""Tensors that cross a boundary between stages, or a layer inside a shard, are rounded alike."""
+"""Tensors that cross a boundary between stages are rounded like those that cross a layer inside a shard."""
 
 from __future__ import annotations
 

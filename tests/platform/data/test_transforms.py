@@ -1,4 +1,4 @@
-"""Random changes of training samples: the same for a seed, a step and a sample, whatever else is taken with it."""
+"""Random changes of training samples: the same for a seed, a step and a sample, whichever other samples there are."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "roberta": {},
     "xlm-roberta": {},
 }  # fmt: skip
-"""All served kinds: absolute, relative and rotary positions; windows; one that computes its attention itself."""
+"""All kinds that are served: absolute, relative and rotary positions; windows; one with its own attention code."""
 
 
 @cache

@@ -47,7 +47,7 @@ def drawn(context: int, position: int, options: SamplingOptions) -> tuple[int, L
 
 
 def reference(generation: Generation, longest_tokens: int) -> tuple[list[int], str]:
-    """Return all tokens that an uncancelled sequence must get, and the reason for its end."""
+    """Return all tokens that a sequence must get if it is not cancelled, and the reason for its end."""
     tokens = [*generation.prompt]
     most = min(generation.options.max_tokens, longest_tokens - len(tokens))
     context = digest(tokens)

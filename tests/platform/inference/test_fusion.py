@@ -1,4 +1,4 @@
-"""Fused linear layers: the outputs of each part are those of the layer that it replaces, however a model calls them."""
+"""Fused linear layers: each part has the outputs of the layer that it replaces, however a model calls the parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages that serve on a GPU: their tokens and vectors are those of transformers on the same GPU."""
+"""Serving stages on a GPU: their tokens and vectors are those of transformers on the same GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages that serve: their tokens are those of transformers, alone and in ragged batches, however the model is cut."""
+"""Serving stages: their tokens are those of transformers, alone and in ragged batches, however the model is cut."""
 
 from __future__ import annotations
 

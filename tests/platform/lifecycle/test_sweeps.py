@@ -96,7 +96,7 @@ def test_trials_start_within_the_budget() -> None:
     assert decided(spec) == [StartTrial(1), StartTrial(2)]
     assert decided(spec, trial(1), trial(2)) == []
     assert decided(spec, trial(1, JobState.failed), trial(2)) == [StartTrial(3)]
-    # A trial that was asked to stop keeps its machines until it is over, and a deleted one does not come back.
+    # A trial that was asked to stop keeps its machines until it is over, and a deleted one is not started again.
     assert decided(spec, trial(2, is_stopped=True), trial(3)) == []
     assert decided(spec, trial(3, JobState.succeeded)) == [StartTrial(4)]
     assert decided(spec, trial(1), last_started=3) == [StartTrial(4)]

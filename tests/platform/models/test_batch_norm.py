@@ -123,7 +123,7 @@ def test_the_variance_of_a_channel_that_becomes_constant_is_not_negative(first: 
 
 
 def trained(order: list[list[int]]) -> dict[str, Tensor]:
-    """Return the sums of all parameters if several members compute these microbatches, each in this order."""
+    """Return the sums of all parameters when each member computes its microbatches in the given order."""
     spec, tree = job(NETWORK), SummationTree((2, 2))
     samples = torch.rand(MICROBATCHES, 4, 64, generator=torch.Generator().manual_seed(0))
     members = []

@@ -1,4 +1,4 @@
-"""Declared blocks of layers compute what plain torch computes, wherever the model is cut, and refuse wrong input."""
+"""Declared blocks of layers compute the same as plain torch, wherever the model is cut, and refuse wrong input."""
 
 from __future__ import annotations
 

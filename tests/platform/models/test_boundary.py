@@ -1,4 +1,4 @@
-"""Tensors that arrive at a shard match its blueprint."""
+"""Checks that tensors that arrive at a shard match its blueprint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blueprints() -> list[tuple[Blueprint, int, torch.Tensor]]:
 
 @pytest.mark.parametrize(("blueprint", "count", "samples"), blueprints(), ids=["layers", "llama"])
 def test_shapes_are_those_that_stages_make(blueprint: Blueprint, count: int, samples: torch.Tensor) -> None:
-    for cut in range(2, count):  # the first of these layers alone trains nothing, and gets no gradient
+    for cut in range(2, count):  # the first of these layers trains nothing, and gets no gradient
         first = build_stage(blueprint, Shard("a", 0, cut, count), CPU)
         second = build_stage(blueprint, Shard("b", cut, count, count), CPU)
         first.initialize(0)

@@ -1,4 +1,4 @@
-"""Encoders that classify texts: equal to those of transformers, cut or whole, and without regard to padding."""
+"""Encoders that classify texts: equal to those of transformers, cut or whole, and independent of padding."""
 
 from __future__ import annotations
 

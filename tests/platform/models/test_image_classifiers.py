@@ -1,4 +1,4 @@
-"""Hugging Face models that classify images: cut anywhere they compute what the whole model computes."""
+"""Hugging Face models that classify images: wherever they are cut, they compute what the whole model computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifiers of texts: equal to those of transformers, cut or whole, and without regard to padding."""
+"""Classifiers of texts: equal to those of transformers, cut or whole, and independent of padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face models that embed texts: equal to transformers with pooling, cut or whole, without regard to padding."""
+"""Hugging Face models that embed texts: equal to transformers with pooling, cut or whole, independent of padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that are computed in tiles return what they return whole, with the same gradients and less memory."""
+"""Blocks that are computed in tiles return the same as whole ones, with the same gradients and less memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Islands: where to cut, how to share the batch, and how often to synchronise."""
+"""Islands: where the model is cut, how the batch is shared, and how often islands synchronise."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_batch_is_shared_in_proportion_to_speed() -> None:
     assert proposal is not None
     speeds = {island.machines: island.samples_per_s for island in proposal.islands}
     assert speeds[("c0",)] == pytest.approx(3 * speeds[("c1",)])
-    # Both are done with their share at the same time.
+    # Both islands finish their share at the same time.
     assert len({round(island.step_s, 6) for island in proposal.islands}) == 1
 
 

@@ -38,7 +38,7 @@ def runs(size: int) -> tuple[SummationTree, Held]:
 @settings(deadline=None)
 @given(st.data())
 def test_each_share_is_added_in_the_order_of_the_tree(data: st.DataObject) -> None:
-    """Also after losses, when a member has parts of several runs, or none."""
+    """This also holds after losses, when a member has parts of several runs, or none."""
     tree = SummationTree(tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=8))))
     size = data.draw(st.integers(2, 9))
     count, members = tree.microbatches, st.integers(0, size - 1)

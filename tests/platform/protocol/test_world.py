@@ -87,7 +87,7 @@ SINGLES = Scenario(machines=3, stages=3, layers=4, runs=(2, 2), is_tied=True, pa
 PAIRS = Scenario(machines=4, stages=2, layers=4, runs=(2, 1, 2), is_tied=True, pauses=(2, 3))
 """Stages of two."""
 ONE_STAGE = Scenario(machines=3, stages=1, layers=2, runs=(2, 2), pauses=(2, 3))
-"""Nothing but data parallelism."""
+"""Data parallelism only."""
 SCENARIOS = {"singles": SINGLES, "pairs": PAIRS, "one stage": ONE_STAGE}
 MEMBER_POINTS = [point for point in Point if point.role == "member"]
 COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]

@@ -1,4 +1,4 @@
-"""Deployments as rows: names, states, and the events about them."""
+"""Deployments in the store: names, states, and their events."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ VERSIONS = {"share_compute": "0.1.0", "python": "3.11.9", "ray": "2.60.0", "torc
 
 
 def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
-    """Return what each table held at a revision; columns that were not there yet are left out later."""
+    """Return the rows of each table at a revision; columns that did not exist yet are removed later."""
     stages, members = ("pools", "members_per_pool") if revision < "0017" else ("stages", "members_per_stage")
     plan = {**(PLAN_0001 if revision == "0001" else PLAN), stages: [STAGE]}
     layout = {"strategy": "uniform", stages: 1, "buddies" if revision < "0017" else "backups": False}

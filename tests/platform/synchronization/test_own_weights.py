@@ -203,7 +203,7 @@ def test_files_of_old_versions_are_removed_but_not_the_last_of_a_branch(tmp_path
 
 
 def test_files_of_a_merge_without_a_record_are_forgotten(tmp_path: Path) -> None:
-    """The server died before it stored the record, and the repeated merge has fewer branches."""
+    """The server died before it stored the record. The repeated merge has fewer branches."""
     site = Site(tmp_path, "ring", quorum=2)
     record = site.merge(1, [0, 1, 2, 3])
     site.aggregator.forget_after(0)

@@ -193,7 +193,7 @@ class World:
         self.answer()
 
     def answer(self) -> None:
-        """Let each branch continue that may."""
+        """Let all branches continue that may continue."""
         for branch, event in list(self.kept.items()):
             versions = self.machine.updates(event.contribution.run)
             if versions is None or self.machine.is_over:

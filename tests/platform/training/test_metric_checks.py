@@ -1,4 +1,4 @@
-"""Jobs that end at a metric are refused if their validations can never have it."""
+"""Jobs that end at a metric are refused if their validations can never have this metric."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ if sys.argv[2] == "confined":
     confine._become(None if user is None else confine.User("someone", user, user), os.getppid())
 os.execvp("cat", ["cat", "/proc/self/status"])
 """
-"""Program that has an ambient capability, and becomes ``cat`` with or without giving up its privileges."""
+"""Program with an ambient capability that becomes ``cat``, with or without giving up its privileges."""
 
 RESTRICTS = """
 import json, os, sys

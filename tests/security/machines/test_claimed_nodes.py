@@ -57,7 +57,7 @@ def own(contributor: ContributorRecord, **changes: Any) -> NodeFacts:
 
 
 def cluster(nodes: Callable[[], Awaitable[list[NodeFacts]]]) -> Any:
-    """Return a cluster as far as a machine that comes online meets it."""
+    """Return the part of a cluster that a machine which comes online uses."""
     info = ClusterInfo("192.0.2.1:6379", "cluster-secret", HEAD, "127.0.0.1")
     return SimpleNamespace(info=info, nodes=nodes)
 

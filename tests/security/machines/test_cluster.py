@@ -106,7 +106,7 @@ time.sleep(600)
 
 
 def run_on_head(server: Any, token: str, *work: str) -> dict[str, Any]:
-    """Run code on the head as somebody on the server's machine who knows only a token; return what it could do."""
+    """Run code on the head as a user of the server's machine who has only a token; return what the code could do."""
     pid = json.loads((server.data_folder / SERVER_FILE).read_text())["pid"]
     raylet = next(
         child
@@ -204,7 +204,7 @@ def test_the_token_of_a_removed_machine_opens_nothing(
         assert "refused" not in run_on_head(own, token)
         gone = next(one for one in client.contributors() if one.name == "goes")
         client.remove_contributor(gone.id)
-        client.rotate_token()  # answers when the change that is under way is done
+        client.rotate_token()  # answers when the change in progress is done
         wait_for(lambda: ready(client) == ["stays"], "the other machine is back")
         assert "refused" in run_on_head(own, token)
         assert "refused" not in run_on_head(own, (own.data_folder / "ray-token").read_text())

@@ -1,4 +1,4 @@
-"""A machine that answers and sends what it should not runs nothing on the server, and is done without."""
+"""A machine that sends wrong answers or data runs no code on the server, and is excluded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEADLINE_S = 180.0
 
 
 class Hostile:
-    """A machine whose owner changed what runs there."""
+    """A machine whose owner changed the programs on it."""
 
     def __init__(self, node: Any, orders: Path) -> None:
         self.node = node
@@ -52,11 +52,11 @@ class Hostile:
 
     @property
     def marker(self) -> Path:
-        """Is there once some process unpickled what came from it."""
+        """Exists once some process has unpickled data from the machine."""
         return marker_of(self._orders)
 
     def step(self, what: str) -> None:
-        """Let its actors answer and send nothing but this from now on."""
+        """From now on, let its actors answer and send nothing but this."""
         partial = self._orders.with_suffix(".partial")
         partial.write_text(what)
         partial.replace(self._orders)
@@ -95,14 +95,14 @@ def job(folder: Path, members: int) -> dict[str, Any]:
     }
 
 
-# By default each kind of answer comes once: half of them to a job, the others to a deployment.
+# By default, each kind of answer occurs once: half of them in a job, the others in a deployment.
 @pytest.mark.parametrize("what", thoroughly(["pickles inside", "errors", "pickles", "noise"], quick=2))
 def test_a_job_goes_on_without_a_hostile_member(
     attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path, what: str
 ) -> None:
     def on_event(event: AttemptEvent, coordinator: Any) -> None:
         if event.type == "step" and event.step == 3:
-            # As one of its members might call it.
+            # The call is one that a member might make.
             bomb = Bomb(hostile.marker)
             called = [
                 coordinator.receive.remote(bomb, b"", b""),

@@ -42,7 +42,7 @@ def measured(store: Store, machine: str) -> str:
 
 
 def offend(store: Store, machine: str, *, quarantined: bool = False, accuser: str | None = None) -> None:
-    """Let an attempt at a job of its own tell of an offence."""
+    """Let an attempt at a job of its own report an offence."""
     job = store.jobs.begin(store.jobs.create(parse_job(SPEC)).id, [])
     offence = Offended(
         machine=machine,
@@ -81,7 +81,7 @@ def test_one_accuser_quarantines_nobody_in_however_many_jobs(store: Store) -> No
     assert state(store, ada) is ContributorState.quarantined
     store.contributors.clear(ada)
     offend(store, ada, accuser=cal)
-    assert state(store, ada) is ContributorState.ready  # what was forgiven counts no more
+    assert state(store, ada) is ContributorState.ready  # cleared offences do not count any more
 
 
 def test_a_quarantine_outlives_going_and_coming_back(store: Store) -> None:

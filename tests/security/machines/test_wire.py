@@ -44,7 +44,7 @@ SAID = [
     Rejected(
         3, "c0", "c1", TensorLabel(5, "activation", 11, 0), "its numbers are not finite", is_certain=False
     ),
-    # The label is what the sender of the tensor made of it.
+    # The sender of the tensor made the label.
     Rejected(3, "c0", "c1", TensorLabel(2**52, "log", -1, 2**52), "it has 24 bytes, which are no float32"),
     Applied(3, "c0", 5),
 ]
@@ -357,11 +357,11 @@ def test_no_pickle_is_read_by_any_of_rays_readers(make: Callable[[str], bytes], 
     assert _run(_CHILD, data) == ""
     assert not marker.exists()
     _run(_CONTROL, data)
-    assert marker.exists() == (b"plain" not in data)  # so it would have run
+    assert marker.exists() == (b"plain" not in data)  # otherwise it would have run
 
 
 def _run(code: str, data: bytes) -> str:
-    """Run code that reads a pickle; return what it complains of."""
+    """Run code that reads a pickle; return its errors."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, input=data.hex(), text=True, capture_output=True, check=False).stderr
 

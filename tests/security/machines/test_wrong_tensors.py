@@ -1,4 +1,4 @@
-"""A machine that hands on wrong tensors is named and done without; the weights are those of the undisturbed job."""
+"""A machine that sends wrong tensors is named and excluded; the weights are those of the undisturbed job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job(stages: int, members: int, **options: Any) -> dict[str, Any]:
 
 
 class Trained(NamedTuple):
-    """How a job ended."""
+    """The result of a job."""
 
     digest: str
     losses: list[tuple[int, float]]
@@ -76,7 +76,7 @@ _calm: dict[tuple[int, int], Trained] = {}
 
 @pytest.fixture
 def calm(attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The job that nothing disturbs: its order of sums is that of two members in each stage, whoever computes."""
+    """The undisturbed job, in the order of sums of two members in each stage."""
     if (2, 2) not in _calm:
         _calm[2, 2] = train(attempt, tmp_path_factory.mktemp("calm"), job(2, 2))
     return _calm[2, 2]
@@ -162,7 +162,7 @@ def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_it
 def test_numbers_that_a_machine_made_are_not_blamed_on_the_learning_rate(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
-    """No tensor that is not finite is sent: it is in the sums, and comes again when the step is computed again."""
+    """The numbers are in the sums, in no sent tensor. They occur again when the step is computed again."""
     failures = [
         InjectedFailure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=occurrence)
         for occurrence in range(1, 17)

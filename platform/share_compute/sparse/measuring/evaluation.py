@@ -86,7 +86,7 @@ def dual_evaluated(
 
 
 def of_classes(loss: float, scores: Numbers, targets: Numbers) -> SparseEvaluation:
-    """Return the metrics of scores of which positive ones mean the class with the larger target."""
+    """Return the metrics of scores; a positive score stands for the class with the larger target."""
     is_positive = targets > 0
     accuracy = float(np.mean((scores > 0) == is_positive))
     positives = int(is_positive.sum())

@@ -163,7 +163,7 @@ def _cut(
 
 
 def _row_start(file: Path, kind: Format, first: int, at: int) -> int:
-    """Return where the first row begins that begins at or after a byte."""
+    """Return the beginning of the first row that begins at or after a byte."""
     if at <= first:
         return first
     if file.suffix == TRIPLES_SUFFIX:

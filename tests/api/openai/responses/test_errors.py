@@ -1,4 +1,4 @@
-"""Wrong requests to the Responses API: each is refused with the name of the field, soon, and with little memory."""
+"""Wrong requests to the Responses API: each is refused soon, with the name of the field, and with little memory."""
 
 from __future__ import annotations
 

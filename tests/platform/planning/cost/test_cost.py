@@ -1,4 +1,4 @@
-"""The cost model: its tables, its memory against the real schedule, its shares against all others."""
+"""The cost model: its tables, its memory compared with the real schedule, its shares compared with all others."""
 
 from __future__ import annotations
 

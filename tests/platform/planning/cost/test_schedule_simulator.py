@@ -1,4 +1,4 @@
-"""The event simulator of a step: by hand, by the textbook, and against the formula that bounds it."""
+"""The event simulator of a step: compared with calculations by hand, with the textbook, and with the formula."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_stages_that_share_one_core_take_the_sum_of_their_work(microbatches: int
 
 
 def test_stages_that_share_two_cores_wait_for_these_only_while_three_compute() -> None:
-    """One microbatch is at one stage at a time; of many, three stages want two cores."""
+    """A microbatch is at one stage at a time; with many of them, three stages want two cores."""
     alone = plain_cost([(1.0, 2.0)] * 3, machines=3, microbatches=1)
     assert (
         simulate_step(on_one_host(alone, 2, [0, 1, 2]), row(alone)).step_s

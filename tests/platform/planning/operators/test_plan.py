@@ -1,4 +1,4 @@
-"""Plans of operators of drawn layers: what comes out, what users give, and what is refused."""
+"""Plans of operators of drawn layers: their content, given strategies, and refused inputs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def best(
 
 
 def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
-    """Return whether a machine can hold a layer at all; an order contains only machines that can."""
+    """Return whether a machine can hold a layer at all; orders contain only such machines."""
     return (
         math.isfinite(cost.cell_s(machine, 0, cost.num_layers))
         and cost.least_bytes <= cost.memory_bytes[machine]

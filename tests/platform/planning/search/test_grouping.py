@@ -15,7 +15,7 @@ from share_compute.planning.search.search import search
 
 
 def deep(layers: int, machines: int = 4) -> TrainingCost:
-    """Return an instance whose layers are equal but for the first and last few."""
+    """Return an instance whose layers are equal except for the first and last few."""
     cost = dataclasses.replace(instance(1, machines=machines, layers=8, microbatches=4), timings={})
     inner = cost.profile.layers[3]
     profile = cost.profile.model_copy(

@@ -49,7 +49,7 @@ def is_best(found: list[Found], smallest: float) -> bool:
 
 
 def check(cost: TrainingCost, found: list[Found]) -> None:
-    """Assert what holds of every result."""
+    """Assert the properties of every result."""
     assert [each.step_s for each in found] == sorted(each.step_s for each in found)
     assert len({each.layout for each in found}) == len(found)
     for each in found:
