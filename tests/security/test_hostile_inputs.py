@@ -193,7 +193,7 @@ def test_one_model_does_not_starve_another(
             thread.start()
         for _ in range(5):
             assert chat(http, honest).status_code == 200
-        assert any(thread.is_alive() for thread in threads)  # honest requests did not wait for the hostile ones
+        assert any(thread.is_alive() for thread in threads)  # honest requests did not wait for them
         for thread in threads:
             thread.join()
 

@@ -193,7 +193,7 @@ def test_an_invite_carries_the_fingerprint(tmp_path: Path) -> None:
         _, fingerprint = split_invite(made.code)
         assert fingerprint == certificate.fingerprint
         assert made.join_command.startswith(f"SHARE_COMPUTE_INVITE={made.code} share-compute join https://")
-        assert join(plane.url, wanted(made.code), fingerprint).contributor_id  # the server reads all of it
+        assert join(plane.url, wanted(made.code), fingerprint).contributor_id  # the server takes the code
 
 
 def test_fingerprints_are_read_as_people_write_them() -> None:
@@ -303,7 +303,7 @@ def test_the_token_is_not_sent_over_plain_http_to_another_machine(tmp_path: Path
         )
         assert (rejoined.status_code, rejoined.json()["code"]) == (403, "insecure-transport")
     with open_plane(tmp_path / "plain", cluster=True) as plane:
-        # The headers of a proxy that is not configured are ignored.
+        # Requests through a proxy that is not configured count as those of another machine, whatever its headers say.
         assert sent(plane, **elsewhere, X_Forwarded_Proto="https").status_code == 403
         assert sent(plane, Via="1.1 proxy").status_code == 403
     with open_plane(tmp_path / "insecure", cluster=True, insecure=True) as plane:

@@ -58,7 +58,7 @@ class TopicModel(SparseModel):
     def _topics(self, weights: Floats, totals: Totals) -> NDArray[np.float64]:
         """Return exp(E[log beta]), ``[words, topics]``."""
         all_words = totals[:-1] + self.eta * totals[-1]
-        if not totals[-1]:  # no word was seen yet: `weights` has all words
+        if not totals[-1]:  # nothing was trained yet: the words of the block count as all words
             all_words = weights.sum(axis=0, dtype=np.float64) + self.eta * len(weights)
         result: NDArray[np.float64] = np.exp(psi(weights.astype(np.float64) + self.eta) - psi(all_words))
         return result

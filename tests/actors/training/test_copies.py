@@ -123,7 +123,7 @@ def test_a_copy_is_begun_anew_when_another_machine_goes_on_with_the_shard(
 
     first = follow(ANN)
     trainer.take_step(first)
-    trainer.runner._last_applied = 0, None, None  # a new primary does not know the update factor of the last step
+    trainer.runner._last_applied = 0, None, None  # a new primary does not know the last update factor
     second = follow("eve")
     assert second is not first
     for _ in range(40):

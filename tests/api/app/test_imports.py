@@ -27,6 +27,6 @@ def test_no_garbage_is_collected_while_a_server_imports_its_packages() -> None:
             kept = [[number] for number in range(1000)]
         assert gc.isenabled()
         assert gc.get_freeze_count() >= before + len(kept)
-        assert not any(one is kept for one in gc.get_objects())  # later garbage collections do not visit the objects
+        assert not any(one is kept for one in gc.get_objects())  # later collections do not visit it
     finally:
         gc.unfreeze()

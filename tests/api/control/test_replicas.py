@@ -186,7 +186,7 @@ def test_it_scales_to_zero_in_the_middle_of_a_prefill_only_when_that_is_over(
         await house.until(lambda: house.engine().ongoing(first) == 0)
         long = wanted(1).model_copy(update={"prompt": tuple(range(1, 81))})  # two engine steps
         stream = await house.engine().generate([long])
-        await house.until(lambda: first.num_taken == 1)  # the replica returns no result before it executes steps
+        await house.until(lambda: first.num_taken == 1)  # it has no result before it executes steps
         limits = ReplicasSpec(min=0, max=1, cold_start_timeout_s=7, **AT_ONCE)
         house.store.deployments.set_replicas("llama", limits)
         await house.until(lambda: house.engine().patience_s == 7)

@@ -63,7 +63,7 @@ def operations(plane: Any) -> list[tuple[str, str, str]]:
 
 
 def test_health_is_open_and_everything_else_needs_a_key(plane: Any) -> None:
-    plane.app.state.context.guesses = Guesses(count(0, 1000).__next__)  # the pauses between wrong keys are long
+    plane.app.state.context.guesses = Guesses(count(0, 1000).__next__)  # long pauses after wrong keys
     with httpx.Client(base_url=plane.url) as stranger:
         assert stranger.get("/api/v1/health").json()["status"] == "ok"
         assert stranger.get("/api/v1/schemas/job").json()["title"] == "TrainJob"
@@ -81,7 +81,7 @@ def test_health_is_open_and_everything_else_needs_a_key(plane: Any) -> None:
 
 
 def test_a_contributors_key_opens_its_own_routes_only(plane: Any) -> None:
-    plane.app.state.context.guesses = Guesses(count(0, 1000).__next__)  # the pauses between wrong keys are long
+    plane.app.state.context.guesses = Guesses(count(0, 1000).__next__)  # long pauses after wrong keys
 
     def join(name: str) -> tuple[str, str]:
         _, code = plane.store.invites.create()

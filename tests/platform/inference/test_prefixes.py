@@ -89,7 +89,7 @@ def test_what_a_step_copies_from_is_not_closed_by_it() -> None:
     assert ledger.open(copies, ledger.find(copies)) == (1, 29)
     assert not ledger.fits(57)
     assert ledger.fits(56)
-    needs_slot = live(4, [6] * 33)  # 40 positions need a slot: only the one that would be copied from can be closed
+    needs_slot = live(4, [6] * 33)  # 40 positions: only the slot to copy from can be closed
     assert ledger.open(needs_slot, ledger.find(needs_slot)) == (None, 0)
     assert ledger.take_closes() == (2,)
 

@@ -163,7 +163,7 @@ def test_nothing_depends_on_the_state_of_the_process() -> None:
 def test_a_large_model_takes_seconds_and_hardly_any_memory() -> None:
     start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     profile = dissect(Blueprint(config=LARGE))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 500_000  # KiB; the weights would take 400 GB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 500_000  # KiB; the weights: 400 GB
     assert time.process_time() - start < 30  # about 2
     assert profile.counted
     assert len(profile.layers) == 128

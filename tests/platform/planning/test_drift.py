@@ -84,7 +84,7 @@ class TestProposal:
 
     def test_it_does_not_pay_over_a_narrow_link(self) -> None:
         narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=2e6)
-        spec = job(stages=2, members_per_stage=1, backups=False)  # otherwise all machines wait for copies in transit
+        spec = job(stages=2, members_per_stage=1, backups=False)  # otherwise all wait for copies in transit
         current = solution(narrow, spec)
         timings = slowed(current, "a", 3.0)
         replan = propose(spec, narrow, current, timings, 100_000, LIMITS)

@@ -181,7 +181,7 @@ class World:
         del self.head[version + 1 :]
         for effect in self.pending:
             if isinstance(effect, Follow) and self.draw.random() < 0.5:
-                self.follow(effect)  # the coordinator dies after it wrote the version's files, and before their record
+                self.follow(effect)  # the coordinator dies after the version's files, before their record
         self.pending.clear()
         self.files = {holder: files for holder, files in self.files.items() if version in files.versions}
         self.machine = RangesMachine(RANGES, version, sorted(self.files))
@@ -201,7 +201,7 @@ class World:
 
     def answer(self) -> None:
         effect = self.draw.choice(self.pending)
-        if isinstance(effect, (ComputeMerge, CopyMerge, Follow)):  # a machine computes these one after the other
+        if isinstance(effect, (ComputeMerge, CopyMerge, Follow)):  # one after the other on a machine
             at = getattr(effect, "holder", None)
             serial = (each for each in self.pending if isinstance(each, (ComputeMerge, CopyMerge, Follow)))
             effect = next(each for each in serial if getattr(each, "holder", None) == at)

@@ -88,7 +88,7 @@ def test_a_gradient_that_overflows_is_found_on_the_way_back() -> None:
     assert cause is not None
     assert (cause.way, cause.stage) == ("backward", 1)
     assert cause.name.startswith("model.layers.3.mlp.")
-    assert found[0] is None  # the tensors from the boundary are not finite already, so the cause is not in this stage
+    assert found[0] is None  # its input is not finite already: the cause is not here
 
 
 def test_forward_goes_before_backward_and_the_nearest_to_the_cause_first() -> None:
