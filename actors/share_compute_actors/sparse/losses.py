@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from share_compute.backoff import backoff_s
 from share_compute.errors import UserError
 
 MOST_LOSSES = 5
@@ -45,4 +46,4 @@ class ProcessLosses:
                 + str(cause).partition("\n")[0],
                 hint="look into the machine's log; if memory was lacking, lend more memory or use more workers",
             )
-        return 0.0 if count == 1 else FIRST_DELAY_S * (1 << (count - 2))
+        return 0.0 if count == 1 else backoff_s(FIRST_DELAY_S, count - 2)
