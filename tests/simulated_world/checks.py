@@ -49,7 +49,7 @@ class Checks:
         for worker in membership.workers:
             for holder in membership.copy_holders(worker):
                 vault = hosts[holder].vaults.get(membership.shards[membership.stage_of(worker)])
-                # Otherwise that machine has died since, or this coordinator was replaced and will be refused.
+                # In another epoch, the backup was restarted, or this coordinator was replaced and will be refused.
                 if hosts[holder].machine.epoch == membership.epoch:
                     scales = {**hosts[holder].scales, step: record.scale}
                     is_kept = vault is not None and vault.reaches(step, scales)

@@ -106,10 +106,10 @@ class ResendDue:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWanted:
-    """A snapshot is wanted, as soon as all workers that go on have reached a clock.
+    """A snapshot is requested, to be taken when all workers that have not ended have reached a clock.
 
-    With a staleness of 0 no range has a push of a later clock then. So snapshots of all ranges at one clock together
-    are the state of training between two clocks.
+    With a staleness of 0, no range then has a push of a later clock. So the snapshots of all ranges at one clock are
+    together the state of training between two clocks.
     """
 
     clock: int

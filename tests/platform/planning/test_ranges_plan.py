@@ -57,8 +57,8 @@ def test_the_data_of_a_merge_is_divided_among_the_ranges() -> None:
     alone_s = merge_s(spec(), slow, PROFILE, 0)
     shared_s = merge_s(spec(), slow, PROFILE, 4)
     assert alone_s is not None
-    # The server moves 4 contributions and 4 updates. A machine receives 8 contributions to a fourth of the weights,
-    # sends 4 meanwhile, and then sends 5 updates of it.
+    # Alone, the server moves 4 contributions and 4 updates of all weights. With ranges, each machine moves data of a
+    # fourth of the weights: it receives 8 contributions, sends 4 at the same time, and then sends 5 updates.
     assert shared_s == pytest.approx(alone_s * 13 / 8 / 4 / 10)
 
 
