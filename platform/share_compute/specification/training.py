@@ -48,7 +48,7 @@ class EarlyStoppingSpec(SpecModel):
     """Rule that ends a job when validations no longer improve."""
 
     task: str | None = Field(default=None, title="Task of the metric")
-    """Name of the task whose metric it is, for a job with ``tasks``; default: the loss of all tasks."""
+    """Name of the task to which the metric belongs, in a job with ``tasks``; default: the loss of all tasks."""
     metric: Metric = "validation_loss"
     """Metric of the task that must improve, so that training continues."""
     patience: int = Field(default=3, ge=1)

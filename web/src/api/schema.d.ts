@@ -7328,7 +7328,7 @@ export interface components {
         OutputTokensDetails: {
             /**
              * Reasoning Tokens
-             * @description Always 0: reasoning is not told apart from text.
+             * @description Always 0: reasoning is not distinguished from text.
              * @default 0
              * @constant
              */
