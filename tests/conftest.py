@@ -60,6 +60,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the number of schedules that the thorough tests of rounds draw."""
+    parser.addoption(
+        "--schedules", type=int, help="drawn schedules for each policy of rounds; thorough tests only"
+    )
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Assign a test to its worker, and to `make test` or `make test-more`.
 

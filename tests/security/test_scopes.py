@@ -78,6 +78,7 @@ TABLE: dict[str, Scope | None] = {
     "getPictures": R,
     "compareJobs": R,
     "getTrials": R,
+    "getRounds": R,
     "labelJob": S,
     "makeFailure": A,
     "createDeployment": S,

@@ -66,6 +66,7 @@ from share_compute_api.schemas.bodies import (
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.schemas.labels import JobComparison
 from share_compute_api.schemas.retention import Deleted, PruneReport
+from share_compute_api.schemas.rounds import RoundsView
 from share_compute_api.schemas.sweeps import SweepView
 
 _READ_TIMEOUT_S = 30.0
@@ -177,6 +178,10 @@ class Client:
         """Return the trials of a sweep, best first."""
         return self._transport.read(SweepView, "GET", f"/jobs/{job_id}/trials")
 
+    def rounds(self, job_id: str) -> RoundsView:
+        """Return the last rounds of a training job, oldest first."""
+        return self._transport.read(RoundsView, "GET", f"/jobs/{job_id}/rounds")
+
     def cancel(self, job_id: str) -> JobRecord:
         """Cancel a queued job, or ask a running job to stop."""
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
@@ -188,8 +193,7 @@ class Client:
 
     def delete_artifact(self, job_id: str, name: str) -> Deleted:
         """Delete one artifact of a job."""
-        path = f"/jobs/{job_id}/artifacts/{quote(name, safe='')}"
-        return self._transport.read(Deleted, "DELETE", path)
+        return self._transport.read(Deleted, "DELETE", f"/jobs/{job_id}/artifacts/{quote(name, safe='')}")
 
     def delete_deployment(self, key: str) -> Deleted:
         """Delete the record of a stopped or failed deployment, by its id or its name."""
@@ -286,11 +290,7 @@ class Client:
 
     def metrics_file(self, job_id: str, format_: SeriesFormat, take: Callable[[bytes], object]) -> None:
         """Pass the pieces of a file with a job's series to ``take``, while they arrive."""
-        url = f"/jobs/{job_id}/metrics/file?format={format_}"
-        with self._transport.translated(), self._transport.http.stream("GET", url) as response:
-            raise_for_problem(response)
-            for piece in response.iter_bytes():
-                take(piece)
+        downloads.fetch_pieces(self._transport, f"/jobs/{job_id}/metrics/file?format={format_}", take)
 
     # Serving
 

@@ -1,4 +1,4 @@
-"""Downloads artifacts. An interrupted download is resumed, and only a complete download gets its final name."""
+"""Downloads files. An interrupted download of an artifact is resumed, and only a complete one gets its final name."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def download(
             hint="free space or choose another folder; the download continues where it stopped",
         ) from failure
     return target
+
+
+def fetch_pieces(transport: Transport, url: str, take: Callable[[bytes], object]) -> None:
+    """Pass the pieces of an answer to ``take``, while they arrive."""
+    with transport.translated(), transport.http.stream("GET", url) as response:
+        raise_for_problem(response)
+        for piece in response.iter_bytes():
+            take(piece)
 
 
 def _relative(path: str) -> Path:

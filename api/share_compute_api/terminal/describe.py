@@ -21,7 +21,7 @@ _MOST_STAGES = 8
 """Maximum number of stages shown in one line."""
 _MOST_NAMES = 6
 """Maximum number of machine names shown in one line."""
-_LEAST_RATIO = 1.05
+LEAST_RATIO = 1.05
 """Smallest ratio of bytes that is shown, as on the page of the job."""
 
 
@@ -190,10 +190,8 @@ def _round(data: dict[str, Any]) -> str:
         f"sent {bytes_text(sent)}, received {bytes_text(merged.update_bytes)} "
         f"of {bytes_text(merged.weight_bytes)}"
     )
-    moved = sum(branch.sent_bytes for branch in merged.branches) + len(merged.branches) * merged.update_bytes
-    ratio = 2 * len(merged.branches) * merged.weight_bytes / moved if moved else 0.0
-    if ratio >= _LEAST_RATIO:
-        parts.append(f"{ratio:.3g} times less than float32")
+    if merged.compression_ratio is not None and merged.compression_ratio >= LEAST_RATIO:
+        parts.append(f"{merged.compression_ratio:.3g} times less than float32")
     computing_s = sum(branch.seconds for branch in merged.branches)
     waited_s = sum(branch.waited_s for branch in merged.branches)
     if waited_s:

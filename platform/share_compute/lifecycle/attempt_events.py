@@ -391,6 +391,13 @@ class RoundMerged(StrictModel):
     merge_s: float = Field(ge=0)
     """Time that the merge took."""
 
+    @property
+    def compression_ratio(self) -> float | None:
+        """Bytes of the merged contributions and their updates in float32, divided by their bytes; None without any."""
+        merged = len(self.branches)
+        moved = sum(branch.sent_bytes for branch in self.branches) + merged * self.update_bytes
+        return 2 * merged * self.weight_bytes / moved if moved else None
+
 
 class LinkBytes(StrictModel):
     """Bytes that left and reached one machine."""

@@ -58,6 +58,17 @@ class Events:
         with self._database.read() as session:
             return [EventRecord.model_validate(row) for row in session.scalars(query)]
 
+    def last(self, job_id: str, kind: str, limit: int) -> list[EventRecord]:
+        """Return at most ``limit`` newest events of one kind of a job, oldest first."""
+        query = (
+            select(EventRow)
+            .where(EventRow.job_id == job_id, EventRow.kind == kind)
+            .order_by(EventRow.seq.desc())
+            .limit(limit)
+        )
+        with self._database.read() as session:
+            return [EventRecord.model_validate(row) for row in session.scalars(query)][::-1]
+
     def last_seq(self) -> int:
         """Return the number of the newest event; 0 if there is none."""
         with self._database.read() as session:

@@ -166,13 +166,16 @@ def damaged(kind: str, place: Path) -> None:
         case "file":
             file.write_bytes(b"no tensors")
             return
+        case "cut":
+            file.write_bytes(file.read_bytes()[:-5])
+            return
         case "nothing":
             file.unlink()
             return
     save_file(tensors, file)
 
 
-@pytest.mark.parametrize("kind", ["missing", "unknown", "size", "dtype", "nan", "file", "nothing"])
+@pytest.mark.parametrize("kind", ["missing", "unknown", "size", "dtype", "nan", "file", "cut", "nothing"])
 def test_a_damaged_contribution_is_refused(tmp_path: Path, kind: str) -> None:
     spec = training()
     aggregator, _ = begun(tmp_path / "a", spec)
@@ -180,8 +183,11 @@ def test_a_damaged_contribution_is_refused(tmp_path: Path, kind: str) -> None:
     place = contribution(tmp_path / "c", spec, run)
     assert aggregator.check(run, place)
     damaged(kind, place)
-    with pytest.raises(VerificationFailed, match="the contribution of branch 1 to round 1 is damaged"):
+    with pytest.raises(
+        VerificationFailed, match="the contribution of branch 1 to round 1 is damaged"
+    ) as failure:
         aggregator.check(run, place)
+    assert failure.value.hint
 
 
 def test_weights_that_are_not_finite_end_the_job_and_leave_no_version(tmp_path: Path) -> None:

@@ -274,8 +274,11 @@ def test_each_acknowledged_contribution_is_merged_exactly_once(*, spares_pairs: 
 @pytest.mark.thorough
 @pytest.mark.parametrize("spares_pairs", [True, False], ids=["one-of-two", "any"])
 @pytest.mark.parametrize("flips", [False, True], ids=["same-bits", "other-bits"])
-def test_the_same_holds_under_ten_thousand_schedules(*, spares_pairs: bool, flips: bool) -> None:
-    check_schedules(range(300, 2800), spares_pairs=spares_pairs, flips=flips)
+def test_the_same_holds_under_ten_thousand_schedules(
+    pytestconfig: pytest.Config, *, spares_pairs: bool, flips: bool
+) -> None:
+    seeds = range(300, 300 + (pytestconfig.getoption("--schedules") or 2500))
+    check_schedules(seeds, spares_pairs=spares_pairs, flips=flips)
 
 
 def check_schedules(seeds: range, *, spares_pairs: bool, flips: bool) -> None:

@@ -341,10 +341,15 @@ def test_each_contribution_is_merged_once_and_no_round_is_held(name: str, data: 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=1500, deadline=None)
-@given(data=st.data())
-def test_the_same_holds_under_ten_thousand_schedules(name: str, data: st.DataObject) -> None:
-    check_schedule(name, data)
+def test_the_same_holds_under_ten_thousand_schedules(name: str, pytestconfig: pytest.Config) -> None:
+    """All policies together have ten thousand schedules, unless ``--schedules`` has the number for each of them."""
+
+    @settings(max_examples=pytestconfig.getoption("--schedules") or 1500, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        check_schedule(name, data)
+
+    check()
 
 
 def check_schedule(name: str, data: st.DataObject) -> None:

@@ -931,6 +931,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job_id}/rounds": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Rounds
+         * @description Return the last rounds of a training job, oldest first; ``rounds`` is empty for jobs without rounds.
+         */
+        get: operations["getRounds"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}/timeline": {
         parameters: {
             query?: never;
@@ -2078,6 +2098,61 @@ export interface components {
              * @description Predicted time of one step of the branch; None if it is unknown.
              */
             step_s?: number | null;
+        };
+        /**
+         * BranchView
+         * @description One contribution of a branch to a merge.
+         */
+        BranchView: {
+            /**
+             * Loss
+             * @description Mean loss of the round's steps; null if it is unknown.
+             */
+            loss: number | null;
+            /**
+             * Machines
+             * @description Names of the machines that trained the branch, by id.
+             */
+            machines: {
+                [key: string]: string;
+            };
+            /**
+             * Number
+             * @description Number of the branch, from 0.
+             */
+            number: number;
+            /**
+             * Other S
+             * @description Remaining time of the round, such as the exchange; null if it is unknown, or the contribution is late.
+             */
+            other_s: number | null;
+            /**
+             * Round
+             * @description The round of the contribution; less than that of the merge if it was late, or computed with older weights.
+             */
+            round: number;
+            /** Samples */
+            samples: number;
+            /**
+             * Seconds
+             * @description Time in which the branch computed the steps of the round.
+             */
+            seconds: number;
+            /**
+             * Sent Bytes
+             * @description Size of the contribution.
+             */
+            sent_bytes: number;
+            /**
+             * Staleness
+             * @description Merges that happened between the weights with which the branch began and this merge; 0 if it was in time.
+             */
+            staleness: number;
+            /**
+             * Waited S
+             * @description Time from the report of the contribution to the merge; 0 if the branch trained on meanwhile.
+             */
+            waited_s: number;
         };
         /**
          * BusyHistory
@@ -8862,6 +8937,70 @@ export interface components {
             name: "ridge";
         };
         /**
+         * RoundView
+         * @description One merge of a job whose branches train apart.
+         */
+        RoundView: {
+            /**
+             * At
+             * Format: date-time
+             * @description Time of the merge.
+             */
+            at: string;
+            /** Attempt */
+            attempt: number | null;
+            /**
+             * Branches
+             * @description Merged contributions, in the order of the sum.
+             */
+            branches: components["schemas"]["BranchView"][];
+            /**
+             * Compression Ratio
+             * @description Bytes that contributions and updates would have in float32, divided by their bytes; null if nothing was sent.
+             */
+            compression_ratio: number | null;
+            /**
+             * Consensus Distance
+             * @description Distance of the branches' weights from the merged ones, relative to their norm; null with common weights.
+             */
+            consensus_distance: number | null;
+            /**
+             * Elapsed S
+             * @description Time since the merge before in the same attempt; null for the first one.
+             */
+            elapsed_s: number | null;
+            /**
+             * Merge S
+             * @description Time that the merge took.
+             */
+            merge_s: number;
+            /**
+             * Missing
+             * @description Branches without a contribution to this round; empty if branches push one after another.
+             */
+            missing: number[];
+            /**
+             * Round
+             * @description Number of the merge, from 1.
+             */
+            round: number;
+            /**
+             * Step
+             * @description Number of steps that each branch has taken, except those that are late.
+             */
+            step: number;
+            /**
+             * Update Bytes
+             * @description Size of the update that each branch receives.
+             */
+            update_bytes: number;
+            /**
+             * Weight Bytes
+             * @description Size of the trained weights in float32, for comparison.
+             */
+            weight_bytes: number;
+        };
+        /**
          * RoundsPrediction
          * @description Predicted figures of a job whose branches merge in rounds.
          */
@@ -8929,6 +9068,17 @@ export interface components {
              * @description Approximate bytes that each branch receives from the server in a round.
              */
             update_bytes: number;
+        };
+        /**
+         * RoundsView
+         * @description Last rounds of a job.
+         */
+        RoundsView: {
+            /**
+             * Rounds
+             * @description The rounds, oldest first; empty before the first merge, and for jobs without rounds.
+             */
+            rounds: components["schemas"]["RoundView"][];
         };
         /**
          * RowsDone
@@ -15715,6 +15865,75 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["JobRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getRounds: {
+        parameters: {
+            query?: {
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RoundsView"];
                 };
             };
             /** @description Unauthorized */

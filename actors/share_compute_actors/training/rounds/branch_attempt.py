@@ -203,6 +203,8 @@ def other_place(
 ) -> BranchPlace:
     """Return machines for a branch that lost some of its own: those of the branch with the fewest neighbours.
 
+    If no other branch has all of its machines, these are the rest of the branch's own, or else all that are left.
+
     Args:
         branch: the branch.
         branches: all branches of the job.
@@ -212,18 +214,24 @@ def other_place(
     Raises:
         ContributorLost: no machine is left.
     """
-    loads: dict[tuple[str, ...], list[BranchAttempt]] = {}
+    there: dict[tuple[str, ...], list[BranchAttempt]] = {}
     for other in branches:
-        if not other.has_ended and other is not branch and set(left).issuperset(other.place.machines):
-            loads.setdefault(other.place.machines, []).append(other)
-    if loads:
-        machines = min(loads, key=lambda key: (len(loads[key]), key))
-        numbers = sorted([branch.number, *(other.number for other in loads[machines])])
-        return BranchPlace(machines, tuple(numbers), loads[machines][0].place.step_s)
+        if other is not branch and set(left).issuperset(other.place.machines):
+            there.setdefault(other.place.machines, []).append(other)
+    if there:
+        # Machines of branches without a coordinator are the second choice: their loss may not be known yet.
+        machines = min(
+            there, key=lambda key: (all(each.has_ended for each in there[key]), len(there[key]), key)
+        )
+        staying = [
+            other for other in there[machines] if not other.has_ended or other.begins_later is not None
+        ]
+        numbers = sorted([branch.number, *(other.number for other in staying)])
+        return BranchPlace(machines, tuple(numbers), there[machines][0].place.step_s)
     own = tuple(machine for machine in branch.place.machines if machine in left)
-    if not own:
+    if not left:
         raise ContributorLost(why, hint="let a machine join; the job continues by itself")
-    return BranchPlace(own, (branch.number,), branch.place.step_s)
+    return BranchPlace(own or tuple(sorted(left)), (branch.number,), branch.place.step_s)
 
 
 def await_ends(branches: Sequence[BranchAttempt]) -> None:

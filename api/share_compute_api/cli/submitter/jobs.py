@@ -112,7 +112,8 @@ def show(
     best: Annotated[bool, typer.Option("--best", help="Print the job file of a sweep's best trial.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show one job: its state, its progress, and the placement of layers on machines; or the trials of a sweep."""
+    """Show one job: its state, its progress, the placement of layers on machines, and the last rounds or trials."""
+    from share_compute.specification import TrainJob
     from share_compute_api.cli.submitter.sweeps import print_best, print_trials
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import (
@@ -123,6 +124,7 @@ def show(
         protection_text,
         step_times,
     )
+    from share_compute_api.terminal.rounds import print_rounds
 
     with Client() as client:
         record = client.job(job)
@@ -130,8 +132,11 @@ def show(
             print_best(client, record)
             return
         view = client.trials(job) if record.kind == "sweep" else None
+        policy = record.spec.training.rounds if isinstance(record.spec, TrainJob) else None
+        rounds = None if policy is None else client.rounds(job)
     if as_json:
-        print_json(record if view is None else {**dict(record), "trials": view})
+        more = {"trials": view} if view is not None else dict(rounds) if rounds is not None else {}
+        print_json({**dict(record), **more})
         return
     plan = placement(record.plan) if record.plan else None
     facts: dict[str, Any] = {
@@ -164,6 +169,8 @@ def show(
     if view is not None:
         console.print()
         print_trials(record, view)
+    if policy is not None and rounds is not None:
+        print_rounds(rounds, merges_apart=policy.merges_apart)
 
 
 def logs(

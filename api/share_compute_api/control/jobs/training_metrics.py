@@ -109,10 +109,8 @@ class _Job:
         self.gauges["missing_branches"][()] = len(event.missing)
         if event.consensus_distance is not None:
             self.gauges["consensus_distance"][()] = event.consensus_distance
-        merged = len(event.branches)
-        moved = sum(branch.sent_bytes for branch in event.branches) + merged * event.update_bytes
-        if moved:
-            self.gauges["compression_ratio"][()] = 2 * merged * event.weight_bytes / moved
+        if event.compression_ratio is not None:
+            self.gauges["compression_ratio"][()] = event.compression_ratio
 
 
 class TrainingMetrics:
