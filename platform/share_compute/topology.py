@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -89,6 +89,8 @@ class Contributor:
     """Rate at which its owner lets its members send, in bytes/s; 0.0 for no limit."""
     download_bytes_per_s: float = 0.0
     """Rate at which its owner lets its members receive, in bytes/s; 0.0 for no limit."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that its owner gives it; see `share_compute.labels`."""
 
     @property
     def device(self) -> Device:
@@ -134,6 +136,13 @@ class Topology:
         """Return the contributor with this id, or raise KeyError."""
         return self._by_id[contributor_id]
 
+    def without(self, ids: Collection[str]) -> Topology:
+        """Return the topology without the contributors with these ids, and without their links."""
+        return Topology(
+            tuple(machine for machine in self.contributors if machine.id not in ids),
+            tuple(link for link in self.links if link.source not in ids and link.target not in ids),
+        )
+
     @cached_property
     def cut_off(self) -> tuple[tuple[str, str], ...]:
         """Return the pairs of machine ids with a dead link, sorted, each pair once; links of the head do not count."""
@@ -143,6 +152,17 @@ class Topology:
             if link.is_dead
         }
         return tuple(sorted(pair for pair in pairs if all(end in self._by_id for end in pair)))
+
+    @cached_property
+    def measured_latency_s(self) -> Mapping[tuple[str, str], float]:
+        """Return the largest measured latency of each pair of machine ids, in ascending order; infinite if dead."""
+        found: dict[tuple[str, str], float] = {}
+        for link in self.links:
+            pair = (link.source, link.target) if link.source < link.target else (link.target, link.source)
+            latency_s = math.inf if link.is_dead else link.latency_s
+            if found.get(pair, -1.0) < latency_s:
+                found[pair] = latency_s
+        return found
 
     @cached_property
     def _by_id(self) -> dict[str, Contributor]:

@@ -128,9 +128,10 @@ class Cluster:
             yield
             task.cancel()
 
-    def join(self, name: str) -> str:
+    def join(self, name: str, **labels: str) -> str:
+        limits = {"cpu_threads": 2, "labels": labels}
         record, _ = self.store.contributors.join(
-            self.store.invites.create()[1], name=name, host="h", versions={}, limits={"cpu_threads": 2}
+            self.store.invites.create()[1], name=name, host="h", versions={}, limits=limits
         )
         return record.id
 
@@ -140,8 +141,8 @@ class Cluster:
         links = [Link(contributor_id, "head", 0.001, 1e9), Link(contributor_id, "con-gone", 0.001, 1e9)]
         self.store.contributors.ready(contributor_id, capacity=[Device("cpu", "c", 2**30)], links=links)
 
-    def contributor(self, name: str) -> str:
-        contributor_id = self.join(name)
+    def contributor(self, name: str, **labels: str) -> str:
+        contributor_id = self.join(name, **labels)
         self.arrive(contributor_id)
         return contributor_id
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from share_compute.labels import label_texts
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.processes import Child, ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
@@ -167,8 +168,9 @@ class Host:
         words = [
             word for option, value in given.items() if value is not None for word in (option, str(value))
         ]
+        labels = [word for text in label_texts(options.labels) for word in ("--label", text)]
         insecure = ["--insecure"] if options.is_insecure else []
-        command = own_command("join", options.url, *words, *insecure, "--json")
+        command = own_command("join", options.url, *words, *labels, *insecure, "--json")
         try:
             device.child = children.start(
                 options.name, on_cores(command, device.cores), environment={}, output=writing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import psutil
@@ -49,6 +49,8 @@ class JoinOptions:
     upload_bytes_per_s: int | None = None
     """Rate at which the machine may send, in bytes/s; None for no limit."""
     download_bytes_per_s: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the machine."""
     address: str | None = None
     """IP address at which other machines reach this machine."""
     fingerprint: str | None = None
@@ -89,6 +91,7 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
         host_threads=usable_threads(),
         upload_bytes_per_s=options.upload_bytes_per_s,
         download_bytes_per_s=options.download_bytes_per_s,
+        labels=dict(options.labels),
     )
 
 

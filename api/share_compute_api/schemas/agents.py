@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, Field, IPvAnyAddress
 
 from share_compute.files.plain_text import PlainText
 from share_compute.files.strict import StrictModel
+from share_compute.labels import Labels
 from share_compute.lifecycle.states import ContributorState
 from share_compute.rate_limit import LEAST_BYTES_PER_S
 from share_compute.topology import DeviceKind
@@ -53,6 +54,8 @@ class MachineLimits(StrictModel):
     """Rate at which the machine may send to other machines, in bytes/s; null for no limit."""
     download_bytes_per_s: int | None = Field(default=None, ge=LEAST_BYTES_PER_S, le=2**63 - 1)
     """Rate at which the machine may receive from other machines, in bytes/s; null for no limit."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels that the owner gives the machine, such as ``{"site": "paris"}``; nobody verifies them."""
 
 
 class SiblingRequest(StrictModel):

@@ -22,6 +22,7 @@ from share_compute_api.submission.model_folders import (
     read_json,
     refused,
 )
+from share_compute_api.submission.placement import check_selection
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
@@ -42,16 +43,17 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
 
 
 def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
-    """Check a deployment's model, tokenizer and options, without regard to the cluster's machines.
+    """Check a deployment's model, tokenizer and options; machines that it names need not be there.
 
     Args:
         spec: the deployment.
-        store: the store of jobs.
+        store: the store of jobs and contributors.
         processes: isolated processes that read the model's tokenizer.
 
     Raises:
         UserError: the model cannot be served; the error names the field.
     """
+    check_selection(spec.parallelism, store)
     named = {"model.hub": spec.model.hub, "model.path": spec.model.path}
     field = next((field for field, value in named.items() if value is not None), "model.job")
     folder = model_folder(spec.model, store)

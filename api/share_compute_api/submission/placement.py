@@ -5,24 +5,34 @@ from __future__ import annotations
 from share_compute.lifecycle.states import HERE, ContributorState
 from share_compute.quantities import listed
 from share_compute.specification import TrainJob
-from share_compute.store import Store
+from share_compute.specification.placement.selection import SelectionSpec
+from share_compute.store import ContributorRecord, Store
 from share_compute_api.submission.model_folders import refused
 
 
 def check_placement(spec: TrainJob, store: Store) -> None:
-    """Check that the machines of a job's pinned plan exist; they need not be free, since the job waits for them.
+    """Check that the machines of a job's pinned plan exist, and that the job names no machine in two ways.
+
+    Machines need not be free, since the job waits for them. Selectors need not match a machine.
 
     Args:
         spec: the training job.
         store: the store of contributors.
 
     Raises:
-        UserError: there is no such machine; the error names the field.
+        UserError: there is no such machine, or ``only`` or the plan names a machine that the job avoids; the error
+            names the field.
     """
     plan = spec.parallelism.plan
+    records = check_selection(spec.parallelism, store)
     if plan is None:
         return
-    known = {record.name for record in store.contributors.list([*HERE, ContributorState.lost])}
+    for record in records:
+        if record.name in plan.names and (why := spec.parallelism.why_not(record)):
+            raise refused(
+                "parallelism.plan", f"it uses {record.name}, which is {why}", "change one of the two fields"
+            )
+    known = {record.name for record in records}
     absent = [name for name in plan.names if name not in known]
     if absent:
         there = f"there are {listed(sorted(known))}" if known else "no machine has joined"
@@ -31,3 +41,24 @@ def check_placement(spec: TrainJob, store: Store) -> None:
             f"it names {listed(absent)}, and no such machine has joined; {there}",
             "let it join, or write another plan file with share-compute plan --output",
         )
+
+
+def check_selection(selection: SelectionSpec, store: Store) -> list[ContributorRecord]:
+    """Check that ``only`` and ``avoid`` do not name the same machine by its name and its id; return all machines.
+
+    Args:
+        selection: both fields.
+        store: the store of contributors.
+
+    Raises:
+        UserError: both name the same machine; the error names the field.
+    """
+    records = store.contributors.list([*HERE, ContributorState.lost])
+    both = selection.disagreement(records)
+    if both is not None:
+        raise refused(
+            "parallelism.avoid",
+            f"machine {both} is named by only, too",
+            "leave it out of parallelism.only or of parallelism.avoid",
+        )
+    return records

@@ -17,6 +17,7 @@ from share_compute.files.field_errors import field_errors, fields_text
 from share_compute.files.plain_text import PlainText, plain
 from share_compute.files.plain_yaml import read_json, read_yaml, write_yaml
 from share_compute.files.strict import StrictModel, nearest
+from share_compute.labels import Labels
 from share_compute.topology import (
     BASE_DTYPE,
     DTYPES,
@@ -106,6 +107,8 @@ class ContributorEntry(_Entry):
     """Rate at which its owner lets it send; 0 for no limit. Its links are at most as fast as both of its limits."""
     download_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
     """Rate at which its owner lets it receive; 0 for no limit."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels that its owner gives it, such as ``{site: paris}``; nobody verifies them."""
     # No min_length: with it, pydantic would report an invalid device as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
     """Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU."""
@@ -210,6 +213,7 @@ class TopologyDocument(_Entry):
                 host_threads=machine.host_threads,
                 upload_bytes_per_s=machine.upload_bytes_per_s,
                 download_bytes_per_s=machine.download_bytes_per_s,
+                labels=machine.labels,
             )
             for machine in self.contributors
         )
@@ -299,6 +303,7 @@ def describe_topology(topology: Topology) -> TopologyDocument:
                 host_threads=machine.host_threads,
                 upload_bytes_per_s=machine.upload_bytes_per_s,
                 download_bytes_per_s=machine.download_bytes_per_s,
+                labels=dict(machine.labels),
                 devices=tuple(
                     DeviceEntry(
                         kind=device.kind,

@@ -14,7 +14,7 @@ from share_compute.planning.cost.schedule_simulator import simulate_step
 from share_compute.planning.cost.timings import MachineTimings, holding
 from share_compute.planning.islands import propose_islands
 from share_compute.planning.network.regions import complete
-from share_compute.planning.plan import Plan
+from share_compute.planning.plan import IdleMachine, Plan
 from share_compute.planning.planner import Solution, solve, workload
 from share_compute.planning.policies import compare_policies
 from share_compute.planning.report import (
@@ -34,6 +34,7 @@ from share_compute.planning.search.partitioning import strategy_names
 from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.planning.serving.plan import plan_serving
 from share_compute.specification import TrainJob
+from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.synchronization import AutoSpec
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
@@ -63,11 +64,23 @@ def dry_run(
 
     Raises:
         PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
-            these requests.
+            these requests. Or the job may use none of the machines.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
+    topology, left_out = _selected(spec.parallelism, topology)
+    report = _planned(_with_strategy(spec, strategy), topology, profile, compare=compare, serving=serving)
+    return report.with_idle(left_out)
+
+
+def _planned(
+    spec: TrainJob,
+    topology: Topology,
+    profile: ModelProfile,
+    *,
+    compare: bool,
+    serving: ServingWorkload | None,
+) -> PlanReport:
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
-    spec = _with_strategy(spec, strategy)
     choice, rounds, every, given = None, None, topology, spec
     try:
         choice = choose_policy(spec, topology, profile)
@@ -90,6 +103,27 @@ def dry_run(
         choice=choice,
         serving=served,
     )
+
+
+def _selected(selection: SelectionSpec, topology: Topology) -> tuple[Topology, tuple[IdleMachine, ...]]:
+    """Return the topology of the machines that the job may use, and the others with the reason.
+
+    Raises:
+        PlanInfeasible: the job may use none of the machines.
+    """
+    left_out = tuple(
+        IdleMachine(contributor_id=machine.id, name=machine.name, reason=why)
+        for machine in topology.contributors
+        if (why := selection.why_not(machine)) is not None
+    )
+    if not left_out:
+        return topology, ()
+    if len(left_out) == len(topology.contributors):
+        raise PlanInfeasible(
+            f"the job may use none of the {len(left_out)} machines: it waits for {selection.words}",
+            hint="change parallelism.only and parallelism.avoid, or let such a machine join",
+        )
+    return topology.without({machine.contributor_id for machine in left_out}), left_out
 
 
 def lay_out(

@@ -210,6 +210,10 @@ class Plan(StrictModel):
         """Codecs at the boundaries between the plan's stages."""
         return fixed_boundaries({stage.stop: stage.boundary_codec for stage in self.stages})
 
+    def with_idle(self, left_out: tuple[IdleMachine, ...]) -> Plan:
+        """Return the plan with ``left_out`` added to its idle machines."""
+        return self.model_copy(update={"idle": (*self.idle, *left_out)})
+
     def carries_out(self, pinned: PinnedPlan | None) -> bool:
         """Return whether the plan has the stages and machines of a pinned plan; False if nothing is pinned."""
         if pinned is None:

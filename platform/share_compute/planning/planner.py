@@ -296,20 +296,27 @@ def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], addit
 def _proposals(strategy: PartitioningStrategy, problems: list[SearchProblem]) -> list[Proposal]:
     """Return a strategy's proposals that fit into memory and need no dead link, best by the cost formula first.
 
+    The strategy's penalty counts first: only the proposals with the smallest one are returned.
+
     Raises:
         PlanInfeasible: there is no such proposal.
     """
-    found: list[Proposal] = []
+    found: list[tuple[tuple[float, ...], Proposal]] = []
     tried: list[Layout] = []
     if isinstance(strategy, SearchingStrategy) and not isinstance(strategy, RecursivePartitioning):
         problems = worth_searching(problems)
     for problem in problems:
         candidates = strategy.place(problem)
         tried += [candidate.layout for candidate in candidates]
-        found += proposed(problem, candidates)
+        found += [
+            (strategy.penalty(problem, proposal.candidate.layout), proposal)
+            for proposal in proposed(problem, candidates)
+        ]
     if not found:
         raise infeasible(strategy, problems[-1], tried[-1] if tried else None)
-    return sorted(found, key=lambda proposal: proposal.preference)
+    least = min(penalty for penalty, _ in found)
+    kept = [proposal for penalty, proposal in found if penalty == least]
+    return sorted(kept, key=lambda proposal: proposal.preference)
 
 
 def _finish(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, computed_field, model_validator
 
 from share_compute.files.strict import StrictModel
-from share_compute.planning.plan import Bounded, Plan
+from share_compute.planning.plan import Bounded, IdleMachine, Plan
 from share_compute.quantities import bytes_text, listed
 from share_compute.topology import Topology
 
@@ -282,6 +282,16 @@ class PlanReport(StrictModel):
     """Chosen policy of a job with ``synchronization: {kind: auto}``; the plan and the figures are those of this policy.
     """
     serving: ServingPrediction | None = None
+
+    def with_idle(self, left_out: tuple[IdleMachine, ...]) -> PlanReport:
+        """Return the report with ``left_out`` added to the idle machines of its plans."""
+        served = self.serving
+        return self.model_copy(
+            update={
+                "plan": self.plan.with_idle(left_out),
+                "serving": served and served.model_copy(update={"plan": served.plan.with_idle(left_out)}),
+            }
+        )
 
 
 def unpredictable(plan: Plan, topology: Topology) -> str | None:

@@ -31,6 +31,7 @@ from share_compute.specification.layers import (
 )
 from share_compute.specification.model import ModelSpec
 from share_compute.specification.placement.pinned_plan import PinnedPlan
+from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.task import LOSSES, METRICS, MOST_TASKS, LossName, LossSpec, Task, TaskSpec
 from share_compute.specification.training import TrainingSpec
 
@@ -52,7 +53,7 @@ _Plan: TypeAlias = Annotated[
 """A pinned plan. A job file names its file, and the client puts the content in place of the name."""
 
 
-class ParallelismSpec(SpecModel):
+class ParallelismSpec(SelectionSpec):
     """Partitioning of the model over the machines."""
 
     strategy: str = "auto"
@@ -82,6 +83,9 @@ class ParallelismSpec(SpecModel):
         for name in ("stages", "members_per_stage"):
             if self.plan is not None and getattr(self, name) is not None:
                 raise ValueError(f"{name}: the pinned plan decides it: leave out {name} or plan")
+        avoided = [name for name in self.plan.names if name in self.avoid] if self.plan is not None else []
+        if avoided:
+            raise ValueError(f"avoid names {avoided[0]}, which the pinned plan uses: leave out one of them")
         return self
 
 

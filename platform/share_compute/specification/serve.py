@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from share_compute.choices import Objective, ServedPrecision
 from share_compute.specification.base import HubName, Revision, SpecModel, TextPath, exactly_one
+from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
 ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral"]
@@ -52,7 +53,7 @@ class ServedModelSpec(SpecModel):
         return f"{self.job}/{self.artifact}" if self.path is None else PurePath(self.path).name
 
 
-class ServingParallelismSpec(SpecModel):
+class ServingParallelismSpec(SelectionSpec):
     """Partitioning of a served model over the machines."""
 
     stages: int | None = Field(default=None, ge=1)

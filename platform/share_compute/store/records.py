@@ -19,6 +19,7 @@ from share_compute.planning.plan import Plan
 from share_compute.scopes import Scope, held
 from share_compute.specification import Job, LinkName, ServeJob, SparseJob, SweepJob, TrainJob
 from share_compute.specification.placement.pinned_plan import PinnedPlan
+from share_compute.specification.placement.selection import SelectionSpec
 
 
 class Record(DescribedModel):
@@ -111,7 +112,7 @@ class ContributorRecord(PresenceRecord):
     limits: dict[str, Any]
     """Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
     download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
-    host's processors."""
+    host's processors. The field labels has the labels that the owner gives the machine; nobody verifies them."""
     capacity: tuple[topology.Device, ...] | None
     """Devices as the probe measured them; null until the probe ran."""
     links: tuple[topology.Link, ...] | None
@@ -149,6 +150,11 @@ class ContributorRecord(PresenceRecord):
         """Return the number of CPU threads that the machine's owner lends; 1 if the number is unknown."""
         return int(self.limits.get("cpu_threads") or 1)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the labels that the machine's owner gives it."""
+        return dict(self.limits.get("labels") or {})
+
     def machine(self) -> topology.Contributor:
         """Return the contributor as a machine of the planner's topology."""
         return topology.Contributor(
@@ -160,6 +166,7 @@ class ContributorRecord(PresenceRecord):
             host_threads=int(self.limits.get("host_threads") or 0),
             upload_bytes_per_s=float(self.limits.get("upload_bytes_per_s") or 0.0),
             download_bytes_per_s=float(self.limits.get("download_bytes_per_s") or 0.0),
+            labels=self.labels,
             node_id=self.node_id or "",
             address=self.address or "",
         )
@@ -350,6 +357,16 @@ class JobRecord(Record):
             has_left = self.plan is None or not self.plan.carries_out(self._pinned)
             return self.started_at is not None and has_left
         return self.training.parallelism.stages is None
+
+    @property
+    def selection(self) -> SelectionSpec:
+        """Return the machines that the job may use; all machines for jobs without such a field."""
+        return self.spec.parallelism if isinstance(self.spec, TrainJob) else SelectionSpec()
+
+    def may_use(self, machine: ContributorRecord) -> bool:
+        """Return whether the job may use a machine: its selection and, at its first start, its pinned plan allow it."""
+        pinned = self.pinned_machines
+        return (pinned is None or machine.name in pinned) and self.selection.allows(machine)
 
     @property
     def _pinned(self) -> PinnedPlan | None:

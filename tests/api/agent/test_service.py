@@ -105,7 +105,17 @@ def test_a_service_is_installed_shown_and_removed(
     door: str, store: Store, systemd: Path, run: Run, tmp_path: Path
 ) -> None:
     lent = ("--name", "ada", "--memory", "600MiB", "--device", "cpu", "--cpu-threads", "1")
-    lent = (*lent, "--upload-limit", "10Mbit", "--download-limit", "2MB")
+    lent = (
+        *lent,
+        "--upload-limit",
+        "10Mbit",
+        "--download-limit",
+        "2MB",
+        "--label",
+        "site=paris 5",
+        "--label",
+        "gpu=no",
+    )
     _, code = store.invites.create()
     done = run("service", "install", door, *lent, SHARE_COMPUTE_INVITE=code)
     assert done.returncode == 0, done.stderr
@@ -113,11 +123,15 @@ def test_a_service_is_installed_shown_and_removed(
     assert machine.name == "ada"
     assert machine.limits["upload_bytes_per_s"] == 1_250_000
     assert machine.limits["download_bytes_per_s"] == 2_000_000
+    assert machine.labels == {"site": "paris 5", "gpu": "no"}
     (unit,) = (tmp_path / "config").rglob("share-compute-ada.service")
     text = unit.read_text()
     assert code not in text
     assert f'"join" "{door}" "--name" "ada" "--device" "cpu" "--memory" "600MiB"' in text
-    assert '"--upload-limit" "10Mbit" "--download-limit" "2MB"' in text
+    assert (
+        '"--upload-limit" "10Mbit" "--download-limit" "2MB" "--label" "site=paris 5" "--label" "gpu=no"'
+        in text
+    )
     assert str(tmp_path / "elsewhere") in text
     again = run("service", "install", door, *lent)  # it has its key
     assert again.returncode == 0, again.stderr

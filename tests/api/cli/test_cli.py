@@ -162,14 +162,17 @@ def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     assert "No machine joined yet" in run("contributors").stdout
 
 
-def test_machines_are_listed_with_their_work(plane: Any, run: Run, tmp_path: Path) -> None:
+def test_machines_are_listed_with_their_work_and_their_labels(plane: Any, run: Run, tmp_path: Path) -> None:
     cluster = Cluster(plane.store, tmp_path, Patience())
-    serving = cluster.join("ada")
-    cluster.arrive(serving)
+    serving = cluster.contributor("ada", site="north pole", gpu="no")
     spec = ServeJob.model_validate({"name": "llama", "model": {"path": str(tmp_path)}})
     deployment = plane.store.deployments.create(spec, reason="new")
     assert plane.store.leases.take(deployment.id, [serving])
-    assert "serves llama" in run("contributors", COLUMNS="200").stdout
+    listed = run("contributors", COLUMNS="200").stdout
+    assert "serves llama" in listed
+    assert "gpu=no, site=north pole" in listed
+    (machine,) = json.loads(run("contributors", "--json").stdout)
+    assert machine["limits"]["labels"] == {"site": "north pole", "gpu": "no"}
 
 
 def test_an_invite_of_several_uses_is_made_by_command(run: Run) -> None:

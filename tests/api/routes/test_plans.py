@@ -76,10 +76,10 @@ def llama(**training: Any) -> dict[str, Any]:
     }
 
 
-def arrive(plane: Any, name: str, device: Device = FAST, links: Sequence[Link] = ()) -> str:
+def arrive(plane: Any, name: str, device: Device = FAST, links: Sequence[Link] = (), **labels: str) -> str:
     """Let a measured machine join."""
     _, code = plane.store.invites.create()
-    limits = {"cpu_threads": 4}
+    limits = {"cpu_threads": 4, "labels": labels}
     record, _ = plane.store.contributors.join(code, name=name, host=name, versions={}, limits=limits)
     plane.store.contributors.online(record.id, node_id="ab", address=f"192.0.2.{len(name)}")
     plane.store.contributors.ready(record.id, capacity=[device], links=links)
@@ -179,6 +179,30 @@ def test_machines_that_were_not_measured_are_named_and_not_denied(plane: Any, ht
     assert report.serving is not None
     for made in (report.plan, report.serving.plan):
         assert [(machine.name, machine.reason) for machine in made.idle] == [("grace", NOT_MEASURED)]
+
+
+def test_labels_are_shown_and_machines_that_the_job_avoids_are_named(plane: Any, http: httpx.Client) -> None:
+    ada = arrive(plane, "ada", site="paris", gpu="no")
+    arrive(plane, "grace", site="oslo")
+    assert http.get(f"/contributors/{ada}").json()["limits"]["labels"] == {"site": "paris", "gpu": "no"}
+    topology = http.get("/topology").json()
+    assert [one["labels"] for one in topology["contributors"]] == [
+        {"site": "paris", "gpu": "no"},
+        {"site": "oslo"},
+    ]
+    job = {**llama(), "parallelism": {"only": ["site=paris"]}}
+    for body in ({"job": job}, {"job": job, "topology": topology, "strategy": "location"}):
+        report = PlanReport.model_validate(http.post("/plans", json=body).json())
+        assert report.plan.machines == {ada}
+        assert [(one.name, one.reason) for one in report.plan.idle] == [
+            ("grace", "avoided by the job: parallelism.only names site=paris")
+        ]
+    job["parallelism"] = {"avoid": ["site=paris", "site=oslo"]}
+    document = problem(http.post("/plans", json={"job": job}), 422, "plan-infeasible")
+    assert "it waits for a machine without site=paris or site=oslo" in document["detail"]
+    job["parallelism"] = {"only": ["ada"], "avoid": ["ada"]}
+    document = problem(http.post("/plans", json={"job": job}), 422, "invalid-request")
+    assert "only and avoid both name 'ada'" in document["detail"]
 
 
 def test_too_little_memory_tells_how_much_is_missing(http: httpx.Client) -> None:

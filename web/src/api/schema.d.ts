@@ -2696,6 +2696,13 @@ export interface components {
              */
             id?: string | null;
             /**
+             * Labels
+             * @description Labels that its owner gives it, such as ``{site: paris}``; nobody verifies them.
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
              * Name
              * @description Name for people; unique among the machines.
              */
@@ -2753,6 +2760,13 @@ export interface components {
              * @default null
              */
             id: string | null;
+            /**
+             * Labels
+             * @description Labels that its owner gives it, such as ``{site: paris}``; nobody verifies them.
+             */
+            labels?: {
+                [key: string]: string;
+            };
             /**
              * Name
              * @description Name for people; unique among the machines.
@@ -2826,7 +2840,7 @@ export interface components {
              * Limits
              * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
              *     download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
-             *     host's processors.
+             *     host's processors. The field labels has the labels that the owner gives the machine; nobody verifies them.
              */
             limits: {
                 [key: string]: unknown;
@@ -2938,7 +2952,7 @@ export interface components {
              * Limits
              * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
              *     download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
-             *     host's processors.
+             *     host's processors. The field labels has the labels that the owner gives the machine; nobody verifies them.
              */
             limits: {
                 [key: string]: unknown;
@@ -3370,7 +3384,9 @@ export interface components {
             /**
              * @description Partitioning of the model over the machines.
              * @default {
+             *       "avoid": [],
              *       "channel": "auto",
+             *       "only": [],
              *       "stages": null
              *     }
              */
@@ -5575,9 +5591,11 @@ export interface components {
             /**
              * @description Partitioning of the model over the machines.
              * @default {
+             *       "avoid": [],
              *       "backups": true,
              *       "channel": "auto",
              *       "members_per_stage": null,
+             *       "only": [],
              *       "plan": null,
              *       "stages": null,
              *       "strategy": "auto",
@@ -6519,6 +6537,13 @@ export interface components {
              * @default 0
              */
             host_threads: number;
+            /**
+             * Labels
+             * @description Labels that the owner gives the machine, such as ``{"site": "paris"}``; nobody verifies them.
+             */
+            labels?: {
+                [key: string]: string;
+            };
             /** Memory Bytes */
             memory_bytes: number;
             /**
@@ -7439,6 +7464,12 @@ export interface components {
          */
         ParallelismSpec: {
             /**
+             * Avoid these machines
+             * @description Names, ids or labels (`gpu=no`) of machines that are never used.
+             * @default []
+             */
+            avoid: string[];
+            /**
              * Backups
              * @description Copy state that only one machine holds to another machine, so that any one machine may be lost.
              * @default true
@@ -7456,6 +7487,12 @@ export interface components {
              * @description Number of machines per stage, which share its microbatches; default: the strategy chooses.
              */
             members_per_stage?: number | null;
+            /**
+             * Only these machines
+             * @description Names, ids or labels (`site=paris`) of machines: the others are never used. Empty allows all machines.
+             * @default []
+             */
+            only: string[];
             /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
@@ -7484,6 +7521,12 @@ export interface components {
          */
         ParallelismSpecRequest: {
             /**
+             * Avoid these machines
+             * @description Names, ids or labels (`gpu=no`) of machines that are never used.
+             * @default []
+             */
+            avoid: string[];
+            /**
              * Backups
              * @description Copy state that only one machine holds to another machine, so that any one machine may be lost.
              * @default true
@@ -7502,6 +7545,12 @@ export interface components {
              * @default null
              */
             members_per_stage: number | null;
+            /**
+             * Only these machines
+             * @description Names, ids or labels (`site=paris`) of machines: the others are never used. Empty allows all machines.
+             * @default []
+             */
+            only: string[];
             /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
@@ -9297,7 +9346,9 @@ export interface components {
             /**
              * @description Partitioning of the model over the machines.
              * @default {
-             *       "channel": "auto"
+             *       "avoid": [],
+             *       "channel": "auto",
+             *       "only": []
              *     }
              */
             parallelism: components["schemas"]["ServingParallelismSpec"];
@@ -9382,7 +9433,9 @@ export interface components {
             /**
              * @description Partitioning of the model over the machines.
              * @default {
-             *       "channel": "auto"
+             *       "avoid": [],
+             *       "channel": "auto",
+             *       "only": []
              *     }
              */
             parallelism: components["schemas"]["ServingParallelismSpec"];
@@ -9470,7 +9523,9 @@ export interface components {
             /**
              * @description Partitioning of the model over the machines.
              * @default {
+             *       "avoid": [],
              *       "channel": "auto",
+             *       "only": [],
              *       "stages": null
              *     }
              */
@@ -9581,12 +9636,24 @@ export interface components {
          */
         ServingParallelismSpec: {
             /**
+             * Avoid these machines
+             * @description Names, ids or labels (`gpu=no`) of machines that are never used.
+             * @default []
+             */
+            avoid: string[];
+            /**
              * Channel
              * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
              * @default auto
              * @enum {string}
              */
             channel: "auto" | "direct" | "ray";
+            /**
+             * Only these machines
+             * @description Names, ids or labels (`site=paris`) of machines: the others are never used. Empty allows all machines.
+             * @default []
+             */
+            only: string[];
             /**
              * Stages
              * @description Number of pipeline stages, one shard each; default: the best number for the objective.
@@ -9599,12 +9666,24 @@ export interface components {
          */
         ServingParallelismSpecRequest: {
             /**
+             * Avoid these machines
+             * @description Names, ids or labels (`gpu=no`) of machines that are never used.
+             * @default []
+             */
+            avoid: string[];
+            /**
              * Channel
              * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
              * @default auto
              * @enum {string}
              */
             channel: "auto" | "direct" | "ray";
+            /**
+             * Only these machines
+             * @description Names, ids or labels (`site=paris`) of machines: the others are never used. Empty allows all machines.
+             * @default []
+             */
+            only: string[];
             /**
              * Stages
              * @description Number of pipeline stages, one shard each; default: the best number for the objective.
@@ -11526,8 +11605,10 @@ export interface components {
             /**
              * @description Partitioning of the model over the machines.
              * @default {
+             *       "avoid": [],
              *       "backups": true,
              *       "channel": "auto",
+             *       "only": [],
              *       "strategy": "auto"
              *     }
              */

@@ -174,6 +174,10 @@ function Holds({ machine }: { machine: MachineView }) {
 function Facts({ machine }: { machine: MachineView }) {
   const { t } = useTranslation();
   const { limits, versions } = machine;
+  const labels = Object.entries((limits.labels ?? {}) as Record<string, string>)
+    .map(([key, value]) => `${key}=${value}`)
+    .sort()
+    .join(", ");
   const facts: [string, string][] = [
     [t("Owner"), machine.owner ?? t("not said")],
     [t("Host"), [machine.host, machine.address].filter(Boolean).join(" · ")],
@@ -183,6 +187,7 @@ function Facts({ machine }: { machine: MachineView }) {
       [t("Upload limit"), limits.upload_bytes_per_s] as const,
       [t("Download limit"), limits.download_bytes_per_s] as const,
     ].flatMap(([name, rate]): [string, string][] => (typeof rate === "number" ? [[name, si(rate, "B/s")]] : [])),
+    ...(labels === "" ? [] : [[t("Labels"), labels] as [string, string]]),
     [t("Works on"), [limits.device, limits.gpu].filter(Boolean).join(" · ") || "–"],
     ...Object.entries(versions).map(([name, version]): [string, string] => [name, version]),
   ];

@@ -75,6 +75,14 @@ DownloadLimit = Annotated[
         help="Rate at which this machine may request tensors from other machines, e.g. 50Mbit; default: no limit.",
     ),
 ]
+Label = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Label of this machine, e.g. site=paris; may be given several times. Jobs can name machines by their "
+        "labels.",
+    ),
+]
 Address = Annotated[str | None, typer.Option(help="IP address at which other machines reach this one.")]
 Fingerprint = Annotated[
     str | None,
@@ -108,6 +116,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     cpu_threads: CpuThreads = None,
     upload_limit: UploadLimit = None,
     download_limit: DownloadLimit = None,
+    label: Label = None,
     address: Address = None,
     fingerprint: Fingerprint = None,
     insecure: Insecure = False,
@@ -134,6 +143,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         cpu_threads=cpu_threads,
         upload_limit=upload_limit,
         download_limit=download_limit,
+        label=label or (),
         address=address,
         fingerprint=fingerprint,
         insecure=insecure,
@@ -189,6 +199,7 @@ class Lending:
     cpu_threads: int | None
     upload_limit: str | None
     download_limit: str | None
+    label: Sequence[str]
     address: str | None
     fingerprint: str | None
     insecure: bool
@@ -201,12 +212,13 @@ class Lending:
         for option in fields(self):
             value = getattr(self, option.name)
             if option.name not in {"url", "insecure"} and value is not None:
-                values = value if option.name == "device" else [value]
+                values = value if option.name in {"device", "label"} else [value]
                 words += [word for one in values for word in (f"--{option.name.replace('_', '-')}", str(one))]
         return words
 
     def devices(self, invite: str | None) -> tuple[JoinOptions, ...]:
         """Return the join options of each lent device."""
+        from share_compute.labels import parse_labels
         from share_compute_actors.machine import ports
         from share_compute_actors.machine.preflight import require_gpu_access
         from share_compute_actors.machine.sizes import parse_bytes, parse_rate
@@ -225,6 +237,7 @@ class Lending:
             cpu_threads=self.cpu_threads,
             upload_bytes_per_s=parse_rate(self.upload_limit) if self.upload_limit else None,
             download_bytes_per_s=parse_rate(self.download_limit) if self.download_limit else None,
+            labels=parse_labels(self.label),
             address=self.address,
             port_range=ports.PortRange.parse(self.port_range),
             leave_within_s=self.leave_within,

@@ -12,6 +12,7 @@ import typer
 from pydantic_settings import BaseSettings
 from rich.markup import escape
 
+from share_compute.labels import label_texts
 from share_compute.lifecycle.states import ContributorState
 from share_compute.quantities import bytes_text, rate_text, seconds_text
 from share_compute.topology import HEAD
@@ -61,6 +62,7 @@ def contributors(
         return
     sharing = Counter(one.host_id for one in found if one.host_id and one.left_at is None)
     has_limits = any(_rates(one) for one in found)
+    has_labels = any(one.labels for one in found)
     rows = (
         (
             one.id,
@@ -70,13 +72,14 @@ def contributors(
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
             bytes_text(one.machine().memory_bytes) if one.capacity else None,
             *([_rates(one) or None] if has_limits else []),
+            *([escape(", ".join(label_texts(one.labels))) or None] if has_labels else []),
             _work(one, served),
             since(one.last_seen_at),
             escape(one.reason),
         )
         for one in found
     )
-    rates = ("limits",) if has_limits else ()
+    rates = ("limits",) * has_limits + ("labels",) * has_labels
     columns = ("id", "name", "host", "state", "GFLOP/s", "memory", *rates, "work", "seen", "reason")
     print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
 

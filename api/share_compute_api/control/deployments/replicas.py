@@ -7,7 +7,7 @@ machine, or after `_LEAVING_S` seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -89,8 +89,10 @@ class Slot:
         """
         return not self.is_content and not nodes(free) <= self.tried
 
-    def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
-        """Start to take back unused and draining machines; return the ids of the machines that are released now.
+    def settle(
+        self, present: Mapping[str, ContributorRecord], now_s: float, unwanted: Collection[str] = ()
+    ) -> frozenset[str]:
+        """Start to take back unused, unwanted and draining machines; return the ids of those that are released now.
 
         A machine is released if an earlier call took it back, and either the replica has no process on the machine or
         `_LEAVING_S` seconds have passed.
@@ -98,9 +100,12 @@ class Slot:
         Args:
             present: contributors that are ready or draining, by id.
             now_s: the time in seconds.
+            unwanted: ids of machines that the deployment may not use any more, because their labels changed.
         """
         self.machines &= present.keys()  # machines that are not present are lost
-        leaving = {one for one in self.machines if present[one].state is ContributorState.draining}
+        leaving = {
+            one for one in self.machines if present[one].state is ContributorState.draining or one in unwanted
+        }
         patience_s = _CALM_S if self.is_content else _THINKING_S
         unused: set[str] = set()
         is_reading_model = self.status is None or self.status.is_reading_model

@@ -26,6 +26,7 @@ from share_compute.models.configuration import declared_config
 from share_compute.models.huggingface.encoder_types import Pooling, pooling_of
 from share_compute.planning.plan import Plan
 from share_compute.specification import ModelSpec
+from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
 from share_compute_api.control.deployments.replica_set import ManagedReplica, ReplicaSet
@@ -348,15 +349,21 @@ class Serving:
             machine.id: machine
             for machine in await asyncio.to_thread(self._store.contributors.list, _PRESENT)
         }
+        selection = self._spec.parallelism
+        unwanted = {machine.id for machine in present.values() if not selection.allows(machine)}
         for managed in self._replicas:
-            managed.slot.settle(present, now_s)
+            managed.slot.settle(present, now_s, unwanted)
         held = [machine for machine in present.values() if machine.deployment_id == self._record.id]
         used = {one for managed in self._replicas for one in (*managed.slot.machines, *managed.slot.parting)}
         idle = {machine.id: machine for machine in held if machine.id not in used}
-        leaving = {one for one, machine in idle.items() if machine.state is ContributorState.draining}
-        free = [machine for machine in present.values() if _is_free(machine)]
+        leaving = {
+            one
+            for one, machine in idle.items()
+            if machine.state is ContributorState.draining or one in unwanted
+        }
+        free = [machine for one, machine in present.items() if _is_free(machine) and one not in unwanted]
         staying = self._replicas.staying
-        self._waits = "" if idle or free else why_none(present.values())
+        self._waits = "" if idle or free else why_none(present.values(), selection)
         usable = [machine for one, machine in idle.items() if one not in leaving]
         wanting = next((managed for managed in staying if managed.slot.wants([*usable, *free])), None)
         if wanting is not None and free:
@@ -429,13 +436,20 @@ class Serving:
         self._recorded = state, reason, plans
 
 
-def why_none(present: Iterable[ContributorRecord]) -> str:
+def why_none(present: Iterable[ContributorRecord], selection: SelectionSpec) -> str:
     """Return the reason why no machine is free.
 
     Args:
         present: the machines that are ready or draining.
+        selection: the machines that the deployment may use.
     """
-    ready = [machine for machine in present if machine.state is ContributorState.ready]
+    ready = [
+        machine
+        for machine in present
+        if machine.state is ContributorState.ready and selection.allows(machine)
+    ]
+    if not ready and selection.words:
+        return f"waits for {selection.words}"
     if not ready:
         return "no machine is there; let machines join"
     training = sum(machine.job_id is not None for machine in ready)

@@ -109,8 +109,8 @@ class Allotting:
         members = {job.id: _members(job, present) for job in running}
         # Include machines of pending proposals, even if they are not leased yet, so that no other job is offered them.
         planned = frozenset().union(*members.values())
-        takers = [job.id for job in running if _takes_more(job)]
-        self._offer([machine.id for machine in spare if machine.id not in planned], takers)
+        takers = [job for job in running if _takes_more(job)]
+        self._offer([machine for machine in spare if machine.id not in planned], takers)
         machines = {machine.id: machine for machine in present}
         return {job.id: self._of(job, members[job.id], machines) for job in running}
 
@@ -122,20 +122,24 @@ class Allotting:
             machine
             for machine in machines.values()
             if machine.state is ContributorState.ready
+            and job.selection.allows(machine)
             and (machine.job_id == job.id or self._offers.get(machine.id, ("",))[0] == job.id)
         ]
         return allotment(usable, leaving, None if job.proposal is None else job.proposal.step)
 
-    def _offer(self, spare: Sequence[str], takers: Sequence[str]) -> None:
+    def _offer(self, spare: Iterable[ContributorRecord], jobs: Sequence[JobRecord]) -> None:
         now = self._clock()
         offers = {}
-        for machine in spare if takers else ():
-            job_id, since = self._offers.get(machine, ("", now))
+        for machine in spare:
+            takers = [job.id for job in jobs if job.may_use(machine)]
+            if not takers:
+                continue
+            job_id, since = self._offers.get(machine.id, ("", now))
             if job_id not in takers:
                 job_id, since = takers[0], now
             elif now - since >= self._patience.offer_s:
                 job_id, since = takers[(takers.index(job_id) + 1) % len(takers)], now
-            offers[machine] = job_id, since
+            offers[machine.id] = job_id, since
         self._offers = offers
 
 
@@ -159,6 +163,11 @@ def _takes_more(job: JobRecord) -> bool:
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
-    """Return whether a job must release a machine: it is draining, or leased to another job or to a deployment."""
+    """Return whether a job must release a machine.
+
+    It must if the machine is draining, leased to another job or to a deployment, or has labels that the job avoids,
+    because its agent joined again with other labels.
+    """
     is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
-    return machine.state is ContributorState.draining or is_others
+    is_avoided = not job.selection.allows(machine)
+    return machine.state is ContributorState.draining or is_others or is_avoided

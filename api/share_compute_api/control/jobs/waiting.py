@@ -110,11 +110,12 @@ class Waiting:
             for machine in present
             if machine.state is ContributorState.lost and machine.reason == AWAY and self._are_returning()
         ]
-        coming = len(away) + sum(machine.state in _ARRIVING for machine in present)
+        coming = [*away, *(machine for machine in present if machine.state in _ARRIVING)]
         owners = {machine: {owner_of(each) for each in ids} for machine, ids in members.items()}
         held = {machine.id: jobs for machine in free if (jobs := owners.get(machine.id))}
         living = Counter(job_id for jobs in owners.values() for job_id in jobs)
-        return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
+        busy = [machine for machine in ready if machine.is_leased]
+        return Supply(self, free, busy, coming, anything_runs, held, living)
 
     def is_patient(self, job: JobRecord) -> bool:
         """Return whether a job that could start still waits for machines that are about to join.
@@ -135,10 +136,10 @@ class Supply:
     waiting: Waiting
     free: list[ContributorRecord]
     """Machines that are ready and not leased."""
-    busy: int
-    """Number of machines that are ready, but leased to a job or a deployment."""
-    coming: int
-    """Number of machines that are joining, being measured, or expected back after a restart of the server."""
+    busy: list[ContributorRecord]
+    """Machines that are ready, but leased to a job or a deployment."""
+    coming: list[ContributorRecord]
+    """Machines that are joining, being measured, or expected back after a restart of the server."""
     anything_runs: bool
     """Whether a running job may release machines later."""
     held: Mapping[str, Collection[str]]
@@ -147,14 +148,11 @@ class Supply:
     """Job id -> number of machines on which the job has members."""
 
     def take(self, job: JobRecord) -> list[ContributorRecord]:
-        """Remove and return all machines that a job can get; the job later releases machines outside its plan.
-
-        A job with a pinned plan gets the machines of that plan only.
-        """
+        """Remove and return all machines that a job can get; the job later releases machines outside its plan."""
         taken = self._free_for(job)
         ids = {machine.id for machine in taken}
         self.free = [machine for machine in self.free if machine.id not in ids]
-        self.busy += len(taken)
+        self.busy += taken
         return taken
 
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
@@ -167,21 +165,21 @@ class Supply:
         return [machine for machine in self.free if machine.id not in self.held]
 
     def _free_for(self, job: JobRecord) -> list[ContributorRecord]:
-        pinned = job.pinned_machines
-        return [
-            machine
-            for machine in self.free
-            if not self._is_kept(machine, job) and (pinned is None or machine.name in pinned)
-        ]
+        return [machine for machine in self.free if not self._is_kept(machine, job) and job.may_use(machine)]
+
+    def _coming_for(self, job: JobRecord) -> int:
+        """Return the number of machines about to be ready that the job may use."""
+        return sum(map(job.selection.allows, self.coming))
 
     def _is_kept(self, machine: ContributorRecord, job: JobRecord) -> bool:
         """Return whether a machine has members of jobs other than ``job``."""
         return any(other != job.id for other in self.held.get(machine.id, ()))
 
     def _may_do_for(self, job: JobRecord) -> bool:
-        if len(self._free_for(job)) + self.coming < job.machines_needed:
+        coming = self._coming_for(job)
+        if len(self._free_for(job)) + coming < job.machines_needed:
             return False
-        return self.coming > 0 or not self._cannot_hold(job)
+        return coming > 0 or not self._cannot_hold(job)
 
     def _cannot_hold(self, job: JobRecord) -> bool:
         return self.waiting.cannot_hold(job, self._free_for(job), others_run=self.anything_runs)
@@ -196,15 +194,18 @@ class Supply:
             return f"waiting for contributors: the pinned plan needs {listed(lacking)}, not ready or not free"
         if free < needed:
             have = "none is" if not free else f"{free} {_be(free)}"
-            others = self._others(len(self.free) - free)
+            others, words = self._others(job), job.selection.words
+            if words:
+                others += f"; waits for {words}"
             return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
         if self._cannot_hold(job):
             return job.reason  # the reason already says what is missing
         may_gain = job.gains_from_more or self._lacks_members(job)
-        if may_gain and self.coming and self.waiting.is_patient(job):
+        coming = self._coming_for(job)
+        if may_gain and coming and self.waiting.is_patient(job):
             return (
                 f"waiting for contributors: {free} {_be(free)} ready, "
-                f"{self.coming} {_be(self.coming)} about to be{self._continues(job)}"
+                f"{coming} {_be(coming)} about to be{self._continues(job)}"
             )
         return None
 
@@ -216,9 +217,11 @@ class Supply:
         here = sum(job.id in jobs for jobs in self.held.values())
         return here < self.living.get(job.id, 0)
 
-    def _others(self, kept: int) -> str:
-        """Describe the machines that the job cannot get: leased machines, and machines with members of other jobs."""
-        others = [f"{self.busy} more {_work(self.busy)} for other jobs"] if self.busy else []
+    def _others(self, job: JobRecord) -> str:
+        """Describe the machines that the job cannot get now: leased ones, and those with members of other jobs."""
+        busy = sum(map(job.selection.allows, self.busy))
+        kept = sum(self._is_kept(machine, job) and job.may_use(machine) for machine in self.free)
+        others = [f"{busy} more {_work(busy)} for other jobs"] if busy else []
         if kept:
             others.append(
                 "1 more holds members of another job"

@@ -12,7 +12,7 @@ from share_compute.errors import PlanInfeasible, Unavailable
 from share_compute.files.field_errors import invalid
 from share_compute.files.topology_file import TopologyDocument, describe_topology
 from share_compute.lifecycle.states import ContributorState
-from share_compute.planning.plan import NOT_MEASURED, IdleMachine, Plan
+from share_compute.planning.plan import NOT_MEASURED, IdleMachine
 from share_compute.planning.report import PlanReport
 from share_compute.planning.search.partitioning import load_strategy
 from share_compute.quantities import listed
@@ -62,22 +62,7 @@ async def plan(request: Request, context: InContext, caller: Submitter) -> PlanR
     report = await context.plans.plan(wanted, departure(request.receive, context.notifier))
     if report is None:
         raise Unavailable("the server is shutting down, or the client disconnected", hint="ask again")
-    return _with_idle(report, left_out) if left_out else report
-
-
-def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanReport:
-    """Return the report with ``left_out`` added to the idle machines of its plans."""
-
-    def named(plan: Plan) -> Plan:
-        return plan.model_copy(update={"idle": (*plan.idle, *left_out)})
-
-    served = report.serving
-    return report.model_copy(
-        update={
-            "plan": named(report.plan),
-            "serving": served and served.model_copy(update={"plan": named(served.plan)}),
-        }
-    )
+    return report.with_idle(left_out)
 
 
 def _complete(

@@ -21,6 +21,11 @@ _SIMPLE = {
     "memory_weighted": "shares follow the memory that machines lend",
     "compute_weighted": "shares follow the speed that machines measured",
 }
+_GIVEN = {PINNED: "as the pinned plan says", **_SIMPLE}
+_PLACED = {
+    "latency": "its links to its neighbours have a low latency",
+    "location": "it works with the machines of its location",
+}
 _NOTICEABLE = 1.001
 _ALIKE = 1.05
 """Ratio of speeds, times or memory up to which two machines count as equal."""
@@ -112,10 +117,10 @@ class Explanation:
         return [f"{count}, the rest with {listed(others)}"]
 
     def _standing(self, machine: int) -> str:
-        if self._strategy == PINNED:
-            return "as the pinned plan says"
-        if self._strategy in _SIMPLE:
-            return _SIMPLE[self._strategy]
+        if self._strategy in _GIVEN:
+            return _GIVEN[self._strategy]
+        if self._strategy in _PLACED and len(self._layout.machines) > 1:
+            return _PLACED[self._strategy]
         if self._timeline is None:
             return "no machine's speed was measured, so all count as alike"
         if len(self._layout.machines) == 1:

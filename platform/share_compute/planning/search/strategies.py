@@ -70,19 +70,9 @@ class SearchingStrategy(PartitioningStrategy):
         """Return partitions for a generic model of equal layers, with one machine in each stage."""
         if not topology.contributors:
             return []
-        topology = _with_boundless_memory(with_nominal_speeds(topology))
-        profile = ModelProfile(layers=(_NAMELESS,) * _NAMELESS_LAYERS)
-        workload = TrainingWorkload(batch_size=16, microbatches=16, sequence_length=512)
-        cost = TrainingCost(profile, topology, complete(topology), workload)
+        cost = nameless_cost(topology)
         best = search(cost, members_per_stage=1, method=self.method, finalists=1)[0].layout
-        return [
-            Partition(
-                topology.contributors[stage.members[0]].id,
-                stage.start / _NAMELESS_LAYERS,
-                stage.stop / _NAMELESS_LAYERS,
-            )
-            for stage in best.stages
-        ]
+        return nameless_partitions(cost, best)
 
 
 class DynamicProgrammingPartitioning(SearchingStrategy):
@@ -160,6 +150,26 @@ _RIVALS: tuple[PartitioningStrategy, ...] = (
     MemoryWeightedPartitioning(),
     UniformPartitioning(),
 )
+
+
+def nameless_cost(topology: Topology) -> TrainingCost:
+    """Return the cost model of a generic model of equal layers, on machines with boundless memory."""
+    topology = _with_boundless_memory(with_nominal_speeds(topology))
+    profile = ModelProfile(layers=(_NAMELESS,) * _NAMELESS_LAYERS)
+    workload = TrainingWorkload(batch_size=16, microbatches=16, sequence_length=512)
+    return TrainingCost(profile, topology, complete(topology), workload)
+
+
+def nameless_partitions(cost: TrainingCost, layout: Layout) -> list[Partition]:
+    """Return the partitions of a layout with one machine in each stage."""
+    return [
+        Partition(
+            cost.topology.contributors[stage.members[0]].id,
+            stage.start / cost.num_layers,
+            stage.stop / cost.num_layers,
+        )
+        for stage in layout.stages
+    ]
 
 
 def is_measured(machine: Contributor) -> bool:

@@ -137,6 +137,15 @@ class TestStrategies:
             Partition("fast", 0.25, 1.0),
         ]
 
+    @pytest.mark.parametrize("name", ["latency", "location"])
+    def test_a_strategy_for_far_machines_covers_a_nameless_model(self, name: str) -> None:
+        strategy = load_strategy(name)
+        topology = Topology(tuple(machine(f"m{n}", flops_per_s=1e9) for n in range(3)))
+        partitions = strategy.partition(topology)
+        assert {partition.contributor_id for partition in partitions} == {"m0", "m1", "m2"}
+        check_cover(map_partitions_to_shards(partitions, 64, "m"), 64)
+        assert strategy.partition(Topology(())) == []
+
     @pytest.mark.parametrize("name", ["auto", "dynamic_programming", "recursive"])
     @pytest.mark.parametrize("speeds", [[1e9], [0.0, 0.0], [5e10, 4e10, 1e9], [1e9, 0.0]])
     def test_a_searching_strategy_covers_a_nameless_model(self, name: str, speeds: list[float]) -> None:
@@ -159,7 +168,7 @@ class TestStrategies:
             {"uniform", "memory_weighted", "compute_weighted"},
             {"dynamic_programming", "recursive"},
         )
-        assert simple | searching | {"auto"} <= set(strategy_names())
+        assert simple | searching | {"auto", "latency", "location"} <= set(strategy_names())
         assert isinstance(load_strategy("uniform"), UniformPartitioning)
 
     def test_an_unknown_strategy_names_the_nearest(self) -> None:

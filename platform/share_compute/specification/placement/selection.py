@@ -1,0 +1,88 @@
+"""The machines that a job or a deployment may use: the fields ``parallelism.only`` and ``parallelism.avoid``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Self, TypeAlias
+
+from pydantic import AfterValidator, Field, model_validator
+
+from share_compute.labels import Labelled, check_label, matches
+from share_compute.quantities import listed
+from share_compute.specification.base import SpecModel
+
+_MOST_SELECTORS = 100
+
+
+def _checked(selectors: tuple[str, ...]) -> tuple[str, ...]:
+    for place, selector in enumerate(selectors):
+        if not selector.isprintable():
+            raise ValueError("names and labels have printable characters only")
+        key, equals, value = selector.partition("=")
+        if equals:
+            check_label(key, value)
+        if selector in selectors[:place]:
+            raise ValueError(f"{selector!r} is given twice")
+    return selectors
+
+
+_Selectors: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=200)], ...],
+    Field(max_length=_MOST_SELECTORS, fail_fast=True),
+    AfterValidator(_checked),
+]
+
+
+class SelectionSpec(SpecModel):
+    """The machines that a job or a deployment may use."""
+
+    only: _Selectors = Field(default=(), title="Only these machines")
+    """Names, ids or labels (`site=paris`) of machines: the others are never used. Empty allows all machines."""
+    avoid: _Selectors = Field(default=(), title="Avoid these machines")
+    """Names, ids or labels (`gpu=no`) of machines that are never used."""
+
+    @model_validator(mode="after")
+    def _nothing_is_wanted_and_avoided(self) -> Self:
+        both = [selector for selector in self.only if selector in self.avoid]
+        if both:
+            raise ValueError(f"only and avoid both name {both[0]!r}: leave it out of one of them")
+        return self
+
+    def allows(self, machine: Labelled) -> bool:
+        """Return whether the machine may be used."""
+        return self.why_not(machine) is None
+
+    def why_not(self, machine: Labelled) -> str | None:
+        """Return why the machine is not used, in words; None if it may be used."""
+        avoided = next((each for each in self.avoid if matches(each, machine)), None)
+        if avoided is not None:
+            return f"avoided by the job: parallelism.avoid names {avoided}"
+        if self.only and not any(matches(each, machine) for each in self.only):
+            return f"avoided by the job: parallelism.only names {listed(self.only)}"
+        return None
+
+    @property
+    def words(self) -> str:
+        """The machines that may be used, such as ``a machine with gpu=yes``; empty if all may be used."""
+        if not self.only and not self.avoid:
+            return ""
+        names, labels = _sorted_out(self.only)
+        allowed = " or ".join([*names, *([f"a machine with {' or '.join(labels)}"] if labels else [])])
+        names, labels = _sorted_out(self.avoid)
+        avoided = [f"without {' or '.join(labels)}"] if labels else []
+        avoided += [f"other than {' or '.join(names)}"] if names else []
+        return " ".join(filter(None, (allowed or "a machine", " and ".join(avoided))))
+
+    def disagreement(self, machines: Iterable[Labelled]) -> str | None:
+        """Return the name of a machine that ``only`` and ``avoid`` both name, by its name or its id; None without."""
+        wanted, avoided = set(_sorted_out(self.only)[0]), set(_sorted_out(self.avoid)[0])
+        return next(
+            (one.name for one in machines if wanted & {one.id, one.name} and avoided & {one.id, one.name}),
+            None,
+        )
+
+
+def _sorted_out(selectors: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names and ids among the selectors, and the labels."""
+    selectors = list(selectors)
+    return [each for each in selectors if "=" not in each], [each for each in selectors if "=" in each]

@@ -1,0 +1,95 @@
+"""The machines that jobs and deployments may use: ``parallelism.only`` and ``parallelism.avoid``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from share_compute.errors import UserError
+from share_compute.specification import parse_deployment, parse_job
+from share_compute.specification.placement.selection import SelectionSpec
+from share_compute.topology import Contributor
+
+JOB = {"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}}
+MACHINES = tuple(
+    Contributor(f"con-{name}", name, (), labels=labels)
+    for name, labels in (
+        ("ada", {"site": "paris", "gpu": "yes"}),
+        ("bob", {"site": "paris", "gpu": "no"}),
+        ("eve", {}),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed", "words"),
+    [
+        ({}, "ada bob eve", ""),
+        ({"only": ["site=paris"]}, "ada bob", "a machine with site=paris"),
+        ({"avoid": ["gpu=no"]}, "ada eve", "a machine without gpu=no"),
+        ({"only": ["eve", "gpu=yes"]}, "ada eve", "eve or a machine with gpu=yes"),
+        ({"only": ["con-bob"]}, "bob", "con-bob"),
+        ({"only": ["site=paris"], "avoid": ["ada"]}, "bob", "a machine with site=paris other than ada"),
+        ({"avoid": ["ada", "gpu=no"]}, "eve", "a machine without gpu=no and other than ada"),
+        ({"only": ["site=rome", "site=oslo"]}, "", "a machine with site=rome or site=oslo"),
+        ({"only": ["ada"], "avoid": ["gpu=yes"]}, "", "ada without gpu=yes"),
+    ],
+)
+def test_machines_are_selected(given: dict[str, Any], allowed: str, words: str) -> None:
+    selection = SelectionSpec.model_validate(given)
+    assert [machine.name for machine in MACHINES if selection.allows(machine)] == allowed.split()
+    assert selection.words == words
+    for machine in MACHINES:
+        why = selection.why_not(machine)
+        assert (why is None) is selection.allows(machine)
+        assert why is None or why.startswith("avoided by the job: parallelism.")
+
+
+def test_jobs_and_deployments_share_the_fields() -> None:
+    fields = {"only": ["site=paris"], "avoid": ["ada"]}
+    job = parse_job({**JOB, "parallelism": fields})
+    deployment = parse_deployment({"name": "x", "model": {"path": "/x"}, "parallelism": fields})
+    for spec in (job, deployment):
+        assert spec.parallelism.only == ("site=paris",)  # type: ignore[union-attr]
+        assert spec.parallelism.avoid == ("ada",)  # type: ignore[union-attr]
+        assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"only": ["ada"], "avoid": ["bob", "ada"]}, "only and avoid both name 'ada'"),
+        ({"only": ["site=paris"], "avoid": ["site=paris"]}, "only and avoid both name 'site=paris'"),
+        ({"only": ["ada", "ada"]}, "'ada' is given twice"),
+        ({"only": [""]}, "parallelism.only.0"),
+        ({"avoid": ["GPU=no"]}, "'GPU' is no key of a label"),
+        ({"avoid": ["gpu="]}, "the value of label gpu must have 1 to 64 printable characters"),
+        ({"avoid": ["a\x1bb"]}, "printable characters only"),
+        ({"only": [f"m{number}" for number in range(101)]}, "parallelism.only"),
+        ({"only": "ada"}, "parallelism.only"),
+        ({"onyl": ["ada"]}, "did you mean 'only'?"),
+    ],
+)
+def test_wrong_selectors_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_job({**JOB, "parallelism": given})
+    assert message in caught.value.message
+
+
+def test_a_pinned_plan_with_a_machine_that_is_avoided_is_refused() -> None:
+    plan = {
+        "kind": "plan",
+        "version": 1,
+        "model": {"layers": 1, "digest": "0" * 32},
+        "microbatches": 1,
+        "stages": [{"first_layer": 0, "last_layer": 0, "machines": [{"name": "ada", "microbatches": 1}]}],
+    }
+    with pytest.raises(UserError, match="avoid names ada, which the pinned plan uses"):
+        parse_job({**JOB, "parallelism": {"plan": plan, "avoid": ["ada"]}})
+
+
+def test_a_machine_that_is_named_in_both_ways_is_found() -> None:
+    selection = SelectionSpec(only=("ada", "site=paris"), avoid=("con-ada",))
+    assert selection.disagreement(MACHINES) == "ada"
+    assert SelectionSpec(only=("site=paris",), avoid=("con-ada",)).disagreement(MACHINES) is None
