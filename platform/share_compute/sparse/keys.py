@@ -17,6 +17,9 @@ Places = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 _SECOND = np.uint64(1 << 63)
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_LAST = np.uint64((1 << 64) - 1)
+_MOST_PROBES = 16
+"""Number of places of a bucket that are compared one after the other."""
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
@@ -92,12 +95,19 @@ def digest_of(places: Places) -> str:
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(places, "<u8").tobytes())
 
 
+def bias_rows(places: Places) -> slice:
+    """Return where the bias is among sorted places: a slice of one row, or of none."""
+    at = int(np.searchsorted(places, np.uint64(BIAS)))
+    return slice(at, at + (at < len(places) and int(places[at]) == BIAS))
+
+
 class PlaceIndex:
     """Assigns row numbers to places, in the order in which they are added. A place never changes its row."""
 
     def __init__(self, places: Sequence[Places] = ()) -> None:
         self._places: Places = np.empty(0, np.uint64)
         self._rows: Rows = np.empty(0, np.int64)
+        self._directory: _Directory | None = None
         for each in places:
             self.add(each)
 
@@ -120,7 +130,9 @@ class PlaceIndex:
         """Return the row of each place, ``[places]``; -1 for places that were not added."""
         if not len(self._places):
             return np.full(len(places), -1, np.int64)
-        found = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
+        if self._directory is None:
+            self._directory = _Directory(self._places)
+        found = np.minimum(self._directory.search(places), len(self._places) - 1)
         return np.where(self._places[found] == places, self._rows[found], -1)
 
     def add(self, places: Places) -> Rows:
@@ -134,7 +146,35 @@ class PlaceIndex:
             at = np.searchsorted(self._places, fresh[order])
             self._places = np.insert(self._places, at, fresh[order])
             self._rows = np.insert(self._rows, at, rows[is_new][order])
+            self._directory = None
         return rows
+
+
+class _Directory:
+    """Finds numbers in a sorted list of places. Places are spread evenly, so their first bits tell nearly where.
+
+    Args:
+        places: the sorted list, with one place at least.
+    """
+
+    def __init__(self, places: Places) -> None:
+        bits = len(places).bit_length()  # one to two buckets for each place
+        self._shift = np.uint64(64 - bits)
+        self._places = places
+        self._ended = np.append(places, _LAST)
+        counts = np.bincount((places >> self._shift).view(np.int64), minlength=1 << bits)
+        self._firsts: Rows = np.cumsum(counts) - counts
+
+    def search(self, places: Places) -> Rows:
+        """Return what ``np.searchsorted`` returns for places in any order."""
+        at = self._firsts.take((places >> self._shift).view(np.int64))
+        behind = np.flatnonzero(self._ended.take(at) < places)
+        for _ in range(_MOST_PROBES):
+            if not len(behind):
+                return at
+            at[behind] += 1
+            behind = behind[self._ended.take(at[behind]) < places[behind]]
+        return np.searchsorted(self._places, places)  # the keys were chosen so that many are in one bucket
 
 
 class PlaceCounter:
