@@ -195,7 +195,7 @@ class _SortedPlaces:
         if len(places) < _FEW or len(self) < _FEW:
             return np.searchsorted(self.places, places)
         if self._firsts is None:
-            bits = len(self).bit_length() - 1  # so that there are one or two places for each value of these bits
+            bits = len(self).bit_length() - 1  # one or two places for each value of these bits
             self._shift = np.uint64(64 - bits)
             counts = np.bincount((self.places >> self._shift).view(np.int64), minlength=1 << bits)
             self._firsts = (np.cumsum(counts) - counts).astype(np.uint32)
@@ -206,7 +206,8 @@ class _SortedPlaces:
                 return at
             at[behind] += 1
             behind = behind[self._ended.take(at[behind]) < places[behind]]
-        return np.searchsorted(self.places, places)  # keys may be chosen so that many have the same first bits
+        # Keys may be chosen so that many places have the same first bits.
+        return np.searchsorted(self.places, places)
 
 
 class PlaceCounter:
