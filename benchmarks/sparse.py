@@ -148,11 +148,12 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=100_000)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=8192, help="rows of a minibatch of each worker")
+    parser.add_argument("--batch", type=int, default=32_768, help="rows of a minibatch of each worker")
+    parser.add_argument("--torch-batch", type=int, default=8192, help="rows of a minibatch of torch")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.features, options.passes, options.turns = 60_000, 10_000, 2, 1
-        options.batch = 1024
+        options.batch = options.torch_batch = 1024
     rows = drawn(options.rows, options.features, 1)
     test = drawn(max(10_000, options.rows // 50), options.features, 2)
     train_matrix, test_matrix = matrix(rows, options.features), matrix(test, options.features)
@@ -182,7 +183,9 @@ def main() -> None:
                 train_matrix, rows.targets, test_matrix, test.targets, options.passes
             )
             times["sgd"].append(seconds)
-            seconds, losses["torch"] = torch_turn(rows, test, options.features, options.batch, options.passes)
+            seconds, losses["torch"] = torch_turn(
+                rows, test, options.features, options.torch_batch, options.passes
+            )
             times["torch"].append(seconds)
         _, losses["plain"], moved["plain"] = share.turn(plain)
         _, losses["filtered"], moved["filtered"] = share.turn(filtered)
@@ -203,6 +206,7 @@ def main() -> None:
         rows=options.rows,
         features=options.features,
         passes=options.passes,
+        batch=options.batch,
         turns=options.turns,
     )
     is_equal = losses["filtered"] <= MOST_LOSS * losses["plain"]

@@ -67,7 +67,7 @@ from share_compute_actors.sparse.checkpoints import (
 )
 from share_compute_actors.sparse.dual import DualRun, lost
 from share_compute_actors.sparse.hogwild import HogwildRun
-from share_compute_actors.sparse.nodes import living
+from share_compute_actors.sparse.nodes import LivingNodes
 from share_compute_actors.sparse.run import RunOptions, SparseRun
 from share_compute_actors.sparse.source import VALIDATION
 from share_compute_actors.sparse.suspension import Suspension
@@ -145,6 +145,9 @@ class SparseAttempt:
         self._checked: list[Contributor] = []
         """Machines for which `_require` was called last."""
         self._is_memory_lacking = False
+        self._living = LivingNodes(())
+        self._leaving: frozenset[str] = frozenset()
+        """Machines that had to leave when the attempt looked last."""
 
     def make(self) -> AttemptEnded:
         """Run the attempt, and return the event that reports its success.
@@ -154,6 +157,7 @@ class SparseAttempt:
             ShareComputeError: the attempt failed.
         """
         self._machines = chosen_machines(self._spec, self._assignment.topology.contributors)
+        self._living = LivingNodes(self._nodes)
         self._place()
         prepared = self._prepared()
         self._step_at = self._began_at = time.monotonic()
@@ -320,7 +324,9 @@ class SparseAttempt:
 
     def _staying(self) -> list[Contributor]:
         """Return the machines of the job that are part of the cluster and do not have to leave."""
-        leaving, nodes = self._requests.leaving, set(living(self._nodes))
+        leaving = self._requests.leaving
+        nodes = self._living.now(afresh=leaving != self._leaving)
+        self._leaving = leaving
         return [
             machine for machine in self._machines if machine.node_id in nodes and machine.id not in leaving
         ]

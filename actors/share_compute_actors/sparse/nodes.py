@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import ray
@@ -9,11 +10,37 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ContributorLost
 
+_KEPT_S = 1.0
+"""Time for which `LivingNodes` keeps an answer."""
+
 
 def living(nodes: Iterable[str]) -> list[str]:
     """Return those nodes that are part of the cluster now."""
     known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     return [node for node in nodes if node in known]
+
+
+class LivingNodes:
+    """Tells which nodes are part of the cluster, and asks Ray once a second at most: each answer lists all nodes.
+
+    Args:
+        nodes: the nodes of interest.
+    """
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._nodes = list(nodes)
+        self._known: list[str] = []
+        self._asked_at = float("-inf")
+
+    def now(self, *, afresh: bool = False) -> list[str]:
+        """Return those nodes that are part of the cluster, or were so a second ago.
+
+        Args:
+            afresh: whether to ask Ray even if the last answer is recent.
+        """
+        if afresh or time.monotonic() - self._asked_at >= _KEPT_S:
+            self._known, self._asked_at = living(self._nodes), time.monotonic()
+        return self._known
 
 
 def alive(nodes: Sequence[str]) -> list[str]:

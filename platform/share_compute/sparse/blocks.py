@@ -68,13 +68,11 @@ class Block:
     """Targets, ``[rows]``."""
     bias: int = -1
     """Column of the bias, which has no entries in the matrix; -1 if there is none."""
-    transposed: sparse.csr_array = field(init=False)
     counts: Floats = field(init=False)
     """Number of rows that touch each place."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transposed", self.matrix.T.tocsr())
-        counts = np.diff(self.transposed.indptr).astype(np.float32)
+        counts = np.bincount(self.matrix.indices, minlength=len(self.places)).astype(np.float32)
         if self.bias >= 0:
             counts[self.bias] = self.rows
         object.__setattr__(self, "counts", counts)
@@ -83,6 +81,11 @@ class Block:
     def rows(self) -> int:
         """Number of rows."""
         return int(self.matrix.shape[0])
+
+    @property
+    def transposed(self) -> sparse.csc_array:
+        """Values, ``[places, rows]``, in the arrays of the matrix: a copy by rows takes more time in products too."""
+        return self.matrix.T
 
 
 def entry_places(rows: RawRows) -> Places:

@@ -15,7 +15,7 @@ import numpy as np
 
 from share_compute.errors import VerificationFailed
 from share_compute.sparse.blocks import Block
-from share_compute.sparse.keys import BIAS, Places, Rows
+from share_compute.sparse.keys import Places, Rows, bias_rows
 from share_compute.sparse.minibatches import WorkerRows
 from share_compute.sparse.models import NO_TOTALS, SparseModel
 from share_compute.sparse.rules import RangeCounters, UpdateRule
@@ -58,7 +58,7 @@ class HogwildTraining:
             self._counters, self._state = replace(snapshot.counters), np.array(snapshot.state)
         else:
             raise VerificationFailed("the checkpoint has other keys than the data", hint="submit a new job")
-        self._is_bias = self._places == np.uint64(BIAS)
+        self._biases = [bias_rows(block.places) for block in blocks]
         self._rows: list[Rows] = [np.searchsorted(self._places, block.places) for block in blocks]
         shares = (list(range(thread, len(blocks), threads)) for thread in range(threads))
         self._shares = [share for share in shares if share]
@@ -81,11 +81,11 @@ class HogwildTraining:
         columns, total = np.arange(width), 0.0
         for clock in range(number * len(share) + 1, (number + 1) * len(share) + 1):
             chosen = share[order.number(clock)]
-            at, block = self._rows[chosen], self._blocks[chosen]
-            weights = self._rule.weights(state[at], self._is_bias[at], counters)
+            at, block, bias = self._rows[chosen], self._blocks[chosen], self._biases[chosen]
+            weights = self._rule.weights(state[at], bias, counters)
             gradient, loss = self._model.gradient(block, weights, NO_TOTALS)
             old = state[at]
-            change = self._rule.changed(old, gradient, self._is_bias[at], counters) - old
+            change = self._rule.changed(old, gradient, bias, counters) - old
             # Numbers are added in place one by one. Storing the rows would undo what other threads did meanwhile.
             np.add.at(numbers, (at[:, None] * width + columns).ravel(), change.ravel())
             counters.examples += block.rows

@@ -25,7 +25,7 @@ from share_compute.topology import Contributor
 _MOST_WORKER_BYTES = 2 << 30
 _LEAST_WORKER_BYTES = 16 << 20
 _BLOCK_ENTRY_BYTES = 40
-"""Bytes of an entry of a minibatch: value and column, in the order of rows and of columns, and what it is made from."""
+"""Bytes of an entry of a minibatch: value and column, what they are made from, and what is computed from them."""
 _DUAL_ENTRY_BYTES = _BLOCK_ENTRY_BYTES + 12
 """The same for a worker of CoCoA, which has a copy of its rows in float64."""
 _DUAL_ROW_BYTES = 256

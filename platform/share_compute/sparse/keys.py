@@ -17,6 +17,11 @@ Places = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 _SECOND = np.uint64(1 << 63)
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_LAST = np.uint64((1 << 64) - 1)
+_MOST_PROBES = 16
+"""Number of places with the same first bits that are compared one after the other."""
+_FEW = 4096
+"""Number of places below which a binary search takes less time than `PlaceIndex` needs to prepare another one."""
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
@@ -92,49 +97,117 @@ def digest_of(places: Places) -> str:
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(places, "<u8").tobytes())
 
 
+def bias_rows(places: Places) -> slice:
+    """Return where the bias is among sorted places: a slice of one row, or of none."""
+    at = int(np.searchsorted(places, np.uint64(BIAS)))
+    return slice(at, at + (at < len(places) and int(places[at]) == BIAS))
+
+
 class PlaceIndex:
-    """Assigns row numbers to places, in the order in which they are added. A place never changes its row."""
+    """Assigns row numbers to places, in the order in which they are added. A place never changes its row.
+
+    New places are in a list of their own until they are an eighth of all, because changes of a long list are slow.
+    """
 
     def __init__(self, places: Sequence[Places] = ()) -> None:
-        self._places: Places = np.empty(0, np.uint64)
-        self._rows: Rows = np.empty(0, np.int64)
+        self._most, self._new = _SortedPlaces(), _SortedPlaces()
         for each in places:
             self.add(each)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._most) + len(self._new)
 
     @property
     def sorted(self) -> Places:
         """All places, sorted. Later additions do not change this array."""
-        return self._places
+        self._merge()
+        return self._most.places
 
     @property
     def in_row_order(self) -> Places:
         """Place of each row."""
-        places = np.empty_like(self._places)
-        places[self._rows] = self._places
+        places = np.empty(len(self), np.uint64)
+        for part in (self._most, self._new):
+            places[part.rows] = part.places
         return places
 
     def find(self, places: Places) -> Rows:
         """Return the row of each place, ``[places]``; -1 for places that were not added."""
-        if not len(self._places):
-            return np.full(len(places), -1, np.int64)
-        found = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
-        return np.where(self._places[found] == places, self._rows[found], -1)
+        rows = self._most.find(places)
+        if len(self._new):
+            rest = np.flatnonzero(rows < 0)
+            rows[rest] = self._new.find(places[rest])
+        return rows
 
     def add(self, places: Places) -> Rows:
         """Return the row of each place, and add those that are new. No place may occur twice."""
         rows = self.find(places)
-        is_new = rows < 0
-        count = int(is_new.sum())
-        if count:
-            rows[is_new] = np.arange(len(self), len(self) + count)
-            fresh, order = places[is_new], np.argsort(places[is_new])
-            at = np.searchsorted(self._places, fresh[order])
-            self._places = np.insert(self._places, at, fresh[order])
-            self._rows = np.insert(self._rows, at, rows[is_new][order])
+        new = np.flatnonzero(rows < 0)
+        if len(new):
+            rows[new] = np.arange(len(self), len(self) + len(new))
+            self._new.insert(places[new], rows[new])
+            if len(self._new) > len(self._most) // 8:
+                self._merge()
         return rows
+
+    def _merge(self) -> None:
+        if len(self._new):
+            self._most.insert(self._new.places, self._new.rows)
+            self._new = _SortedPlaces()
+
+
+class _SortedPlaces:
+    """Sorted places with their rows. Places are spread evenly, so their first bits tell nearly where they are."""
+
+    def __init__(self) -> None:
+        self._ended: Places = np.array([_LAST])
+        """The places, and a number after them that is not smaller."""
+        self.rows: Rows = np.empty(0, np.int64)
+        """Row of each place."""
+        self._firsts: NDArray[np.uint32] | None = None
+        """Number of places with smaller first bits, for all values of these bits; None until it is needed."""
+        self._shift = np.uint64(0)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def places(self) -> Places:
+        """The places, sorted."""
+        return self._ended[:-1]
+
+    def insert(self, places: Places, rows: Rows) -> None:
+        """Add places in any order that are not here."""
+        order = np.argsort(places)
+        at = np.searchsorted(self.places, places[order])
+        self._ended, self._firsts = np.insert(self._ended, at, places[order]), None
+        self.rows = np.insert(self.rows, at, rows[order])
+
+    def find(self, places: Places) -> Rows:
+        """Return the row of each place, ``[places]``; -1 for those that are not here."""
+        if not len(self):
+            return np.full(len(places), -1, np.int64)
+        at = np.minimum(self._search(places), len(self) - 1)
+        return np.where(self._ended[at] == places, self.rows[at], -1)
+
+    def _search(self, places: Places) -> Rows:
+        """Return what `numpy.searchsorted` returns; it takes three times as long for many places."""
+        if len(places) < _FEW or len(self) < _FEW:
+            return np.searchsorted(self.places, places)
+        if self._firsts is None:
+            bits = len(self).bit_length() - 1  # one or two places for each value of these bits
+            self._shift = np.uint64(64 - bits)
+            counts = np.bincount((self.places >> self._shift).view(np.int64), minlength=1 << bits)
+            self._firsts = (np.cumsum(counts) - counts).astype(np.uint32)
+        at = self._firsts.take((places >> self._shift).view(np.int64)).astype(np.int64)
+        behind = np.flatnonzero(self._ended.take(at) < places)
+        for _ in range(_MOST_PROBES):
+            if not len(behind):
+                return at
+            at[behind] += 1
+            behind = behind[self._ended.take(at[behind]) < places[behind]]
+        # Keys may be chosen so that many places have the same first bits.
+        return np.searchsorted(self.places, places)
 
 
 class PlaceCounter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -56,17 +56,22 @@ def encode(
     values = rows.values if kept is None else rows.values[kept]
     digest = bytes.fromhex(rows.digest or digest_of(rows.places))
     is_int8 = value_type == "int8"
-    parts = [
+    parts: list[bytes | memoryview] = [
         HEADER.pack(digest, len(rows.places), len(values), with_places, is_int8, rows.values.shape[1]),
-        rows.places.astype("<u8").tobytes() if with_places else b"",
+        _bytes_of(rows.places, "<u8") if with_places else b"",
         b"" if kept is None or len(values) == len(rows.places) else np.packbits(kept).tobytes(),
     ]
     if is_int8:
         scales, numbers = _quantized(values)
-        parts += [scales.astype("<f4").tobytes(), numbers.tobytes()]
+        parts += [_bytes_of(scales, "<f4"), _bytes_of(numbers, "i1")]
     else:
-        parts.append(values.astype("<f4").tobytes())
+        parts.append(_bytes_of(values, "<f4"))
     return b"".join(parts)
+
+
+def _bytes_of(array: NDArray[np.generic], kind: str) -> memoryview:
+    """Return the bytes of an array, row by row; without a copy if it has them already."""
+    return np.ascontiguousarray(array, kind).reshape(-1).view(np.uint8).data
 
 
 def decode(content: bytes | memoryview, cache: KeyCache, width: int) -> RowValues:
@@ -94,7 +99,7 @@ def decode(content: bytes | memoryview, cache: KeyCache, width: int) -> RowValue
         raise VerificationFailed(
             f"a message of rows has {len(content)} bytes, not {HEADER.size + sum(lengths)}"
         )
-    ends = np.cumsum([HEADER.size, *lengths])
+    ends = list(accumulate(lengths, initial=HEADER.size))
     view = memoryview(content)
     listed, bits, scales, numbers = (view[a:b] for a, b in pairwise(ends))
     name = digest.hex()
@@ -118,7 +123,7 @@ def with_list(content: bytes, places: Places) -> bytes:
     """Return a message without its list of places as one that has it."""
     digest, count, num_rows, _, is_int8, width = HEADER.unpack_from(content)
     header = HEADER.pack(digest, count, num_rows, True, is_int8, width)  # noqa: FBT003 - a field of the header
-    return header + places.astype("<u8").tobytes() + content[HEADER.size :]
+    return b"".join((header, _bytes_of(places, "<u8"), memoryview(content)[HEADER.size :]))
 
 
 def _places(listed: memoryview, digest: str, cache: KeyCache) -> Places:

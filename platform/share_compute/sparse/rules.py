@@ -10,12 +10,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from share_compute.sparse.blocks import Floats
 from share_compute.sparse.keys import Places, uniform
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -52,19 +49,30 @@ class UpdateRule(ABC):
         """Whether workers need the sum of all rows."""
         return False
 
+    @property
+    def is_by_column(self) -> bool:
+        """Whether the numbers of one column are side by side in memory, for rules that compute column by column."""
+        return False
+
     @abstractmethod
     def initial(self, places: Places, counters: RangeCounters) -> Floats:
         """Return the state of rows that were never touched, ``[places, state_width]``."""
 
     @abstractmethod
-    def weights(self, state: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:
-        """Return the weights of rows, ``[rows, width]``."""
+    def weights(self, state: Floats, bias: slice, counters: RangeCounters) -> Floats:
+        """Return the weights of rows, ``[rows, width]``.
+
+        Args:
+            state: state of the rows, ``[rows, state_width]``.
+            bias: where the bias is among the rows, see `bias_rows`.
+            counters: numbers of the range.
+        """
 
     def begin(self, counters: RangeCounters, examples: int) -> None:
         """Prepare the counters for an update, before its rows are changed."""
 
     @abstractmethod
-    def changed(self, state: Floats, update: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:
+    def changed(self, state: Floats, update: Floats, bias: slice, counters: RangeCounters) -> Floats:
         """Return the state of rows after an update ``[rows, width]``."""
 
 
@@ -94,32 +102,38 @@ class FollowTheLeader(UpdateRule):
         """Return zeros."""
         return np.zeros((len(places), self.state_width), np.float32)
 
-    def weights(self, state: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:
+    @property
+    def is_by_column(self) -> bool:
+        """All operations are on z or n as a whole."""
+        return True
+
+    def weights(self, state: Floats, bias: slice, counters: RangeCounters) -> Floats:
         """Return the minimizer of the sums: sparse if L1 is used."""
         z, n = state[:, : self.width], state[:, self.width :]
-        return self._minimizer(z, np.sqrt(n), is_bias, counters)
+        weights = self._minimizer(z, np.sqrt(n), bias, counters)
+        return np.negative(weights, out=weights)
 
-    def _minimizer(self, z: Floats, roots: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:
-        """Return the weights from z and the square roots of n."""
+    def _minimizer(self, z: Floats, roots: Floats, bias: slice, counters: RangeCounters) -> Floats:
+        """Return the weights from z and the square roots of n, with the opposite sign."""
         l1, l2 = np.float32(self.l1 * counters.examples), np.float32(self.l2 * counters.examples)
         rate = roots + np.float32(self.beta)
         rate *= np.float32(1 / self.learning_rate)
         rest = z
         if l1:
             rest = np.sign(z) * np.maximum(np.abs(z) - l1, np.float32(0))
-            rest[is_bias] = z[is_bias]
+            rest[bias] = z[bias]
         if l2:
-            bias_rate = rate[is_bias]
+            bias_rate = rate[bias].copy()
             rate += l2
-            rate[is_bias] = bias_rate
+            rate[bias] = bias_rate
         weights: Floats = np.divide(rest, rate, out=rate)
-        return np.negative(weights, out=weights)
+        return weights
 
-    def changed(self, state: Floats, update: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:
+    def changed(self, state: Floats, update: Floats, bias: slice, counters: RangeCounters) -> Floats:
         """Return z + g - sigma w and n + g^2."""
         z, n = state[:, : self.width], state[:, self.width :]
         roots = np.sqrt(n)
-        weights = self._minimizer(z, roots, is_bias, counters)
+        weights = self._minimizer(z, roots, bias, counters)
         result = np.empty_like(state)
         grown = result[:, self.width :]
         np.multiply(update, update, out=grown)
@@ -130,7 +144,7 @@ class FollowTheLeader(UpdateRule):
         sigma *= weights
         changed = result[:, : self.width]
         np.add(z, update, out=changed)
-        changed -= sigma
+        changed += sigma
         return result
 
 
@@ -165,7 +179,7 @@ class AdaGradRows(UpdateRule):
             state[:, 1 : self.width] = (uniform(places, self.seed, self.width - 1) - 0.5) * spread
         return state
 
-    def weights(self, state: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:  # noqa: ARG002
+    def weights(self, state: Floats, bias: slice, counters: RangeCounters) -> Floats:  # noqa: ARG002
         """Return the weights."""
         return state[:, : self.width].copy()
 
@@ -173,7 +187,7 @@ class AdaGradRows(UpdateRule):
         self,
         state: Floats,
         update: Floats,
-        is_bias: Flags,  # noqa: ARG002
+        bias: slice,  # noqa: ARG002
         counters: RangeCounters,  # noqa: ARG002
     ) -> Floats:
         """Return the rows after one step."""
@@ -206,17 +220,17 @@ class FactorizationRule(UpdateRule):
         """Return both first states."""
         return np.hstack([self.linear.initial(places, counters), self.factors.initial(places, counters)])
 
-    def weights(self, state: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:
+    def weights(self, state: Floats, bias: slice, counters: RangeCounters) -> Floats:
         """Return the linear weight and the factors."""
-        linear = self.linear.weights(state[:, :2], is_bias, counters)
+        linear = self.linear.weights(state[:, :2], bias, counters)
         return np.hstack([linear, state[:, 3:-1]])
 
-    def changed(self, state: Floats, update: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:
+    def changed(self, state: Floats, update: Floats, bias: slice, counters: RangeCounters) -> Floats:
         """Return both states after an update."""
-        linear = self.linear.changed(state[:, :2], update[:, :1], is_bias, counters)
+        linear = self.linear.changed(state[:, :2], update[:, :1], bias, counters)
         only_factors = update.copy()
         only_factors[:, 0] = 0
-        return np.hstack([linear, self.factors.changed(state[:, 2:], only_factors, is_bias, counters)])
+        return np.hstack([linear, self.factors.changed(state[:, 2:], only_factors, bias, counters)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +272,7 @@ class TopicRule(UpdateRule):
         numbers = (0.7 + 0.6 * uniform(places, self.seed, self.width)) * counters.folded
         return numbers.astype(np.float32)
 
-    def weights(self, state: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:  # noqa: ARG002
+    def weights(self, state: Floats, bias: slice, counters: RangeCounters) -> Floats:  # noqa: ARG002
         """Return m."""
         return state * np.float32(counters.factor)
 
@@ -268,6 +282,6 @@ class TopicRule(UpdateRule):
         counters.factor *= 1 - rho
         counters.scale = rho * self.documents / max(1, examples)
 
-    def changed(self, state: Floats, update: Floats, is_bias: Flags, counters: RangeCounters) -> Floats:  # noqa: ARG002
+    def changed(self, state: Floats, update: Floats, bias: slice, counters: RangeCounters) -> Floats:  # noqa: ARG002
         """Return the rows after an update with the expected counts of its documents."""
         return state + update * np.float32(counters.scale / counters.factor)

@@ -20,7 +20,7 @@ from share_compute.specification import SparseJob, parse_any_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute_actors.group.control_requests import ControlRequests
 from share_compute_actors.sparse import attempt as attempts
-from share_compute_actors.sparse import dual, hogwild, suspension
+from share_compute_actors.sparse import dual, hogwild, nodes, suspension
 from share_compute_actors.sparse import run as runs
 from share_compute_actors.sparse.attempt import SparseAttempt
 from share_compute_actors.sparse.dual import PLACES, ROUND, ROUND_DONE, PlacesHeader, RoundAnswer
@@ -95,9 +95,22 @@ class Trial:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> StubRay:
     monkeypatch.setattr(runs, "_POLL_S", 0.02)
+    monkeypatch.setattr(nodes, "_KEPT_S", 0.0)
     for module in (dual, hogwild):
         monkeypatch.setattr(module, "_WAIT_S", 0.02)
     return StubRay(monkeypatch)
+
+
+def test_nodes_are_listed_once_a_second_at_most(stub: StubRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_KEPT_S", 1000.0)
+    living = nodes.LivingNodes(NODES[:2])
+    assert living.now() == NODES[:2]
+    stub.nodes_alive = [NODES[1], NODES[2]]
+    assert living.now() == NODES[:2]
+    assert living.now(afresh=True) == NODES[1:2]
+    monkeypatch.setattr(nodes, "_KEPT_S", 0.0)
+    stub.nodes_alive = NODES
+    assert living.now() == NODES[:2]
 
 
 def never(*_: Any) -> Future[Any]:

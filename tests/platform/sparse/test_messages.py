@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from share_compute.errors import UserError, VerificationFailed
 from share_compute.sparse.blocks import RawRows, block_of, cut_of
-from share_compute.sparse.keys import BIAS, KeyCache, PlaceIndex, cuts, digest_of, keys_of, places_of
+from share_compute.sparse.keys import (
+    BIAS,
+    KeyCache,
+    PlaceIndex,
+    Places,
+    cuts,
+    digest_of,
+    keys_of,
+    places_of,
+)
 from share_compute.sparse.messages import (
     HEADER,
     FilterOptions,
@@ -72,6 +81,56 @@ def test_rows_of_places_never_change(additions: list[list[int]]) -> None:
     everything = places_of(np.arange(61, dtype=np.uint64))
     assert index.find(everything).tolist() == [known.get(key, -1) for key in range(61)]
     assert index.find(index.in_row_order).tolist() == list(range(len(index)))
+
+
+def check_rows(additions: list[Places], others: Places) -> None:
+    """Compare an index with a dictionary."""
+    index, known = PlaceIndex(), dict[int, int]()
+    for places in additions:
+        for place in places.tolist():
+            known.setdefault(place, len(known))
+        assert index.add(places).tolist() == [known[place] for place in places.tolist()]
+        assert index.find(others).tolist() == [known.get(place, -1) for place in others.tolist()]
+    assert index.in_row_order.tolist() == list(known)
+    assert index.sorted.tolist() == sorted(known)
+    assert index.find(others).tolist() == [known.get(place, -1) for place in others.tolist()]
+
+
+def test_many_places_are_found() -> None:
+    draw = np.random.default_rng(4)
+    everything = np.append(places_of(np.arange(30_000, dtype=np.uint64)), np.uint64((1 << 64) - 1))
+    check_rows(
+        [draw.choice(everything, count, replace=False) for count in (9000, 50, 20_000, 9000)], everything
+    )
+
+
+def test_places_with_the_same_first_bits_are_found() -> None:
+    together = np.arange(1 << 63, (1 << 63) + 20_000, dtype=np.uint64)
+    check_rows([together[::2], np.sort(together[1:500:2])], together)
+
+
+def test_the_layout_of_a_table_changes_no_bit() -> None:
+    class ByRow(FollowTheLeader):
+        """The same rule, with the numbers of a row side by side."""
+
+        @property
+        def is_by_column(self) -> bool:
+            return False
+
+    tables = [RangeTable(kind(l1=0.001, l2=0.1)) for kind in (FollowTheLeader, ByRow)]
+    bias = np.sort(np.append(PLACES[:600], np.uint64(BIAS)))
+    for seed in range(8):
+        update = drawn(300 + 80 * seed, seed=seed)
+        if seed % 2:
+            values = np.random.default_rng(seed).normal(size=(601, 1)).astype(np.float32)
+            update = RowValues(bias, values, digest_of(bias))
+        shown = [table.weights(update.places, update.digest).tobytes() for table in tables]
+        assert shown[0] == shown[1]
+        for table in tables:
+            table.apply(update, 10)
+    assert tables[0].digest() == tables[1].digest()
+    states = [table.snapshot().state for table in tables]
+    assert states[0].tobytes() == states[1].tobytes()
 
 
 @pytest.mark.parametrize("width", [0, 1, 5])

@@ -101,10 +101,7 @@ def _block(content: bytes) -> Block:
 
 
 def _size(block: Block) -> int:
-    """Return the bytes of a minibatch in memory: its matrix is kept a second time, transposed."""
-    matrices = [(each.data.nbytes, each.indices.nbytes, each.indptr.nbytes) for each in _matrices(block)]
-    return sum(map(sum, matrices)) + block.places.nbytes + block.targets.nbytes + block.counts.nbytes
-
-
-def _matrices(block: Block) -> tuple[sparse.csr_array, sparse.csr_array]:
-    return block.matrix, block.transposed
+    """Return the bytes of a minibatch in memory."""
+    matrix = block.matrix
+    arrays = (matrix.data, matrix.indices, matrix.indptr, block.places, block.targets, block.counts)
+    return sum(int(array.nbytes) for array in arrays)
