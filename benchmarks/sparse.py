@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=100_000)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32_768, help="rows of a minibatch of each worker")
+    parser.add_argument("--batch", type=int, default=16_384, help="rows of a minibatch of each worker")
     parser.add_argument("--torch-batch", type=int, default=8192, help="rows of a minibatch of torch")
     options = parser.parse_args()
     if options.quick:
