@@ -213,9 +213,9 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
             hint="replace it, or take it out of its folder",
         ) from failure
     except (OSError, ValueError, SyntaxError, EOFError) as failure:
-        reason = failure.strerror if isinstance(failure, OSError) else None
+        told = failure.strerror if isinstance(failure, OSError) else None
         raise UserError(
-            f"{shown_path(file)} cannot be read as an image: {reason or 'it is cut off or damaged'}",
+            f"{shown_path(file)} cannot be read as an image: {told or 'it is cut off or damaged'}",
             hint="replace it, or take it out of its folder",
         ) from failure
     return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
