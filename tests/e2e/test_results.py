@@ -76,10 +76,12 @@ DATA = {"table": table_job, "images": image_job, "text": text_job}
 def preview(page: Page, cluster: Cluster, job: dict[str, Any]) -> None:
     """Open a job in the form, and show its first rows."""
     page.goto(f"{cluster.url}/submit?view=yaml")
-    page.locator("textarea").first.fill(yaml.safe_dump(job))
-    page.locator("section").filter(has_text=re.compile("First rows of the data|数据的前几行")).get_by_role(
-        "button"
-    ).click()
+    editor, text = page.locator("textarea").first, yaml.safe_dump(job)
+    expect(editor).to_have_value(re.compile("kind: train"))  # the example is there, and comes no more
+    editor.fill(text)
+    expect(editor).to_have_value(text)
+    section = page.locator("section").filter(has_text=re.compile("First rows of the data|数据的前几行"))
+    section.get_by_role("button").click()
     page.get_by_role("table").wait_for(timeout=PREVIEW_TIMEOUT_MS)
 
 
