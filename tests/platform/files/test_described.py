@@ -71,7 +71,7 @@ def test_classes_in_functions_and_dataclasses_are_described() -> None:
 
 def test_code_without_a_file_has_no_descriptions() -> None:
     names: dict[str, type[DescribedModel]] = {}
-    exec(  # noqa: S102
+    exec(
         'class Made(DescribedModel):\n    value: int\n    """Its value."""\n',
         {"DescribedModel": DescribedModel, "__name__": "made"},
         names,
