@@ -217,7 +217,7 @@ def several(store: Store) -> JobRecord:
 def test_predictions_have_the_names_of_classes_and_a_scale(page: Page, cluster: Cluster) -> None:
     job = classifier(cluster.store)
     page.goto(f"{cluster.url}/jobs/{job.id}")
-    matrix = page.get_by_role("region", name="Confusion matrix").first
+    matrix = page.get_by_role("group", name="Confusion matrix").first
     heads = matrix.get_by_role("columnheader")
     assert [heads.nth(place).inner_text() for place in range(3)] == list(KINDS)
     expect(matrix.get_by_role("row").nth(2)).to_contain_text("1,234")

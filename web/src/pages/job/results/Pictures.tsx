@@ -67,7 +67,7 @@ function Confusion({ matrix, classes: names }: ConfusionProps) {
   const nameOf = (place: number) => names?.[place] ?? String(place);
   const isLong = matrix.some((_, place) => nameOf(place).length > MOST_UPRIGHT);
   return (
-    <div className={classes.scroll} tabIndex={0} role="region" aria-label={t("Confusion matrix")}>
+    <div className={classes.scroll} tabIndex={0} role="group" aria-label={t("Confusion matrix")}>
       <table className={classes.matrix}>
         <thead>
           <tr>
