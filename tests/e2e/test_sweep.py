@@ -59,7 +59,7 @@ def test_the_trials_of_a_sweep(page: Page, cluster: Cluster) -> None:
     sweep = begun(cluster.store)
     page.goto(f"{cluster.url}/jobs/{sweep.id}")
     picture = page.get_by_role(
-        "img", name=re.compile("Settings and validation loss of 3 trials; the best is trial 2")
+        "img", name=re.compile(r"Settings and Loss \(validation\) of 3 trials; the best is trial 2")
     )
     expect(picture).to_be_visible()
     rows = page.get_by_role("row")

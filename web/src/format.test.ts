@@ -1,7 +1,8 @@
 import i18next from "i18next";
 import { expect, test } from "vitest";
 
-import { ago, bytes, count, duration, latency, si, stepTime } from "./format";
+import { sentence } from "./components/Feedback";
+import { ago, bytes, count, duration, latency, si, significant, stepTime } from "./format";
 import chinese from "./i18n/zh";
 
 test("bytes are in binary units", () => {
@@ -14,6 +15,20 @@ test("bytes are in binary units", () => {
 test("speeds are in decimal units", () => {
   expect(si(51e9, "FLOP/s")).toBe("51.0 GFLOP/s");
   expect(si(640, "tok/s")).toBe("640 tok/s");
+});
+
+test("whole parts of numbers are whole", () => {
+  expect([0.000123456, 12.3456, 51234.7, -123456.7, 1e20].map((value) => significant(value, 4))).toEqual(["0.0001235", "12.35", "51235", "-123457", "1.000e+20"]);
+});
+
+test("sentences begin with a capital letter, and names stay as they are", () => {
+  expect(["no machine is free", "model.config is wrong", "share-compute up starts it", "/data/a.csv is empty", "data file a.csv"].map(sentence)).toEqual([
+    "No machine is free.",
+    "model.config is wrong.",
+    "share-compute up starts it.",
+    "/data/a.csv is empty.",
+    "Data file a.csv.",
+  ]);
 });
 
 test("durations show the two largest units", () => {

@@ -127,5 +127,11 @@ export function dateAndTime(moment: string): string {
 }
 
 export function loss(value: number): string {
-  return value.toPrecision(4);
+  return significant(value, 4);
+}
+
+/** A number with these significant digits; with all digits of its whole part if these are more. */
+export function significant(value: number, digits: number): string {
+  const size = Math.abs(value);
+  return size >= 10 ** digits && size < 1e15 ? value.toFixed(0) : value.toPrecision(digits);
 }

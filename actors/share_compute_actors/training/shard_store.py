@@ -108,6 +108,8 @@ class ShardStoreFacts:
     """`PreparedData.digest`; of several tasks, the digest of theirs."""
     task_sizes: tuple[dict[str, int], ...] = ()
     """Number of samples of each task, by split; `sizes` are their sums."""
+    class_names: tuple[tuple[str, ...] | None, ...] = ()
+    """`PreparedData.class_names` of each task."""
 
     @property
     def first_step(self) -> int:
@@ -244,6 +246,7 @@ class ShardStore:
             blueprint=blueprint,
             sizes={split: sum(sizes[split] for sizes in task_sizes) for split in SPLITS},
             task_sizes=task_sizes,
+            class_names=tuple(own.class_names for own in self._prepared),
             state=self._state,
             has_weights=self._weights is not None,
             microbatches=self._microbatches,

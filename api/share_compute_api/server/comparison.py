@@ -11,7 +11,6 @@ from share_compute_api.schemas.labels import ComparedJob, FieldDifference, JobCo
 
 _LABELS = ("name", "tags", "group")
 """Fields that are no settings of a job."""
-_MISSING = object()
 
 
 def compared(store: Store, jobs: Sequence[JobRecord]) -> JobComparison:
@@ -57,16 +56,19 @@ def differences(jobs: Sequence[JobRecord]) -> list[FieldDifference]:
     flat = [dict(_leaves(job.spec.model_dump(mode="json", exclude=set(_LABELS)))) for job in jobs]
     found = []
     for field in dict.fromkeys(name for leaves in flat for name in leaves):
-        values = [leaves.get(field, _MISSING) for leaves in flat]
+        # A field that a job file lacks, because a part above it is null, is shown as null, too.
+        values = [leaves.get(field) for leaves in flat]
         if any(value != values[0] for value in values):
-            shown = [None if value is _MISSING else value for value in values]
-            found.append(FieldDifference(field=field, values=shown))
+            found.append(FieldDifference(field=field, values=values))
     return found
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields that have no parts, by their names with dots, as in sweeps: ``model.layers.0.options.bias``."""
     for name, value in node.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+            yield from _leaves(dict(zip(map(str, range(len(value))), value, strict=True)), f"{prefix}{name}.")
+        elif isinstance(value, dict) and value:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value

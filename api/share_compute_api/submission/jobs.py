@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from share_compute.data.image_files import FOLDERS_HINT, has_folders
 from share_compute.models.configuration import require_single_texts
 from share_compute.models.huggingface.encoder_types import trained_pooling
 from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
@@ -98,6 +99,8 @@ def _check_files(data: DataSpec, processes: Asks, prefix: str) -> None:
                             f"{file} is not a folder",
                             "name folders of images, and manifests (.csv, .jsonl)",
                         )
+                    if not has_folders(file):
+                        raise refused(field, f"{file} has no folders of classes", FOLDERS_HINT)
                     continue
                 if not file.is_file():
                     raise refused(field, f"{file} is not a file", "name each file of the data")

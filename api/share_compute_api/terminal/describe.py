@@ -46,14 +46,14 @@ def step_speed(data: dict[str, Any]) -> str | None:
 
 def _validated(data: dict[str, Any]) -> str:
     names = ("loss", *METRICS_BESIDE_LOSS)
-    figures = [f"{name} {data[name]:.4g}" for name in names if data.get(name) is not None]
-    figures += [f"{escape(name)} {value:.4g}" for name, value in (data.get("tasks") or {}).items()]
+    figures = [f"{name} {number(data[name])}" for name in names if data.get(name) is not None]
+    figures += [f"{escape(name)} {number(value)}" for name, value in (data.get("tasks") or {}).items()]
     return f"{data['split']} at step {data['step']}  " + "  ".join(figures)
 
 
 def _target_reached(data: dict[str, Any]) -> str:
     return (
-        f"target reached at step {data['step']}  {data['metric']} {data['value']:.4g} after "
+        f"target reached at step {data['step']}  {data['metric']} {number(data['value'])} after "
         f"{seconds_text(data['seconds'])}, {bytes_text(data['sent_bytes'])} sent"
     )
 

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from share_compute.errors import ShareComputeError
 from share_compute.files.plain_text import plain
@@ -42,6 +43,12 @@ STATE_STYLES = {
     "revoked": "magenta",
 }
 _PROSE = ("reason", "meaning", "value", "label", "model")
+_LEAST_PROSE = 20
+"""Smallest width of a column of prose."""
+_VERY_LARGE = 1e15
+"""Magnitude from which numbers are written with a power of ten."""
+_GAP = 2
+"""Spaces between two columns."""
 _CLOSED_PIPE = 141
 """Exit code that a shell reports for a program that was ended by SIGPIPE."""
 
@@ -94,14 +101,68 @@ def print_bytes(data: bytes) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
-    """Print a table, or the text ``empty`` if there are no rows. A None cell is shown as a dash."""
+    """Print a table, or the text ``empty`` if there are no rows. A None cell is shown as a dash.
+
+    Users paste ids into the next command, so nothing is cut: only columns of prose wrap. Where the table does not fit,
+    each row is printed as a paragraph, with the names of its columns. Into a pipe, each row is one line.
+    """
+    names = tuple(columns)
+    cells = [[None if cell is None else str(cell) for cell in row] for row in rows]
+    if not cells:
+        console.print(f"[dim]{empty}[/dim]")
+        return
+    widths = [
+        max(Text.from_markup(text or "-").cell_len for text in (name, *column))
+        for name, column in zip(names, zip(*cells, strict=True), strict=True)
+    ]
+    least = (
+        min(width, _LEAST_PROSE) if name in _PROSE else width
+        for name, width in zip(names, widths, strict=True)
+    )
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.print(_line([f"[bold]{name}[/bold]" for name in names], widths), soft_wrap=True)
+        for row in cells:
+            console.print(_line(row, widths), soft_wrap=True)
+    elif sum(least) + _GAP * (len(names) - 1) <= console.width:
+        console.print(_table(names, cells))
+    else:
+        for row in cells:
+            console.print(_paragraph(names, row, console.width), soft_wrap=True)
+
+
+def _line(row: Sequence[str | None], widths: Sequence[int]) -> Text:
+    """Return a row in columns of these widths."""
+    line = Text()
+    for cell, width in zip(row, widths, strict=True):
+        text = Text.from_markup("[dim]-[/dim]" if cell is None else cell)
+        line.append_text(text).append(" " * (width - text.cell_len + _GAP))
+    line.rstrip()
+    return line
+
+
+def _table(names: Sequence[str], cells: Sequence[Sequence[str | None]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        # Users paste ids into the next command, so only columns of prose may wrap.
-        table.add_column(column, no_wrap=column not in _PROSE, overflow="fold")
-    for row in rows:
-        table.add_row(*("[dim]-[/dim]" if cell is None else str(cell) for cell in row))
-    console.print(table if table.row_count else f"[dim]{empty}[/dim]")
+    for name in names:
+        table.add_column(name, no_wrap=name not in _PROSE, overflow="fold")
+    for row in cells:
+        table.add_row(*("[dim]-[/dim]" if cell is None else cell for cell in row))
+    return table
+
+
+def _paragraph(names: Sequence[str], row: Sequence[str | None], width: int) -> Text:
+    """Return a row as lines of names and values. The first value is without its name, unless it is a number."""
+    first, *others = row
+    lines = [Text.from_markup(f"[bold]{first or '-'}[/bold]")]
+    if first and first[0].isdigit():
+        lines = [Text.assemble((f"{Text.from_markup(names[0]).plain} ", "dim"), lines[0])]
+    for name, value in zip(names[1:], others, strict=True):
+        if not value:
+            continue
+        part = Text.assemble((f"{Text.from_markup(name).plain} ", "dim"), Text.from_markup(value))
+        if lines[-1].cell_len + _GAP + part.cell_len > width:
+            lines.append(Text())
+        lines[-1].append(" " * _GAP).append_text(part)
+    return Text("\n").join(lines)
 
 
 def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
@@ -141,8 +202,10 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str | None:
-    """Return a number as text with ``digits`` significant digits; None for None."""
-    return None if value is None else f"{value:.{digits}g}"
+    """Return a number as text with ``digits`` significant digits, or its whole part if that has more; None for None."""
+    if value is None:
+        return None
+    return f"{value:.0f}" if 10**digits <= abs(value) < _VERY_LARGE else f"{value:.{digits}g}"
 
 
 def rate(per_s: float | None) -> str | None:

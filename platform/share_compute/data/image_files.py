@@ -14,6 +14,7 @@ from share_compute.specification import IMAGE_SUFFIXES, MANIFEST_SUFFIXES
 
 PATH, LABEL = "path", "label"
 """Columns of a manifest."""
+FOLDERS_HINT = "put the .png and .jpg files of each class into a folder named like the class"
 Classes: TypeAlias = dict[str, list[Path]]
 """Images by the name of their class."""
 
@@ -149,10 +150,20 @@ def _in_folder(folder: Path) -> tuple[Classes, int]:
             if empty
             else f"{folder} has no folders of classes"
         )
-        raise UserError(
-            what, hint="put the .png and .jpg files of each class into a folder named like the class"
-        )
+        raise UserError(what, hint=FOLDERS_HINT)
     return classes, ignored
+
+
+def has_folders(folder: Path) -> bool:
+    """Return whether a folder has a folder that can be a class; the search ends at the first one.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        return any(
+            entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") for entry in entries
+        )
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from share_compute.data.samples import SPLITS, Array, Split
 from share_compute.data.splitting import (
     PreparedRows,
     Rows,
+    file_of,
     rows_at,
     shown_classes,
     split_rows,
@@ -104,9 +106,11 @@ def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float]
     classes = np.concatenate([np.repeat(np.arange(len(names)), of_folder) for of_folder in counts])
     trained = np.unique(classes[rows["train"]])
     for split in SPLITS[1:]:
-        wrong = np.setdiff1d(classes[rows[split]], trained)
+        wrong = np.flatnonzero(~np.isin(classes[rows[split]], trained))
         if wrong.size:
-            raise unknown_class(names[int(wrong[0])], split)
+            row = int(rows[split][wrong[0]])
+            source = file_of(spec, counts.sum(1).tolist(), row)
+            raise unknown_class(names[classes[row]], split, f"images of {source}")
     shape = (-1, 1, 1)
     samples = ImageSamples(
         file.rows,
@@ -199,19 +203,27 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
                 raise _too_large(file, f"{width} x {height} pixels", MOST_DECODED_PIXELS, "of such a file")
             pixels = np.asarray(_small(image, mode, spec), dtype=np.uint8)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as failure:
-        raise _too_large(file, "far more pixels", MOST_PIXELS) from failure
+        pixels_of = re.search(r"\((\d+) pixels\)", str(failure))
+        size = "far more pixels" if pixels_of is None else f"{pixels_of[1]} pixels"
+        raise _too_large(file, size, MOST_PIXELS) from failure
     except UnidentifiedImageError as failure:
-        raise UserError(
-            f"{shown_path(file)} cannot be read as an image: it is no PNG or JPEG",
-            hint="replace it, or take it out of its folder",
-        ) from failure
-    except (OSError, ValueError, SyntaxError, EOFError) as failure:
-        reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+        reason = "it is damaged, or has no pixels" if _begins_as_image(file) else "it is no PNG or JPEG"
         raise UserError(
             f"{shown_path(file)} cannot be read as an image: {reason}",
             hint="replace it, or take it out of its folder",
         ) from failure
+    except (OSError, ValueError, SyntaxError, EOFError) as failure:
+        told = failure.strerror if isinstance(failure, OSError) else None
+        raise UserError(
+            f"{shown_path(file)} cannot be read as an image: {told or 'it is cut off or damaged'}",
+            hint="replace it, or take it out of its folder",
+        ) from failure
     return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _begins_as_image(file: Path) -> bool:
+    with open_unlinked(file) as opened:
+        return opened.read(8).startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"))
 
 
 def _small(image: Any, mode: str, spec: ImagesSpec) -> Any:

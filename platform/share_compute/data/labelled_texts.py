@@ -22,6 +22,7 @@ from share_compute.data.samples import SPLITS, Array, Split
 from share_compute.data.splitting import (
     PreparedRows,
     Rows,
+    file_of,
     ordered,
     rows_at,
     shown_classes,
@@ -105,8 +106,8 @@ def prepare_texts(spec: TrainJob, folder: Path, progress: Callable[[str, float],
         wrong = np.flatnonzero(~np.isin(codes[rows[split]], trained))
         if wrong.size:
             row = int(rows[split][wrong[0]])
-            place = int(np.searchsorted(np.cumsum(facts["rows"]), row, side="right"))
-            source = f"column {clipped(data.labels.column)!r} of data file {data.all_files[place]}"
+            found = file_of(spec, facts["rows"], row)
+            source = f"column {clipped(data.labels.column)!r} of data file {found}"
             raise unknown_class(labels[codes[row]], split, source)
     order = {name: place for place, name in enumerate(names)}
     places = np.asarray([order.get(label, -1) for label in labels], dtype=np.int64)

@@ -98,6 +98,13 @@ class PreparedData:
         return inputs, targets
 
     @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, in their order; None without classes, and for the digits, which are their numbers."""
+        facts = self.description or {}
+        names = facts.get("classes") or facts.get("target", {}).get("categories")
+        return None if names is None else tuple(names)
+
+    @property
     def digest(self) -> str | None:
         """Hexadecimal SHA-256 digest of ``description``; None without one."""
         if self.description is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from share_compute.errors import UserError
+from share_compute.files.damage import damage_of
 from share_compute.files.plain_files import open_unlinked
 from share_compute.files.strict import nearest
 from share_compute.quantities import bytes_text
@@ -208,7 +209,9 @@ def parse_line(file: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as failure:
-        raise UserError(f"line {number} of data file {file} is not JSON: {failure}", hint=hint) from failure
+        raise UserError(
+            f"line {number} of data file {file} is not JSON: {damage_of(file, failure)}", hint=hint
+        ) from failure
     if not isinstance(row, dict):
         raise UserError(f"line {number} of data file {file} is not a JSON object", hint=hint)
     return row
@@ -269,10 +272,10 @@ def _no_column(file: Path, column: str, columns: list[str]) -> UserError:
 def _unreadable(file: Path, failure: Exception) -> UserError:
     if isinstance(failure, UnicodeError):
         return UserError(
-            f"data file {file} is not UTF-8 text: {failure}", hint="convert it to UTF-8, e.g. with iconv"
+            f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
+            hint="convert it to UTF-8, e.g. with iconv",
         )
-    reason = (str(failure).splitlines() or [type(failure).__name__])[0]
     return UserError(
-        f"data file {file} cannot be read as {file.suffix}: {reason}",
+        f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
         hint="check that its content is what its suffix says",
     )

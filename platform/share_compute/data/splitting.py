@@ -96,6 +96,17 @@ def split_rows(spec: TrainJob, counts: Sequence[int]) -> dict[Split, Rows]:
     return rows
 
 
+def file_of(spec: TrainJob, counts: Sequence[int], row: int) -> Path:
+    """Return the file, folder or manifest that has a row.
+
+    Args:
+        spec: the job.
+        counts: number of rows of each of the job's files, as for `split_rows`.
+        row: index of the row among the rows of all files.
+    """
+    return spec.data.all_files[int(np.searchsorted(np.cumsum(counts), row, side="right"))]
+
+
 def with_classes(
     spec: TrainJob, objective: Objective, counts: NDArray[np.int64], names: Sequence[str], source: str
 ) -> Objective:
@@ -149,16 +160,15 @@ def shown_classes(names: Sequence[str]) -> str:
     return ", ".join(repr(clipped(name)) for name in names[:20])
 
 
-def unknown_class(name: str, split: Split, source: str = "") -> UserError:
+def unknown_class(name: str, split: Split, source: str) -> UserError:
     """Return the error for a class that training lacks.
 
     Args:
         name: name of the class.
         split: split that has it.
-        source: column and file that have it, for the message; empty to leave them out.
+        source: column and file that have it, for the message.
     """
     return UserError(
-        f"class {clipped(name)!r} is in the {split} split, but not in the training split"
-        + (f": {source}" if source else ""),
+        f"class {clipped(name)!r} is in the {split} split, but not in the training split: {source}",
         hint="give training samples of this class; a fraction is drawn anew with another training.seed",
     )

@@ -22,6 +22,7 @@ from share_compute.data.samples import SPLITS, Array, Split
 from share_compute.data.splitting import (
     PreparedRows,
     Rows,
+    file_of,
     ordered,
     rows_at,
     shown_classes,
@@ -151,8 +152,9 @@ def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float],
         for split in SPLITS[1:]:
             wrong = np.flatnonzero(_targets(samples, split) < 0)
             if wrong.size:
-                code = int(numbers[rows[split][wrong[0]], -1])
-                raise unknown_class(known[code], split)
+                row = int(rows[split][wrong[0]])
+                source = f"column {clipped(table.target)!r} of data file {file_of(spec, facts['rows'], row)}"
+                raise unknown_class(known[int(numbers[row, -1])], split, source)
         counts = np.bincount(_targets(samples, "train"), minlength=target.width)
         objective = with_classes(
             spec, objective, counts, target.categories, f"column {clipped(table.target)!r}"

@@ -221,6 +221,8 @@ class Pictured(StrictModel):
     """Number of samples in the split."""
     confusion: tuple[tuple[int, ...], ...] | None = None
     """Number of samples by true class and predicted class, for a classifier of at most 100 classes."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes, each of at most 80 characters; None if the classes are numbered from 0."""
     points: tuple[tuple[float, float], ...] | None = None
     """True and predicted value of at most 1,000 samples, for a regression."""
 

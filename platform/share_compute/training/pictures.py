@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from share_compute.models.objective import Objective
+from share_compute.quantities import clipped
 from share_compute.training.metrics import Predictions
 
 MOST_CLASSES = 100
@@ -23,15 +24,19 @@ class Picture:
     Args:
         samples: number of samples in the split.
         confusion: number of samples by true class and predicted class, ``[classes][classes]``.
+        classes: names of the classes, if they have any.
         points: true and predicted value of samples in the unit of the target, ``[points][2]``.
     """
 
     samples: int
     confusion: tuple[tuple[int, ...], ...] | None = None
+    classes: tuple[str, ...] | None = None
     points: tuple[tuple[float, float], ...] | None = None
 
 
-def picture_of(parts: Sequence[Predictions], objective: Objective) -> Picture | None:
+def picture_of(
+    parts: Sequence[Predictions], objective: Objective, names: Sequence[str] | None = None
+) -> Picture | None:
     """Return the picture of a split; None for tasks without classes or values, and for too many classes.
 
     The result does not depend on the way in which the split is divided into parts.
@@ -39,6 +44,7 @@ def picture_of(parts: Sequence[Predictions], objective: Objective) -> Picture | 
     Args:
         parts: predictions for all samples, in the order of the samples.
         objective: task, and the facts about the data.
+        names: names of the classes, if they have any.
     """
     if not objective.has_classes and objective.task != "tabular_regression":
         return None
@@ -57,4 +63,8 @@ def picture_of(parts: Sequence[Predictions], objective: Objective) -> Picture | 
         return None
     places = wanted.astype(np.int64) * classes + predicted.astype(np.int64)
     matrix = np.bincount(places, minlength=classes * classes).reshape(classes, classes)
-    return Picture(count, confusion=tuple(tuple(int(each) for each in row) for row in matrix))
+    return Picture(
+        count,
+        confusion=tuple(tuple(int(each) for each in row) for row in matrix),
+        classes=None if names is None or len(names) != classes else tuple(map(clipped, names)),
+    )

@@ -132,6 +132,7 @@ def test_losses_and_metrics_do_not_depend_on_the_layout(attempt: Attempt, tmp_pa
         for split in ("validation", "test"):
             assert validated(events, split) == validated(runs[0], split)
         assert pictured(events) == pictured(runs[0])
+    assert pictured(runs[0])[-1].classes == tuple("0123456789")
     matrix = np.array(pictured(runs[0])[-1].confusion)
     assert np.trace(matrix) / matrix.sum() == pytest.approx(validated(runs[0], "test").accuracy)
     assert validated(runs[0], "test").top_5_accuracy > validated(runs[0], "test").accuracy > 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +14,9 @@ from share_compute.errors import NotFound, NotOwner, UserError
 from share_compute.lifecycle.attempt_events import AttemptEnded, StepCommitted, Validated
 from share_compute.lifecycle.states import JobState
 from share_compute.scopes import Scope
+from share_compute.specification import parse_job
 from share_compute_api.client.client import Client
+from share_compute_api.server.comparison import differences
 
 
 def trained(plane: Plane, client: Client, job: dict[str, Any], loss: float) -> str:
@@ -80,6 +83,22 @@ def test_jobs_are_compared(
         client.compare([first, "job-none"])
     assert http.get("/jobs/compare").status_code == 422
     assert http.get("/jobs/compare", params={"job": [first] * 21}).status_code == 422
+
+
+def test_differences_have_the_names_of_sweeps_and_no_equal_values(digits: dict[str, Any]) -> None:
+    layers = [{"type": "flatten"}, {"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
+    jobs = [
+        {**digits, "model": {"layers": layers[1:]}},
+        {**digits, "model": {"layers": layers}, "training": {"steps": 3, "lora": None}},
+        {**digits, "training": {"steps": 3, "validate_every": 1, "early_stopping": {"patience": 7}}},
+    ]
+    records: Any = [SimpleNamespace(spec=parse_job(job)) for job in jobs]
+    found = {one.field: one.values for one in differences(records)}
+    assert found["model.layers.0.type"] == ["linear", "flatten", "linear"]
+    assert found["model.layers.0.options.out_features"] == [10, None, 10]
+    assert found["training.early_stopping.patience"] == [None, None, 7]
+    assert all(len({str(value) for value in values}) > 1 for values in found.values())
+    assert "model.layers" not in found
 
 
 def test_paths_of_other_users_stay_hidden_in_comparisons(

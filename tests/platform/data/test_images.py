@@ -138,7 +138,8 @@ def test_validation_may_have_a_folder_of_its_own(pictures: Path, tmp_path: Path)
     assert targets.tolist() == [3]
     save(tmp_path / "more" / "eleven" / "x.png", np.zeros((8, 8)))
     with pytest.raises(
-        UserError, match="class 'eleven' is in the validation split, but not in the training split"
+        UserError,
+        match=r"class 'eleven' is in the validation split, but not in the training split: images of .*more$",
     ):
         prepared(pictures, validation_files=[str(tmp_path / "more")], test_fraction=0)
 
@@ -209,13 +210,20 @@ def test_a_file_that_is_no_image_is_named(pictures: Path, content: bytes) -> Non
 
 
 def test_damaged_images_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.png cannot be read as an image"):
-        read_image(bomb(tmp_path / "a.png", 0, 8), GREY)
-    with pytest.raises(UserError, match=r"a\.png cannot be read as an image"):
+    with pytest.raises(UserError, match=r"a\.png cannot be read as an image: it is cut off or damaged$"):
         read_image(bomb(tmp_path / "a.png", 800, 800), GREY)  # its data ends early
     Image.fromarray(np.zeros((4, 4), dtype=np.uint16)).save(tmp_path / "b.png")
     with pytest.raises(UserError, match=r"b\.png has more than 8 bits for each channel"):
         read_image(tmp_path / "b.png", GREY)
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 8), (8, 0), (0, 0)])
+def test_images_without_pixels_are_named(tmp_path: Path, width: int, height: int) -> None:
+    with pytest.raises(
+        UserError, match=r"a\.png cannot be read as an image: it is damaged, or has no pixels$"
+    ) as caught:
+        read_image(bomb(tmp_path / "a.png", width, height), GREY)
+    assert caught.value.hint
 
 
 def test_folders_without_images_are_named(pictures: Path, tmp_path: Path) -> None:

@@ -159,6 +159,8 @@ def test_ratings_are_read(tmp_path: Path, suffix: str) -> None:
         ("1,2,", "column 'rating': value '' is no number"),
         ("1,2.5,3", "column 'item': key '2.5' is no whole number"),
         ("ann,2,3", "column 'user': key 'ann' is no whole number"),
+        ("1,2", "it has 2 cells, and the header has 3"),
+        ("1,2,3,4", "it has 4 cells, and the header has 3"),
     ],
 )
 def test_wrong_ratings_are_named(tmp_path: Path, line: str, told: str) -> None:
@@ -170,8 +172,12 @@ def test_wrong_ratings_are_named(tmp_path: Path, line: str, told: str) -> None:
 
 def test_ratings_without_a_column_are_refused(tmp_path: Path) -> None:
     file = written(tmp_path, "user,item,stars\n1,1,1\n", "ratings.csv")
-    with pytest.raises(UserError, match="rating"):
+    with pytest.raises(UserError, match=r"ratings\.csv has no column 'rating'$") as caught:
         list(ratings_blocks(file))
+    assert "data.columns" in str(caught.value.hint)
+    misspelt = written(tmp_path, "user,item,ratings\n1,1,1\n", "misspelt.csv")
+    with pytest.raises(UserError, match="has no column 'rating'; did you mean 'ratings'"):
+        list(ratings_blocks(misspelt))
     negative = tmp_path / "ratings.parquet"
     parquet.write_table(pa.table({"user": [1, -5], "item": [1, 1], "rating": [1.0, 2.0]}), negative)
     with pytest.raises(UserError, match="line 2: column 'user': key -5 is negative"):

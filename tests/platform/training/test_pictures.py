@@ -31,7 +31,12 @@ def test_a_confusion_matrix_is_that_of_scikit_learn(pairs: list[tuple[int, int]]
     assert whole is not None
     assert whole.confusion is not None
     assert np.array_equal(whole.confusion, confusion_matrix(wanted, predicted, labels=range(5)))
-    assert (whole.samples, whole.points) == (len(pairs), None)
+    assert (whole.samples, whole.points, whole.classes) == (len(pairs), None, None)
+    named = picture_of(halves, objective, ["a", "b", "c", "d", "e" * 100])
+    assert named is not None
+    assert named.classes is not None
+    assert (named.confusion, named.classes[:4]) == (whole.confusion, ("a", "b", "c", "d"))
+    assert len(named.classes[4]) <= 80
 
 
 @pytest.mark.parametrize("count", [1, 2, MOST_POINTS, 5000])

@@ -7664,6 +7664,11 @@ export interface components {
          */
         Pictured: {
             /**
+             * Classes
+             * @description Names of the classes, each of at most 80 characters; None if the classes are numbered from 0.
+             */
+            classes?: string[] | null;
+            /**
              * Confusion
              * @description Number of samples by true class and predicted class, for a classifier of at most 100 classes.
              */

@@ -58,6 +58,8 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
  */
 export function sentence(text: string): string {
   const end = /[.!?]$/.test(text) ? "" : ".";
-  const start = /^(share-compute|pip) /.test(text) ? text.charAt(0) : text.charAt(0).toUpperCase();
+  // Commands, fields of a job file and names of files stay as they are.
+  const isName = /^(share-compute |pip |\w+[._]\w|\S*\/)/.test(text);
+  const start = isName ? text.charAt(0) : text.charAt(0).toUpperCase();
   return start + text.slice(1) + end;
 }

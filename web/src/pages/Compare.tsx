@@ -2,7 +2,7 @@
 import { Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
-import type { ReactNode } from "react";
+import { Fragment, type ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { comparison } from "../api/queries";
@@ -11,7 +11,9 @@ import { Empty, Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/frame/Page";
 import { AnchorLink } from "../components/links";
 import { StateBadge } from "../components/StateBadge";
-import { count, duration } from "../format";
+import { count, duration, significant } from "../format";
+import classes from "./Compare.module.css";
+import { nameOfResult } from "./job/figures";
 
 const route = getRouteApi("/compare");
 
@@ -52,11 +54,11 @@ function Results({ found }: { found: Comparison }) {
     [t("Steps"), jobs.map((job) => `${count(job.step)} / ${count(job.total_steps)}`)],
     [t("Time"), jobs.map((job) => (job.seconds === null ? "–" : duration(job.seconds)))],
     ...names.map((name): [string, ReactNode[]] => [
-      name.replaceAll("_", " "),
-      jobs.map((job) => job.results[name]?.toPrecision(5) ?? "–"),
+      nameOfResult(name),
+      jobs.map(({ results: { [name]: value } }) => (value === undefined ? "–" : significant(value, 5))),
     ]),
   ];
-  return <Columns found={found} rows={rows} />;
+  return <Columns found={found} label={t("Results")} rows={rows} />;
 }
 
 function Differences({ found }: { found: Comparison }) {
@@ -68,14 +70,22 @@ function Differences({ found }: { found: Comparison }) {
       </Text>
     );
   }
-  const shown = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
-  return <Columns found={found} rows={found.differences.map(({ field, values }) => [field, values.map(shown)])} />;
+  const shown = (value: unknown) => (value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+  const rows = found.differences.map(({ field, values }): [string, ReactNode[]] => [field, values.map(shown)]);
+  return <Columns found={found} label={t("Differences of the job files")} rows={rows} />;
 }
 
-function Columns({ found, rows }: { found: Comparison; rows: [string, ReactNode[]][] }) {
+interface ColumnsProps {
+  found: Comparison;
+  /** What the rows are. */
+  label: string;
+  rows: [string, ReactNode[]][];
+}
+
+function Columns({ found, label, rows }: ColumnsProps) {
   return (
-    <div className="card scroll">
-      <Table verticalSpacing="xs" horizontalSpacing="md">
+    <div className="card scroll" tabIndex={0} role="group" aria-label={label}>
+      <Table verticalSpacing="xs" horizontalSpacing="md" className={classes.table}>
         <Table.Thead>
           <Table.Tr>
             <Table.Td />
@@ -91,7 +101,9 @@ function Columns({ found, rows }: { found: Comparison; rows: [string, ReactNode[
         <Table.Tbody>
           {rows.map(([name, cells]) => (
             <Table.Tr key={name}>
-              <Table.Th scope="row">{name}</Table.Th>
+              <Table.Th scope="row">
+                <Breakable name={name} />
+              </Table.Th>
               {cells.map((cell, place) => (
                 <Table.Td key={place}>{cell}</Table.Td>
               ))}
@@ -101,4 +113,14 @@ function Columns({ found, rows }: { found: Comparison; rows: [string, ReactNode[
       </Table>
     </div>
   );
+}
+
+/** The name of a field, which may break after its dots. */
+function Breakable({ name }: { name: string }) {
+  return name.split(/(?<=\.)/).map((part, place) => (
+    <Fragment key={place}>
+      {place > 0 && <wbr />}
+      {part}
+    </Fragment>
+  ));
 }

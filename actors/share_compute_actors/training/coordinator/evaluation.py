@@ -107,7 +107,8 @@ class Evaluation:
             if not all(map(math.isfinite, found.values())):
                 raise not_finite(f"{split} loss", step)
             name = self._names[task] if self._names else None
-            picture = picture_of(predictions, objective)
+            names = self._facts.class_names[task] if self._facts.class_names else None
+            picture = picture_of(predictions, objective, names)
             if picture is not None:
                 self._report(Pictured(task=name, split=split, step=step, **asdict(picture)))
             if name is not None:

@@ -44,7 +44,7 @@ def submit(
         typer.Option(help="Key for safe retries: repeated with the same job, it makes no second job."),
     ] = None,
 ) -> None:
-    """Submit a job (kind: train, generate, embed or sweep), or serve a model (kind: serve).
+    """Submit a job (kind: train, sparse, sweep, generate or embed), or serve a model (kind: serve).
 
     Relative paths in the file are resolved against the file's folder.
     """

@@ -75,6 +75,8 @@ def compare(
     print_table(columns, lines, empty="The job files are equal.")
 
 
-def _value(value: Any) -> str:
+def _value(value: Any) -> str | None:
+    if value is None:
+        return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return escape(text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}...")

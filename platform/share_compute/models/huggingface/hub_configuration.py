@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,5 +114,6 @@ def no_pipeline_plan(model_type: str) -> UserError:
 
 
 def on_one_line(failure: BaseException) -> str:
-    """Return an exception's message as one line of at most 300 characters."""
-    return " ".join(str(failure).split())[:300]
+    """Return an exception's message as one line of at most 300 characters, without the validator's name."""
+    line = " ".join(str(failure).split())
+    return re.sub(r"^Class validation error for validator '\w+': (\w+: )?", "", line)[:300]

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from share_compute.errors import UserError
+from share_compute.files.damage import damage_of
 from share_compute.sparse.blocks import RawRows
 from share_compute.sparse.keys import KEY_LIMIT
 from share_compute.sparse.readers.checks import (
@@ -66,7 +67,9 @@ def text_blocks(file: Path, block_bytes: int, part: FilePart = WHOLE) -> Iterato
                 line = lines + 1 + part.lines_before(file)
                 raise wrong_line(file, line, f"it is longer than {block_bytes} bytes", "split the row")
     except OSError as failure:
-        raise UserError(f"data file {file} cannot be read: {failure}", hint="check its path") from failure
+        raise UserError(
+            f"data file {file} cannot be read: {damage_of(file, failure)}", hint="check its path"
+        ) from failure
     if rest:
         yield rest + b"\n"
 

@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from share_compute.errors import UserError
+from share_compute.files.damage import damage_of
 from share_compute.files.plain_files import open_unlinked
 from share_compute.sparse.readers.checks import BLOCK_BYTES, wrong_line
 
@@ -148,7 +149,9 @@ def _span(file: Path, kind: Format) -> tuple[int, int]:
             start = source.tell()
             return start, max(start, source.seek(0, io.SEEK_END))
     except OSError as failure:
-        raise UserError(f"data file {file} cannot be read: {failure}", hint="check its path") from failure
+        raise UserError(
+            f"data file {file} cannot be read: {damage_of(file, failure)}", hint="check its path"
+        ) from failure
 
 
 def _cut(

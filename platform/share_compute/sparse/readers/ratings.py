@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from share_compute.data.parquet_rows import record_batches
+from share_compute.data.table_reading import names_of
 from share_compute.errors import UserError
 from share_compute.files.csv_batches import csv_batches
+from share_compute.files.damage import damage_of, wrong_cells
+from share_compute.files.strict import nearest
 from share_compute.quantities import clipped
 from share_compute.sparse.blocks import RawRows
 from share_compute.sparse.keys import KEY_LIMIT
@@ -96,21 +99,32 @@ class _WrongCell(Exception):
 
 
 def _batches(file: Path, columns: tuple[str, str, str], block_bytes: int, part: FilePart) -> Iterator[Any]:
+    _require_columns(file, columns)
     try:
         if file.suffix == ".parquet":
             batches = record_batches(file, columns)
         else:
             batches = _csv_batches(file, columns, block_bytes, part)
-        for batch in batches:
-            missing = [name for name in columns if name not in batch.schema.names]
-            if missing:
-                raise UserError(f"data file {file} has no column {clipped(missing[0])!r}", hint=_HINT)
-            yield batch
+        yield from batches
     except (ValueError, OSError, KeyError, pa.ArrowException) as failure:
-        reason = clipped((str(failure).splitlines() or [type(failure).__name__])[0], 400)
+        wrong = wrong_cells(failure)
+        if wrong is not None:
+            raise wrong_line(file, _place(file, wrong.row - 1, part), f"it has {wrong}", _HINT) from failure
         raise UserError(
-            f"data file {file} cannot be read as {file.suffix}: {reason}", hint=_HINT
+            f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}", hint=_HINT
         ) from failure
+
+
+def _require_columns(file: Path, columns: tuple[str, str, str]) -> None:
+    known = names_of(file)
+    for name in columns:
+        if name not in known:
+            guess = nearest(name, known)
+            raise UserError(
+                f"data file {file} has no column {clipped(name)!r}"
+                + (f"; did you mean {clipped(guess)!r}?" if guess else ""),
+                hint=f"{_HINT}, or name the columns in data.columns",
+            )
 
 
 def _csv_batches(

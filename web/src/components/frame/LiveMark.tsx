@@ -14,7 +14,7 @@ export function LiveMark({ live }: { live: Live }) {
   return (
     <Group gap={6} wrap="nowrap" role="status">
       <span className={classes.dot} data-state={live.state} aria-hidden />
-      <Text size="sm" c="dimmed" truncate>
+      <Text size="sm" c="dimmed" truncate className={classes.words} data-state={live.state}>
         {words}
         {live.state === "lost" && live.lastConnected !== null && ` · ${t("last heard {{when}}", { when: ago(live.lastConnected, now) })}`}
       </Text>

@@ -61,7 +61,7 @@ export function PreviewTable({ task, preview }: { task: string | undefined; prev
           <thead>
             <tr>
               {columns.map(({ name, kind, is_target: isTarget }) => (
-                <th key={name} scope="col">
+                <th key={name} scope="col" data-kind={kind}>
                   {name}
                   <span className={classes.kind}>{isTarget ? t("{{kind}}, target", { kind: kinds[kind] }) : kinds[kind]}</span>
                 </th>
@@ -95,5 +95,11 @@ export function PreviewTable({ task, preview }: { task: string | undefined; prev
 function Value({ cell, kind, label }: { cell: Cell; kind: Preview["columns"][number]["kind"] | undefined; label: string }) {
   if (cell === null) return "–";
   if (kind === "image") return <img src={`data:image/png;base64,${cell}`} alt={label} className={classes.image} />;
-  return typeof cell === "number" ? String(Number(cell.toPrecision(6))) : cell;
+  return typeof cell === "number" ? written(cell) : cell;
+}
+
+/** A number, as `share-compute preview-data` prints it: whole numbers have all digits, others six. */
+export function written(value: number): string {
+  if (Number.isInteger(value)) return String(value);
+  return Math.abs(value) < 1e5 ? String(Number(value.toPrecision(6))) : value.toFixed(2);
 }

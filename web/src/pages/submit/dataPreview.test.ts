@@ -6,7 +6,7 @@ import { initReactI18next } from "react-i18next";
 import { beforeAll, expect, test } from "vitest";
 
 import chinese from "../../i18n/zh";
-import { PreviewTable } from "./DataPreview";
+import { PreviewTable, written } from "./DataPreview";
 
 type Props = Parameters<typeof PreviewTable>[0];
 
@@ -34,7 +34,7 @@ const drawn = (props: Props) => renderToStaticMarkup(createElement(MantineProvid
 test("columns have their types, rows their values, and a caption says what they are", () => {
   const html = drawn({ task: undefined, preview });
   expect(html).toContain("<caption>Rows of the first file</caption>");
-  expect([...html.matchAll(/<th scope="col">(\w+)<span[^>]*>([^<]*)</g)].map(([, name, kind]) => [name, kind])).toEqual([
+  expect([...html.matchAll(/<th scope="col" data-kind="\w+">(\w+)<span[^>]*>([^<]*)</g)].map(([, name, kind]) => [name, kind])).toEqual([
     ["size", "number"],
     ["picture", "image"],
     ["kind", "class, target"],
@@ -43,6 +43,10 @@ test("columns have their types, rows their values, and a caption says what they 
   expect(html).toContain('<td data-kind="number">0.333333</td>');
   expect(html).toContain('<td data-kind="number">–</td>');
   expect(html).toContain('src="data:image/png;base64,BBBB" alt="image of row 2"');
+});
+
+test("numbers are whole", () => {
+  expect([1 / 3, 20261129, -0.5, 1234567.891, 1e-7].map(written)).toEqual(["0.333333", "20261129", "-0.5", "1234567.89", "1e-7"]);
 });
 
 test("texts of files stay texts", () => {

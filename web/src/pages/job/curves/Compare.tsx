@@ -4,32 +4,8 @@ import { useTranslation } from "react-i18next";
 
 import { jobs } from "../../../api/queries";
 import type { Job } from "../../../api/types";
-import { dateAndTime, t } from "../../../format";
-import { taskOf, type FIGURES, type FigureName } from "../search";
+import { dateAndTime } from "../../../format";
 import classes from "./Curves.module.css";
-
-/** Keys of `t`. */
-const NAME_OF_FIGURE: Record<(typeof FIGURES)[number], string> = {
-  loss: "Loss",
-  learning_rate: "Learning rate",
-  tokens_per_s: "Speed",
-  seconds: "Step time",
-  gradient_norm: "Gradient norm",
-  accuracy: "Accuracy",
-  top_5_accuracy: "Top-5 accuracy",
-  f1: "F1",
-  auroc: "AUROC",
-  rmse: "RMSE",
-  mae: "Mean absolute error",
-  r2: "R²",
-  perplexity: "Perplexity",
-};
-
-/** The name of a figure, with that of its task before it. */
-export function nameOfFigure(figure: FigureName): string {
-  const { figure: name, task } = taskOf(figure);
-  return task === undefined ? t(NAME_OF_FIGURE[name]) : t("{{task}}: {{figure}}", { task, figure: t(NAME_OF_FIGURE[name]) });
-}
 
 interface Props {
   job: Job;

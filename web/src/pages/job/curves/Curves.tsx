@@ -10,9 +10,10 @@ import { CurveChart, type Zoom } from "../../../components/chart/CurveChart";
 import { Failure, Waiting } from "../../../components/Feedback";
 import { AnchorLink } from "../../../components/links";
 import { t } from "../../../format";
-import { Compare, nameOfFigure } from "./Compare";
+import { Compare } from "./Compare";
 import classes from "./Curves.module.css";
 import { curvesOf, figuresIn, formatOf, summarize, together, type Run } from "./curves";
+import { nameOfFigure } from "../figures";
 import { stepsOf, type FigureName, type JobSearch } from "../search";
 
 const MOST_COMPARED = 5;

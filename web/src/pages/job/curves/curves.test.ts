@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import type { Metric } from "../../../api/types";
 import { jobSearch, jobsSearch, stepsOf } from "../search";
-import { nameOfFigure } from "./Compare";
+import { nameOfFigure, nameOfResult } from "../figures";
 import { curvesOf, figuresIn, formatOf, smoothed, together } from "./curves";
 
 const train = (step: number, loss: number, more = {}): Metric => ({ split: "train", step, data: { loss, ...more } });
@@ -75,6 +75,13 @@ test("a task among several has figures of its own", () => {
   expect(formatOf("digit.accuracy")(0.75)).toBe("75.0 %");
   expect(formatOf("text.perplexity")(12.34)).toBe("12.3");
   expect(nameOfFigure("digit.accuracy")).toBe("digit: Accuracy");
+  expect(["loss", "validation_loss", "test_top_5_accuracy", "test_digit.accuracy", "duality_gap"].map(nameOfResult)).toEqual([
+    "Loss",
+    "Loss (validation)",
+    "Top-5 accuracy (test)",
+    "digit: Accuracy (test)",
+    "duality gap",
+  ]);
   expect(jobSearch({ curve: "digit.accuracy" }).curve).toBe("digit.accuracy");
   for (const curve of ["digit.seconds", "Digit.loss", "x.y.loss", "constructor", "loss"]) expect(jobSearch({ curve }).curve).toBeUndefined();
 });

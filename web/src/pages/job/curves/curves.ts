@@ -1,7 +1,7 @@
 /** Converts measured steps to the columns of the chart. */
 import type { Metric } from "../../../api/types";
 import type { Curve } from "../../../components/chart/CurveChart";
-import { loss, si, stepTime, t } from "../../../format";
+import { loss, si, significant, stepTime, t } from "../../../format";
 import { FIGURES, taskOf, type FigureName } from "../search";
 
 const SPLITS = ["train", "validation", "test"] as const;
@@ -33,10 +33,10 @@ const WRITTEN: Record<(typeof FIGURES)[number], (value: number) => string> = {
   top_5_accuracy: percent,
   f1: (value) => value.toFixed(3),
   auroc: (value) => value.toFixed(3),
-  rmse: (value) => value.toPrecision(3),
-  mae: (value) => value.toPrecision(3),
+  rmse: (value) => significant(value, 3),
+  mae: (value) => significant(value, 3),
   r2: (value) => value.toFixed(3),
-  perplexity: (value) => value.toPrecision(3),
+  perplexity: (value) => significant(value, 3),
 };
 
 /** Format of a figure. */

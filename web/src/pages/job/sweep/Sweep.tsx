@@ -11,7 +11,8 @@ import { Waiting } from "../../../components/Feedback";
 import { Section } from "../../../components/frame/Page";
 import { AnchorLink } from "../../../components/links";
 import { StateBadge } from "../../../components/StateBadge";
-import { count } from "../../../format";
+import { count, significant } from "../../../format";
+import { nameOfResult } from "../figures";
 import { axesOf, drawnAsLogarithms, lineOf, shortNames, written, type Axis } from "./parallel";
 import classes from "./Sweep.module.css";
 
@@ -19,6 +20,8 @@ const HEIGHT_PX = 220;
 const NAME_PX = 16;
 /** Space between two axes below which their names are in two rows. */
 const NARROW_PX = 130;
+/** Smallest space between two axes: that of a value beside its axis. */
+const LEAST_GAP_PX = 92;
 const BOTTOM_PX = 12;
 const SIDE_PX = 70;
 
@@ -41,11 +44,12 @@ export function Sweep({ job }: { job: Job }) {
 /** One line for each trial, from axis to axis; the table below has the same values. */
 function Coordinates({ sweep, logarithms }: { sweep: SweepTrials; logarithms: readonly string[] }) {
   const { t } = useTranslation();
-  const { ref, width } = useWidth<HTMLDivElement>();
+  const { ref, width: space } = useWidth<HTMLDivElement>();
   const [lit, setLit] = useState<number | null>(null);
   const axes = axesOf(sweep, logarithms);
+  const width = Math.max(space, 2 * SIDE_PX + (axes.length - 1) * LEAST_GAP_PX);
   const names = shortNames(axes.map((axis) => axis.name));
-  const metric = names.at(-1)!.replaceAll("_", " ");
+  const metric = nameOfResult(sweep.metric);
   const known = sweep.trials.filter((trial) => trial.value !== null);
   const shown = lit === null ? undefined : sweep.trials.find((trial) => trial.number === lit);
   const x = (place: number) => SIDE_PX + (place * (width - 2 * SIDE_PX)) / Math.max(1, axes.length - 1);
@@ -59,8 +63,8 @@ function Coordinates({ sweep, logarithms }: { sweep: SweepTrials; logarithms: re
           {t("Each line is a trial. On the axis to the right, better values are higher; dashed trials were stopped early.")}
         </Text>
       </figcaption>
-      <div ref={ref}>
-        {width > 0 && (
+      <div ref={ref} className="scroll" tabIndex={0}>
+        {space > 0 && (
           <svg
             width={width}
             height={HEIGHT_PX}
@@ -97,7 +101,7 @@ function Coordinates({ sweep, logarithms }: { sweep: SweepTrials; logarithms: re
 function wordsOf(trial: Trial, sweep: SweepTrials, name: string): string {
   const names = shortNames(sweep.fields);
   const settings = sweep.fields.map((field, place) => `${names[place]} ${written(trial.settings[field])}`);
-  const value = trial.value === null ? [] : [`${sweep.metric.replaceAll("_", " ")} ${written(trial.value)}`];
+  const value = trial.value === null ? [] : [`${nameOfResult(sweep.metric)} ${written(trial.value)}`];
   return `${name}: ${[...settings, ...value].join(", ")}`;
 }
 
@@ -150,7 +154,7 @@ function AxisMarks({ axis, name, x, y, row }: MarksProps) {
 function Trials({ sweep }: { sweep: SweepTrials }) {
   const { t } = useTranslation();
   const names = shortNames(sweep.fields);
-  const metric = sweep.metric.replaceAll("_", " ");
+  const metric = nameOfResult(sweep.metric);
   return (
     <div className="card scroll">
       <Table verticalSpacing="xs" horizontalSpacing="md">
@@ -183,7 +187,7 @@ function Trials({ sweep }: { sweep: SweepTrials }) {
                 )}
               </Table.Td>
               <Table.Td className="numeric">{trial.job_id === null ? "–" : `${count(trial.step)} / ${count(trial.total_steps)}`}</Table.Td>
-              <Table.Td className="numeric">{trial.value === null ? "–" : trial.value.toPrecision(4)}</Table.Td>
+              <Table.Td className="numeric">{trial.value === null ? "–" : significant(trial.value, 4)}</Table.Td>
               {sweep.fields.map((field) => (
                 <Table.Td key={field} className="numeric">
                   {written(trial.settings[field])}
