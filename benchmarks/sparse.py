@@ -149,11 +149,11 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--batch", type=int, default=16_384, help="rows of a minibatch of each worker")
-    parser.add_argument("--torch-batch", type=int, default=8192, help="rows of a minibatch of torch")
+    parser.add_argument("--small-batch", type=int, default=8192, help="the same of torch, and with filters")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.features, options.passes, options.turns = 60_000, 10_000, 2, 1
-        options.batch = options.torch_batch = 1024
+        options.batch = options.small_batch = 1024
     rows = drawn(options.rows, options.features, 1)
     test = drawn(max(10_000, options.rows // 50), options.features, 2)
     train_matrix, test_matrix = matrix(rows, options.features), matrix(test, options.features)
@@ -167,8 +167,8 @@ def main() -> None:
         learning_rate=0.3,
         l2=L2,
     )
-    plain = replace(settings, caches_keys=False)
-    filtered = replace(settings, value_type="int8", threshold=1.0)
+    plain = replace(settings, batch_size=options.small_batch, caches_keys=False)
+    filtered = replace(plain, caches_keys=True, value_type="int8", threshold=1.0)
     times: dict[str, list[float]] = {"ours": [], "sgd": [], "torch": []}
     losses, moved = dict[str, float](), dict[str, float]()
     with tempfile.TemporaryDirectory() as folder, cluster(3) as nodes:
@@ -177,14 +177,14 @@ def main() -> None:
             write(rows.part(slice(number, None, 2)), file)
         share = Share(files, nodes, test)
         for _ in range(options.turns):
-            seconds, losses["ours"], moved["cached"] = share.turn(settings)
+            seconds, losses["ours"], _ = share.turn(settings)
             times["ours"].append(seconds)
             seconds, losses["sgd"] = sgd_turn(
                 train_matrix, rows.targets, test_matrix, test.targets, options.passes
             )
             times["sgd"].append(seconds)
             seconds, losses["torch"] = torch_turn(
-                rows, test, options.features, options.torch_batch, options.passes
+                rows, test, options.features, options.small_batch, options.passes
             )
             times["torch"].append(seconds)
         _, losses["plain"], moved["plain"] = share.turn(plain)
@@ -217,7 +217,7 @@ def main() -> None:
         peer_name="the same run without filters: float32, lists of keys in each message",
         ratio=GOAL * moved["plain"] / moved["filtered"] if is_equal else 0.0,
         unit="bytes/pass",
-        with_key_lists_sent_once=round(moved["cached"]),
+        batch=options.small_batch,
         log_loss={name: round(losses[name], 4) for name in ("filtered", "plain")},
         threshold=filtered.threshold,
         value_type=filtered.value_type,
