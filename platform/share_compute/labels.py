@@ -17,6 +17,8 @@ MOST_LABELS = 16
 """Maximum number of labels of one machine."""
 _KEY = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _MOST_LETTERS = 64
+_ID = re.compile(r"con-[a-z2-7]{8}")
+"""Ids that the server gives. A selector of this form is no name, because any machine can join with any name."""
 
 
 class Labelled(Protocol):
@@ -82,7 +84,7 @@ def parse_labels(given: Iterable[str]) -> dict[str, str]:
 
 def matches(selector: str, machine: Labelled) -> bool:
     """Return whether a selector is the name or the id of a machine, or one of its labels."""
-    if selector in {machine.id, machine.name}:
+    if selector == machine.id or (selector == machine.name and not _ID.fullmatch(selector)):
         return True
     key, equals, value = selector.partition("=")
     return bool(equals) and machine.labels.get(key) == value

@@ -46,6 +46,12 @@ def test_what_is_no_label_is_refused(given: list[str], message: str) -> None:
     assert caught.value.hint
 
 
+def test_no_machine_is_selected_by_a_name_that_is_the_id_of_another_one() -> None:
+    impostor = Contributor("con-zzzzzzzz", "con-abcdefgh", ())
+    assert not matches("con-abcdefgh", impostor)
+    assert matches("con-zzzzzzzz", impostor)
+
+
 @pytest.mark.parametrize(
     ("selector", "is_match"),
     [

@@ -27,18 +27,19 @@ def check_placement(spec: TrainJob, store: Store) -> None:
     records = check_selection(spec.parallelism, store)
     if plan is None:
         return
-    for record in records:
+    # The name of a lost machine may have been taken again.
+    there = {record.name: record for record in sorted(records, key=lambda one: one.state in HERE)}
+    for record in there.values():
         if record.name in plan.names and (why := spec.parallelism.why_not(record)):
             raise refused(
                 "parallelism.plan", f"it uses {record.name}, which is {why}", "change one of the two fields"
             )
-    known = {record.name for record in records}
-    absent = [name for name in plan.names if name not in known]
+    absent = [name for name in plan.names if name not in there]
     if absent:
-        there = f"there are {listed(sorted(known))}" if known else "no machine has joined"
+        names = f"there are {listed(sorted(there))}" if there else "no machine has joined"
         raise refused(
             "parallelism.plan",
-            f"it names {listed(absent)}, and no such machine has joined; {there}",
+            f"it names {listed(absent)}, and no such machine has joined; {names}",
             "let it join, or write another plan file with share-compute plan --output",
         )
 

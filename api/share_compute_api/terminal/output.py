@@ -205,7 +205,7 @@ def number(value: float | None, digits: int = 4) -> str | None:
     """Return a number as text with ``digits`` significant digits, or its whole part if that has more; None for None."""
     if value is None:
         return None
-    return f"{value:.0f}" if 10**digits <= abs(value) < _VERY_LARGE else f"{value:.{digits}g}"
+    return f"{value:.0f}" if 10**digits - 0.5 <= abs(value) < _VERY_LARGE else f"{value:.{digits}g}"
 
 
 def rate(per_s: float | None) -> str | None:

@@ -135,7 +135,7 @@ class RangeTable:
         found = self._find(update.places, update.digest)
         if len(found.missing):
             found.rows[found.missing] = self._add(update.places[found.missing])
-            found.missing = found.missing[:0]
+            found.missing = np.empty(0, np.int64)
         counters = replace(self.counters)
         self.rule.begin(counters, examples)
         old = self._taken(found.rows)

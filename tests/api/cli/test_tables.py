@@ -70,9 +70,9 @@ def test_into_a_pipe_each_row_is_a_line(printed: Callable[..., list[str]]) -> No
 
 
 def test_whole_parts_of_numbers_are_whole() -> None:
-    numbers = (None, 0.000123456, 12.3456, 51234.5, -123456.7, float("inf"), 1e20)
+    numbers = (None, 0.000123456, 12.3456, 51234.5, -123456.7, 9999.7, float("inf"), 1e20)
     assert [*map(output.number, numbers)] == [
-        None, "0.0001235", "12.35", "51234", "-123457", "inf", "1e+20",
+        None, "0.0001235", "12.35", "51234", "-123457", "10000", "inf", "1e+20",
     ]  # fmt: skip
 
 

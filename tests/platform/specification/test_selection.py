@@ -34,6 +34,7 @@ MACHINES = tuple(
         ({"avoid": ["ada", "gpu=no"]}, "eve", "a machine without gpu=no and other than ada"),
         ({"only": ["site=rome", "site=oslo"]}, "", "a machine with site=rome or site=oslo"),
         ({"only": ["ada"], "avoid": ["gpu=yes"]}, "", "ada without gpu=yes"),
+        ({"only": [*"uvwxyz"]}, "", "u or v or w or x or one of 2 more"),
     ],
 )
 def test_machines_are_selected(given: dict[str, Any], allowed: str, words: str) -> None:

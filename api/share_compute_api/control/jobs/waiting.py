@@ -169,7 +169,7 @@ class Supply:
 
     def _coming_for(self, job: JobRecord) -> int:
         """Return the number of machines about to be ready that the job may use."""
-        return sum(map(job.selection.allows, self.coming))
+        return sum(map(job.may_use, self.coming))
 
     def _is_kept(self, machine: ContributorRecord, job: JobRecord) -> bool:
         """Return whether a machine has members of jobs other than ``job``."""

@@ -12,6 +12,8 @@ from share_compute.quantities import listed
 from share_compute.specification.base import SpecModel
 
 _MOST_SELECTORS = 100
+_MOST_NAMED = 4
+"""Number of names, and of labels, that a reason lists."""
 
 
 def _checked(selectors: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,10 +69,12 @@ class SelectionSpec(SpecModel):
         if not self.only and not self.avoid:
             return ""
         names, labels = _sorted_out(self.only)
-        allowed = " or ".join([*names, *([f"a machine with {' or '.join(labels)}"] if labels else [])])
+        allowed = " or ".join(
+            [*_few(names), *([f"a machine with {' or '.join(_few(labels))}"] if labels else [])]
+        )
         names, labels = _sorted_out(self.avoid)
-        avoided = [f"without {' or '.join(labels)}"] if labels else []
-        avoided += [f"other than {' or '.join(names)}"] if names else []
+        avoided = [f"without {' or '.join(_few(labels))}"] if labels else []
+        avoided += [f"other than {' or '.join(_few(names))}"] if names else []
         return " ".join(filter(None, (allowed or "a machine", " and ".join(avoided))))
 
     def disagreement(self, machines: Iterable[Labelled]) -> str | None:
@@ -80,6 +84,12 @@ class SelectionSpec(SpecModel):
             (one.name for one in machines if wanted & {one.id, one.name} and avoided & {one.id, one.name}),
             None,
         )
+
+
+def _few(selectors: list[str]) -> list[str]:
+    """Return the first selectors, and how many more there are."""
+    rest = len(selectors) - _MOST_NAMED
+    return selectors if rest <= 0 else [*selectors[:_MOST_NAMED], f"one of {rest} more"]
 
 
 def _sorted_out(selectors: Iterable[str]) -> tuple[list[str], list[str]]:
