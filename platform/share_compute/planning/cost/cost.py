@@ -269,6 +269,10 @@ class TrainingCost(TrainingMemory):
         size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES
         return max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
 
+    def is_feasible(self, layout: Layout) -> bool:
+        """Return whether a layout fits into memory and needs no dead link."""
+        return self.fits(layout) and math.isfinite(self.step_s(layout))
+
     def step_s(self, layout: Layout) -> float:
         """Return the predicted time of a step, by the formula of this module."""
         stages, count = layout.stages, self.workload.microbatches

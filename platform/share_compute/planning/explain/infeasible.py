@@ -174,10 +174,7 @@ def _feasible(strategy: PartitioningStrategy, problem: SearchProblem) -> bool:
         candidates = strategy.place(problem)
     except PlanInfeasible:
         return False
-    return any(
-        problem.cost.fits(candidate.layout) and math.isfinite(problem.cost.step_s(candidate.layout))
-        for candidate in candidates
-    )
+    return any(problem.cost.is_feasible(candidate.layout) for candidate in candidates)
 
 
 def _changed(problem: SearchProblem, **changes: object) -> SearchProblem:

@@ -6,13 +6,14 @@ A strategy defines `PartitioningStrategy.partition`. It may override `Partitioni
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.files.strict import nearest
+from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.search.problem import SearchProblem
 from share_compute.protocol.schedule import even_shares
@@ -90,18 +91,15 @@ def _form_stages(problem: SearchProblem) -> list[list[int]]:
     size = problem.members_per_stage or 1
     available, num_layers = cost.num_machines, cost.num_layers
     count = problem.stages or max(1, min(available // size, num_layers))
-    check_counts(cost.num_machines, num_layers, cost.workload.microbatches, count, size)
+    check_counts(replace(problem, stages=count))
     if size == 1 and available == count:
         return [[machine] for machine in range(available)]
-    contributors = cost.topology.contributors
-    by_speed = sorted(
-        range(available), key=lambda machine: (-contributors[machine].flops_per_s(), contributors[machine].id)
-    )
+    fastest = by_speed(cost)
     if size == 1:
-        return [[machine] for machine in by_speed[:count]]
+        return [[machine] for machine in fastest[:count]]
     # The members of a stage sum their gradients, which requires devices of one kind and is faster inside a region.
     alike = sorted(
-        by_speed[: count * size], key=lambda machine: (cost.kinds[machine], cost.network.region[machine])
+        fastest[: count * size], key=lambda machine: (cost.kinds[machine], cost.network.region[machine])
     )
     groups = [alike[start : start + size] for start in range(0, len(alike), size)]
     if any(len({cost.kinds[machine] for machine in group}) > 1 for group in groups):
@@ -112,8 +110,19 @@ def _form_stages(problem: SearchProblem) -> list[list[int]]:
     return groups
 
 
-def check_counts(machines: int, layers: int, microbatches: int, stages: int, members_per_stage: int) -> None:
+def by_speed(cost: TrainingCost) -> list[int]:
+    """Return the indices of all machines, the fastest first; ties go by id."""
+    machines = cost.topology.contributors
+    return sorted(
+        range(len(machines)), key=lambda index: (-machines[index].flops_per_s(), machines[index].id)
+    )
+
+
+def check_counts(problem: SearchProblem) -> None:
     """Raise PlanInfeasible if the requested numbers are impossible regardless of memory and links."""
+    machines, layers = problem.cost.num_machines, problem.cost.num_layers
+    microbatches = problem.cost.workload.microbatches
+    stages, members_per_stage = problem.stages or 1, problem.members_per_stage or 1
     if machines == 0:
         raise PlanInfeasible(
             "no machine is ready",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from share_compute.planning.search.partitioning import (
     Candidate,
     Partition,
     PartitioningStrategy,
+    by_speed,
     check_counts,
 )
 from share_compute.planning.search.paths import MOST_GROUPS, Members, PathSearch
@@ -51,13 +51,7 @@ class PathPartitioning(PartitioningStrategy):
             PlanInfeasible: the requested numbers are impossible; see `check_counts`.
         """
         cost = problem.cost
-        check_counts(
-            cost.num_machines,
-            cost.num_layers,
-            cost.workload.microbatches,
-            problem.stages or 1,
-            problem.members_per_stage or 1,
-        )
+        check_counts(problem)
         deep = group(cost, problem.stages or 0) if cost.num_layers > MOST_LAYERS else None
         for possible in self.groupings(problem):
             groups = possible[:MOST_GROUPS]
@@ -71,7 +65,7 @@ class PathPartitioning(PartitioningStrategy):
                 layout = run.cut(path)
                 if layout is not None and deep is not None:
                     layout = deep.refined(layout)
-                if layout is not None and cost.fits(layout) and math.isfinite(cost.step_s(layout)):
+                if layout is not None and cost.is_feasible(layout):
                     found.append((rounded(path.length), layout))
             if found:
                 return [Candidate(layout) for _, layout in found]
@@ -99,7 +93,7 @@ class LatencyPartitioning(PathPartitioning):
         """Yield each machine as a group; with several members per stage, machines that are alike, by speed."""
         cost, size = problem.cost, problem.members_per_stage or 1
         alike = defaultdict[tuple[str, int], list[int]](list)
-        for machine in _by_speed(cost):
+        for machine in _able(cost):
             alike[cost.kinds[machine], int(cost.network.region[machine]) if size > 1 else 0].append(machine)
         yield _fastest_first(cost, [part for machines in alike.values() for part in _parts(machines, size)])
 
@@ -122,7 +116,7 @@ class LocationPartitioning(PathPartitioning):
         """Yield the machines of each location and kind of device as one group, then smaller and smaller parts."""
         cost, size = problem.cost, problem.members_per_stage
         alike = defaultdict[tuple[str, str], list[int]](list)
-        for machine in _by_speed(cost):
+        for machine in _able(cost):
             alike[_location(cost.topology.contributors[machine]), cost.kinds[machine]].append(machine)
         parts = list(alike.values())
         if size is not None:
@@ -178,11 +172,9 @@ def _latency_s(cost: TrainingCost, machines: Sequence[int]) -> Floats:
     return found
 
 
-def _by_speed(cost: TrainingCost) -> list[int]:
+def _able(cost: TrainingCost) -> list[int]:
     """Return the machines that can hold a layer, the fastest first."""
-    machines = cost.topology.contributors
-    able = [place for place in range(len(machines)) if cost.memory_bytes[place] >= cost.least_bytes]
-    return sorted(able, key=lambda place: (-machines[place].flops_per_s(), machines[place].id))
+    return [machine for machine in by_speed(cost) if cost.memory_bytes[machine] >= cost.least_bytes]
 
 
 def _fastest_first(cost: TrainingCost, groups: list[Members]) -> list[Members]:

@@ -50,13 +50,7 @@ class SearchingStrategy(PartitioningStrategy):
             PlanInfeasible: the requested numbers are impossible; see `check_counts`.
         """
         cost = problem.cost
-        check_counts(
-            cost.num_machines,
-            cost.num_layers,
-            cost.workload.microbatches,
-            problem.stages or 1,
-            problem.members_per_stage or 1,
-        )
+        check_counts(problem)
         found = search(
             cost,
             stages=problem.stages,
@@ -135,12 +129,11 @@ class AutoPartitioning(SearchingStrategy):
 
 def _proposed(rival: PartitioningStrategy, problem: SearchProblem) -> list[Layout]:
     """Return a strategy's proposals that fit into memory and need no dead link."""
-    cost = problem.cost
     try:
         layouts = [candidate.layout for candidate in rival.place(problem)]
     except PlanInfeasible:
         return []  # this strategy cannot form the requested stages here
-    return [layout for layout in layouts if cost.fits(layout) and math.isfinite(cost.step_s(layout))]
+    return [layout for layout in layouts if problem.cost.is_feasible(layout)]
 
 
 _RIVALS: tuple[PartitioningStrategy, ...] = (
