@@ -110,7 +110,7 @@ def start_head(
     # Ray gives all users access to its folder, so the folder above it must be private. Sockets need a short path.
     folder = children.folder / "r" / "s"
     tables = settings.data_folder / _TABLES
-    policy = _policy(settings, children.folder, tables)
+    policy = head_policy(settings, children.folder, tables)
     # Ray refuses to use the same port again if this file has the address of an earlier run.
     (folder / "ray_current_cluster").unlink(missing_ok=True)
     shared = {**ray_environment(token, children.folder), "TMPDIR": str(children.folder / "tmp")}
@@ -225,7 +225,7 @@ def _tree(path: Path) -> Iterator[tuple[int, str]]:
                     yield inner, name
 
 
-def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
+def head_policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     """Return the policy that confines the head; make the folders that the head needs, owned by the head's user.
 
     Raises:

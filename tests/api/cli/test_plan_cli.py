@@ -28,7 +28,7 @@ from share_compute.planning.plan import (
 from share_compute.planning.report import Alternative, PlanReport, ServingPrediction, TimelineCell
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device, Link, Topology
-from share_compute_api.cli.submitter.plan import _print_missing
+from share_compute_api.cli.submitter.plan import print_missing
 from share_compute_api.terminal import report as reports
 from share_compute_api.terminal.completion import complete_strategy
 from share_compute_api.terminal.describe import idle_lines, placement
@@ -521,7 +521,7 @@ def test_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
         "missing_by_machine": {f"machine-{number}": 3 * 2**30 for number in range(12)},
         "would_fit": ["first, which is the hint", "set training.microbatches to 8"],
     }
-    _print_missing(PlanInfeasible("no", hint="first, which is the hint", details=details))
+    print_missing(PlanInfeasible("no", hint="first, which is the hint", details=details))
     text = capsys.readouterr().err
     assert "machine-0 lacks 3.0 GiB (3221225472 bytes)" in text
     assert "and 2 more machines lack memory" in text

@@ -282,7 +282,7 @@ def test_a_server_that_stops_at_any_moment_changes_nothing(
 def test_what_an_engine_cannot_do_now_is_requested_again(
     house: House, llama: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_module, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(attempt_module, "PAUSE_S", 0.01)
     house.serve(llama)
     job = house.submit(ROWS)
     house.run(job)
@@ -319,7 +319,7 @@ def test_a_row_that_cannot_be_answered_says_why(house: House, llama: LocalEngine
 def test_a_row_at_which_the_engine_fails_is_given_up(
     house: House, llama: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(attempt_module, "PAUSE_S", 0.0)
     house.serve(llama)
     house.engines.add(Refusing(llama, [ShareComputeError("a mistake")] * 3))
     job = house.submit(ROWS[:2], concurrency=1)

@@ -773,7 +773,7 @@ def open_stream(served: Plane, name: str, **options: Any) -> socket.socket:
 def test_a_client_that_never_reads_is_given_up(
     served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_stream, "_UNREAD_S", 0.3)
+    monkeypatch.setattr(answer_stream, "UNREAD_S", 0.3)
     speaker = says(lambda _: [200] * WINDOW)
     speaker.pause_after = 200
     with open_stream(served, speaker.facts.name, max_tokens=WINDOW - 1, n=128, logprobs=20):

@@ -161,7 +161,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
 
             def show(view: AgentStatus) -> None:
                 views[view.name] = view
-                live.update(Group(*map(_table, views.values())))
+                live.update(Group(*map(agent_table, views.values())))
 
             _lend(devices, show, identities, name)
     except KeyboardInterrupt:
@@ -307,7 +307,8 @@ class _JsonLines:
         self._last = line
 
 
-def _table(view: AgentStatus) -> Table:
+def agent_table(view: AgentStatus) -> Table:
+    """Return the table that shows the state of an agent to the machine's owner."""
     work = view.work
     minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"

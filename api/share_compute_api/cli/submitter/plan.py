@@ -144,7 +144,7 @@ def plan(
     except PlanInfeasible as failure:
         print_failure(failure, as_json=as_json)
         if not as_json:
-            _print_missing(failure)
+            print_missing(failure)
         raise typer.Exit(failure.exit_code) from failure
     if output is not None:
         _write(report, output)
@@ -298,7 +298,7 @@ def _busy(what: str) -> Iterator[None]:
         yield
 
 
-def _print_missing(failure: PlanInfeasible) -> None:
+def print_missing(failure: PlanInfeasible) -> None:
     """Print the machines that lack memory, and all remedies except the first."""
     from share_compute.quantities import exact_bytes_text
 
