@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -195,6 +196,12 @@ def test_nothing_that_machines_do_together_depends_on_their_clocks() -> None:
         if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in names
     ]
     assert calls == []
+
+
+def test_wheels_have_no_code_of_tests() -> None:
+    files = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= files
+    assert [file for file in sorted(files) if "testing" in file] == []
 
 
 def test_public_classes_have_names_of_their_own() -> None:

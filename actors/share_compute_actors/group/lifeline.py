@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-_LIMIT_S = 600.0
-"""Default time limit, in seconds. Nodes wait equally long for a restarted head (`_RECONNECT_S` in `machine.head`)."""
+from share_compute_actors.machine.launch import ABSENCE_S
+
 _log = logging.getLogger(__name__)
 
 
@@ -24,7 +24,7 @@ class Lifeline:
 
     def __init__(
         self,
-        limit_s: float = _LIMIT_S,
+        limit_s: float = ABSENCE_S,
         end: Callable[[], None] = lambda: os._exit(0),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

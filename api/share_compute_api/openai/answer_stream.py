@@ -19,8 +19,6 @@ from share_compute_api.openai.completion import Completion
 
 STREAM_ID = "X-Stream-Id"
 """Header with the id of a resumable stream."""
-QUIET_S = 10.0
-"""Seconds without an event after which a comment line is sent, because proxies close idle connections."""
 UNREAD_S = 60.0
 """Seconds that a client may take to accept one part of the answer, before its request is cancelled."""
 _log = logging.getLogger(__name__)
@@ -51,7 +49,7 @@ async def answer_events(completion: Completion, shape: Shape) -> AsyncGenerator[
     """
     yield b"".join(encoded(shape.first(index), shape) for index in range(completion.num_sequences))
     try:
-        async for batch in completion.pieces(quiet_s=QUIET_S):
+        async for batch in completion.pieces(quiet_s=sse.KEEPALIVE_S):
             yield (
                 b"".join(encoded(shape.chunks(index, piece), shape) for index, piece in batch)
                 or sse.KEEPALIVE

@@ -15,10 +15,10 @@ from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.points import Point
 from share_compute_actors.messages import Followed
-from share_compute_actors.testing.message_faults import MessageFaults
+from share_compute_actors.testing.fault_injection import FaultInjector
+from share_compute_actors.testing.faulty_training import FaultyOutbox
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.copy_quota import CopyQuota
-from share_compute_actors.training.member.faulty_engine import FaultyOutbox
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import WireLabel
 
@@ -57,10 +57,7 @@ def keep(copies: Copies, trainer: Trainer, committed: int, owner: str = ANN) -> 
 
 
 def outbox(*failures: InjectedFailure) -> FaultyOutbox:
-    left = list(failures)
-    return FaultyOutbox(
-        MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else []
-    )
+    return FaultyOutbox(FaultInjector(failures, ANN), lambda: 1)
 
 
 def taken(copies: Copies, channel: Channel) -> WireLabel:

@@ -781,7 +781,7 @@ def test_a_client_that_never_reads_is_given_up(
 
 
 def test_an_idle_stream_sends_keep_alives(served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "QUIET_S", 0.05)
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
     speaker = says()
     speaker.pause_after = 1
     with open_stream(served, speaker.facts.name) as connection:

@@ -32,6 +32,7 @@ from share_compute_actors.training.coordinator.evaluation import Evaluation
 from share_compute_actors.training.coordinator.pauses import MissedWork, Pauses
 from share_compute_actors.training.coordinator.progress import Listener, TrainingProgress
 from share_compute_actors.training.coordinator.verdict import Verdict
+from share_compute_actors.training.faults import with_faults
 from share_compute_actors.training.membership.balancing import Balancer
 from share_compute_actors.training.membership.changes import Changes
 from share_compute_actors.training.membership.cuts import LinksCut
@@ -88,7 +89,7 @@ class TrainingRun(Listener):
             self._monitor,
             report,
         )
-        self._conductor = Conductor(
+        self._conductor = with_faults(Conductor, assignment.failures)(
             group, step_log, self._planner, self, connections.inbox, spec.training, self._changes, report
         )
         self._evaluation = Evaluation(spec, start.facts, shard_store, group, self._conductor, report)

@@ -21,7 +21,7 @@ from share_compute.store import ApiKeyRecord, Store, StreamRecord
 from share_compute.store.streams import NewEvents, StreamLimits
 from share_compute_api.connection import sse
 from share_compute_api.connection.notifier import Notifier
-from share_compute_api.openai.answer_stream import QUIET_S, AnswerStream, failed
+from share_compute_api.openai.answer_stream import AnswerStream, failed
 from share_compute_api.openai.answers import Shape, shape_of
 from share_compute_api.openai.completion import Completion
 from share_compute_api.openai.engine import RETRY_AFTER_S, Engines, TextEngine
@@ -184,7 +184,7 @@ class ResumableStream:
                     return
                 else:
                     try:
-                        async with asyncio.timeout(QUIET_S):
+                        async with asyncio.timeout(sse.KEEPALIVE_S):
                             await news.wait()
                     except TimeoutError:
                         yield sse.KEEPALIVE
