@@ -72,14 +72,14 @@ def listings(
         trained(plane, client, {**digits, "name": f"digits of a long experiment {number}"}, loss)
         for number, loss in enumerate((0.000123456, 123456.789))
     ]
-    folder = plane.settings.data_folder / "jobs" / jobs[0] / "artifacts" / "model"
-    folder.mkdir(parents=True)
-    saved = ArtifactSaved(name="model-of-a-long-experiment", path=folder, size_bytes=123456789)
-    plane.store.progress.record(jobs[0], 1, [saved])
     training = {"steps": 8, "synchronization": ROUNDS}
     rounds = client.submit({**digits, "training": training}).id
     plane.store.jobs.begin(rounds, [])
     plane.store.progress.record(rounds, 1, [merge(1), merge(2), merge(3, missing=[1])])
+    folder = plane.settings.data_folder / "jobs" / rounds / "artifacts" / "model"
+    folder.mkdir(parents=True)
+    saved = ArtifactSaved(name="model-of-a-long-experiment", path=folder, size_bytes=123456789)
+    plane.store.progress.record(rounds, 1, [saved])
     rates = {"training.optimizer.learning_rate": {"values": [0.000125, 0.0125]}}
     sweep = client.submit(
         {"kind": "sweep", "job": {**digits, "training": {"steps": 20, "validate_every": 5}}, "fields": rates}
@@ -91,13 +91,13 @@ def listings(
     text.write_text("a line\n" * 1000)
     client.upload(text, name=text.name)
     client.create_invite("The physics department, for its summer school", 3600.0, uses=12345)
-    client.create_key("Ada's notebook in the physics department", [])
+    client.create_key("Ada's notebook in the physics department")
     client.deploy({"name": "llama-of-a-long-experiment", "model": {"path": str(whole)}, "replicas": "0..4"})
     plane.app.state.context.deployments = Supervised()
     return [
         ["contributors"], ["contributors", "--links"], ["status"], ["jobs"], ["show", jobs[1]], ["show", sweep.id],
         ["show", rounds], ["metrics", jobs[1]], ["compare", *jobs, sweep.id], ["invite", "list"],
-        ["keys", "list"], ["uploads", "list"], ["artifacts", "list", jobs[0]], ["deployments"],
+        ["keys", "list"], ["uploads", "list"], ["artifacts", "list", rounds], ["deployments"],
         ["deployments", "llama-of-a-long-experiment"], ["prune", "--dry-run"], ["config"], ["config", "keep"],
     ]  # fmt: skip
 
