@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from rich.console import Console, RenderableType
 from share_compute.lifecycle.states import JobState
 from share_compute_api.agent.agent import AgentStatus
 from share_compute_api.app.server import Running
-from share_compute_api.cli.contributor.join import agent_table
+from share_compute_api.cli.contributor.join import ChangeLines, agent_table
 from share_compute_api.cli.operator.up import server_panel
 from share_compute_api.cli.submitter import following
 
@@ -48,6 +49,17 @@ def test_a_phase_with_brackets():
     assert "waits for [/x]" in text
     assert view.url in text
     assert "no resolver" in text
+
+
+def test_a_machine_without_a_terminal_prints_a_dated_line_for_each_change(
+    capsys: pytest.CaptureFixture[str],
+):
+    show, now = ChangeLines(), datetime.now(UTC)
+    for phase, warnings in (("joins", ()), ("joins", ()), ("ready [/x]", ("no resolver",))):
+        show(AgentStatus("ada", "http://192.0.2.1", phase, now, warnings=warnings))
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ada  joins", first)
+    assert second.endswith("  ada  ready [/x]; warning: no resolver")
 
 
 def test_a_reason_with_brackets(capsys: pytest.CaptureFixture[str]):

@@ -608,9 +608,9 @@ def test_a_request_without_content_type_is_told_so(raw: httpx.Client, says: Says
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        ({"role": "wizard", "content": "x"}, "messages.0.role: Input should be 'system', 'developer'"),
+        ({"role": "wizard", "content": "x"}, "messages.0.role: must be 'system', 'developer'"),
         ({"role": "user", "content": 5}, "messages.0.content: give text, or a list of parts of type text"),
-        ({"content": "x"}, "messages.0.role: Field required"),
+        ({"content": "x"}, "messages.0.role: is missing"),
     ],
 )
 def test_a_wrong_message_is_one_error(

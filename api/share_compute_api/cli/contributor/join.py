@@ -156,6 +156,9 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         if as_json:
             _lend(devices, _JsonLines(), identities, name)
             return
+        if not console.is_terminal:
+            _lend(devices, ChangeLines(), identities, name)
+            return
         views: dict[str, AgentStatus] = {}
         with Live(console=console, refresh_per_second=4) as live:
 
@@ -305,6 +308,25 @@ class _JsonLines:
         if line != self._last:
             print(line, flush=True)
         self._last = line
+
+
+class ChangeLines:
+    """Prints a line with date and time for each change of a machine's state, its work or its warnings."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def __call__(self, view: AgentStatus) -> None:
+        """Print the state of a machine if it differs from the last one."""
+        work = view.work
+        reason = f": {work.reason}" if work and work.reason else ""
+        holds = f"; holds {work.shard} of {work.job or work.deployment}" if work and work.shard else ""
+        warnings = "".join(f"; warning: {warning}" for warning in view.warnings)
+        line = f"{view.name}  {view.phase}{reason}{holds}{warnings}"
+        if self._last.get(view.name) != line:
+            self._last[view.name] = line
+            now = datetime.now().astimezone()
+            console.print(f"{now:%Y-%m-%d %H:%M:%S}  {line}", markup=False, soft_wrap=True)
 
 
 def agent_table(view: AgentStatus) -> Table:

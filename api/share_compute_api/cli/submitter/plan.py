@@ -236,17 +236,18 @@ def _plan_sparse(
 
 def _serving(**options: object) -> ServingRequest:
     from share_compute.errors import UserError
-    from share_compute.files.field_errors import field_errors
+    from share_compute.files.field_errors import field_errors, fields_text
     from share_compute_api.schemas.bodies import ServingRequest
 
     try:
         return ServingRequest.model_validate(options)
     except ValidationError as failure:
         wrong = [
-            f"--{item['field'].removesuffix('_s').replace('_', '-')}: {item['problem']}"
+            {**item, "field": f"--{item['field'].removesuffix('_s').replace('_', '-')}"}
             for item in field_errors(failure)
         ]
-        raise UserError("; ".join(wrong), hint="see share-compute plan --help") from failure
+        text = fields_text(wrong, len(wrong))
+        raise UserError(text, hint="see share-compute plan --help", details={"fields": wrong}) from failure
 
 
 def _report(

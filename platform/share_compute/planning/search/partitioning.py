@@ -154,7 +154,7 @@ def _as_one(index: int, members: list[Contributor]) -> Contributor:
     """Return a machine that stands for a stage, with the sum of the members' speeds and their smallest memory."""
     device = Device(
         kind="cpu",
-        name=f"stage {index}",
+        name=f"stage {index + 1}",
         memory_bytes=min(machine.memory_bytes for machine in members),
         flops_per_s={"float32": sum(machine.flops_per_s() for machine in members)},
     )
