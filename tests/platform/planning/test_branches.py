@@ -151,6 +151,24 @@ def test_each_branch_is_on_one_island(seed: int, count: int, branches: int) -> N
         solve(spec, island_topology(topology, place), PROFILE, 0, {})
 
 
+@pytest.mark.parametrize("strategy", ["latency", "location"])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_time_of_a_step_is_that_of_the_strategys_plan(strategy: str, seed: int) -> None:
+    topology = fleet(seed, 4)
+    spec = job(
+        microbatches=None,
+        strategy=strategy,
+        training={"batch_size": 8, "synchronization": {"kind": "local", "branches": 1, "every": 20}},
+    )
+    try:
+        (place,) = place_branches(spec, topology, PROFILE)
+    except PlanInfeasible:
+        return
+    prediction = solve(spec, island_topology(topology, place), PROFILE, 0, {}).plan.prediction
+    assert prediction is not None
+    assert place.step_s == prediction.step_s
+
+
 def test_the_topology_of_an_island_divides_the_memory() -> None:
     part = island_topology(TWO_SITES, BranchPlace(("a", "c"), (0, 1, 2), 1.0))
     assert [each.id for each in part.contributors] == ["a", "c"]
