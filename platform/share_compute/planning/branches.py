@@ -130,6 +130,11 @@ def island_topology(topology: Topology, place: BranchPlace) -> Topology:
     return _part(topology, place.machines, len(place.branches))
 
 
+def can_hold(job: TrainJob, topology: Topology, profile: ModelProfile) -> bool:
+    """Return whether the machines can hold the job's model once, with the strategy that the job names."""
+    return bool(_fastest(job, topology, profile, {}))
+
+
 def neighbours(topology: Topology, places: Sequence[BranchPlace]) -> list[tuple[int, int]]:
     """Return the edges of a graph of the branches whose links are fast; each edge has the smaller number first.
 

@@ -15,6 +15,7 @@ from share_compute.errors import PlanInfeasible
 from share_compute.models.profiles.profile import LayerProfile, ModelProfile
 from share_compute.planning.branches import (
     BranchPlace,
+    can_hold,
     contribution_bytes,
     exchange_s,
     idle_machines,
@@ -106,6 +107,8 @@ def test_machines_that_can_hold_the_model_only_together_are_one_island() -> None
     )
     with pytest.raises(PlanInfeasible):
         place_branches(local(1), Topology(topology.contributors[:1]), PROFILE)
+    assert not can_hold(local(1), Topology(topology.contributors[:1]), PROFILE)
+    assert can_hold(local(1), topology, PROFILE)
     places = place_branches(local(2), topology, PROFILE)
     assert [place.machines for place in places] == [("a", "b"), ("c", "d")]
 
