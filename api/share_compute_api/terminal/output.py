@@ -104,10 +104,11 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, emp
     """Print a table, or the text ``empty`` if there are no rows. A None cell is shown as a dash.
 
     Users paste ids into the next command, so nothing is cut: only columns of prose wrap. Where the table does not fit,
-    each row is printed as a paragraph, with the names of its columns. Into a pipe, each row is one line.
+    each row is printed as a paragraph, with the names of its columns. Into a pipe, each row is one line. Line breaks in
+    cells are printed as spaces.
     """
-    names = tuple(columns)
-    cells = [[None if cell is None else str(cell) for cell in row] for row in rows]
+    names = tuple(name.replace("\n", " ") for name in columns)
+    cells = [[None if cell is None else str(cell).replace("\n", " ") for cell in row] for row in rows]
     if not cells:
         console.print(f"[dim]{empty}[/dim]")
         return
