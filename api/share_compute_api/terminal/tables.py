@@ -27,6 +27,7 @@ class WholeTable:
     - If it does not fit, the first columns form a table, and each row continues below with the names of the other
       columns. If fewer than three columns fit, each row is a paragraph.
     - Into a pipe, each row is one line.
+    - Line breaks in cells are spaces.
 
     Only a word that is longer than the terminal is wide makes a longer line, so that users can copy it.
 
@@ -39,11 +40,11 @@ class WholeTable:
     def __init__(
         self, columns: Iterable[str], rows: Iterable[Iterable[object]], *, right: Collection[str] = ()
     ) -> None:
-        self._columns = tuple(columns)
+        self._columns = tuple(map(_unbroken, columns))
         self._names = [Text.from_markup(name) for name in self._columns]
         self._right = frozenset(right)
         self._cells = [
-            [None if cell is None else Text.from_markup(str(cell)) for cell in row] for row in rows
+            [None if cell is None else Text.from_markup(_unbroken(str(cell))) for cell in row] for row in rows
         ]
 
     def __len__(self) -> int:
@@ -144,6 +145,11 @@ def _wrapped(text: Text, most: int) -> list[Text]:
             lines.append(Text())
         lines[-1].append(" " if lines[-1] else "").append_text(word)
     return lines
+
+
+def _unbroken(text: str) -> str:
+    """Return a text with spaces in the places of line breaks."""
+    return text.replace("\n", " ")
 
 
 def _unchanged(text: Text) -> Text:

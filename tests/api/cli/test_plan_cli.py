@@ -74,7 +74,7 @@ def test_a_plan_is_written_and_pinned(run: Run, tmp_path: Path) -> None:
     assert "is not among the job's machines; ready are " in error(refused)["detail"]
 
 
-def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run) -> None:
+def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run, tmp_path: Path) -> None:
     words = ROOT / "examples" / "words.yaml"
     done = run("plan", str(words), "--topology", str(LAN), **NOWHERE)
     assert done.returncode == 0, done.stderr
@@ -82,6 +82,12 @@ def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run) -> None:
     assert "would stay free" in done.stdout
     found = json.loads(run("plan", str(words), "--topology", str(LAN), "--json", **NOWHERE).stdout)
     assert len(found["machines"]) == 2
+    selecting = tmp_path / "words.yaml"
+    document = yaml.safe_load(words.read_text())
+    selecting.write_text(yaml.safe_dump({**document, "parallelism": {"only": ["laptop"]}}))
+    done = run("plan", str(selecting), "--topology", str(LAN), **NOWHERE)
+    assert done.stdout.startswith("words: 2 workers and 1 server on laptop")
+    assert "would stay free" not in done.stdout
     refused = run("plan", str(words), "--topology", str(LAN), "--json", "--strategy", "uniform", **NOWHERE)
     assert "--strategy means nothing for kind: sparse" in error(refused)["detail"]
     refused = run("simulate", str(words), "--topology", str(LAN), "--json", **NOWHERE)

@@ -442,7 +442,8 @@ def test_files_that_change_meanwhile_end_the_batch(house: House, folder: Path) -
 
 
 def test_a_batch_has_a_deployment_for_itself(house: House, llama: LocalEngine, folder: Path) -> None:
-    job = house.submit(ROWS, deployment=None, model={"path": str(folder)})
+    wanted = {"only": ["site=paris"]}
+    job = house.submit(ROWS, deployment=None, model={"path": str(folder)}, parallelism=wanted)
     engine = LocalEngine(job.id, folder, max_sequences=4)
 
     async def main() -> None:
@@ -451,6 +452,7 @@ def test_a_batch_has_a_deployment_for_itself(house: House, llama: LocalEngine, f
             await house.until(lambda: "it is pending" in house.store.jobs.get(job.id).reason)
             house.engines.add(engine)
             made = house.store.deployments.get(job.id)
+            assert made.spec.parallelism.only == ("site=paris",)
             for state in (DeploymentState.loading, DeploymentState.ready):
                 house.store.deployments.set_state(made.id, state, state.value)
             house.store.deployments.set_replicas(made.id, ReplicasSpec(min=1, max=3))

@@ -199,7 +199,9 @@ def _plan_sparse(
     from share_compute.errors import PlanInfeasible, UserError
     from share_compute.lifecycle.attempt_events import RangesPlaced
     from share_compute.lifecycle.states import ContributorState
+    from share_compute.planning.dry_run import selected
     from share_compute.sparse.jobs import chosen_machines, placement_sentence
+    from share_compute.topology import Topology
     from share_compute_api.terminal.output import console, print_json
 
     for name in ("strategy", "compare", "objective", "operators", *_ABOUT):
@@ -221,6 +223,7 @@ def _plan_sparse(
         there = list(read_topology(read_text(topology_file)).contributors)
     if not there:
         raise PlanInfeasible("no machine is ready", hint="let one join: share-compute invite")
+    there = list(selected(job.parallelism, Topology(tuple(there)))[0].contributors)
     machines = chosen_machines(job, there)
     placed = RangesPlaced(
         machines=tuple(machine.id for machine in machines), sentence=placement_sentence(job, machines)

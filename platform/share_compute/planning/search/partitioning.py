@@ -38,6 +38,8 @@ class Candidate(NamedTuple):
     layout: Layout
     exact: bool = False
     """Whether the strategy proved that no layout that meets the request has a shorter step by the cost formula."""
+    penalty: tuple[float, ...] = ()
+    """Quantities that the strategy minimizes, one after the other, before the step time."""
 
 
 class PartitioningStrategy(ABC):
@@ -49,10 +51,6 @@ class PartitioningStrategy(ABC):
 
         The list is empty if there are no contributors.
         """
-
-    def penalty(self, problem: SearchProblem, layout: Layout) -> tuple[float, ...]:  # noqa: ARG002 - a default
-        """Return the quantities that the strategy minimizes, one after the other, before the step time."""
-        return ()
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return candidate layouts, the most promising first; an empty list if there is none.
