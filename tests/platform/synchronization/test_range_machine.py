@@ -219,14 +219,7 @@ class World:
                     self.files[effect.holder].parts.add(effect.key)
                     self.tell(ContributionCopied(effect.holder, effect.key))
             case ComputeMerge():
-                files = self.files.get(effect.holder)
-                if files is not None and files.parts.issuperset(keys(effect.record)):
-                    before = files.versions[effect.record.version - 1]
-                    files.versions[effect.record.version] = (*before, *keys(effect.record))
-                    flip = self.flips and self.draw.random() < 0.3
-                    digest = f"{files.versions[effect.record.version]}{self.draw.random() if flip else ''}"
-                    self.digests[effect.holder, effect.record.version] = digest
-                    self.tell(RangeMerged(effect.holder, effect.record, digest))
+                self.compute(effect)
             case CopyMerge():
                 source = self.files.get(Holder(effect.holder.range, effect.source))
                 if source is not None and effect.holder in self.files:
@@ -238,6 +231,18 @@ class World:
             case Follow():
                 if self.follow(effect):
                     self.tell(RangesFollowed(effect.record))
+
+    def compute(self, effect: ComputeMerge) -> None:
+        """Let a machine merge its part; a repeated merge leaves its files as they are."""
+        files, version = self.files.get(effect.holder), effect.record.version
+        if files is None or not files.parts.issuperset(keys(effect.record)):
+            return
+        merged = (*files.versions[version - 1], *keys(effect.record))
+        if files.versions.get(version) != merged:
+            files.versions[version] = merged
+            flip = self.flips and self.draw.random() < 0.3
+            self.digests[effect.holder, version] = f"{merged}{self.draw.random() if flip else ''}"
+        self.tell(RangeMerged(effect.holder, effect.record, self.digests[effect.holder, version]))
 
     def follow(self, effect: Follow) -> bool:
         """Let the control plane's machine follow; return whether all servers were there."""
