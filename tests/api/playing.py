@@ -129,7 +129,7 @@ class Cluster:
             task.cancel()
 
     def join(self, name: str, **labels: str) -> str:
-        limits = {"cpu_threads": 2, "labels": labels}
+        limits = {"cpu_threads": 2, "memory_bytes": 2**30, "labels": labels}
         record, _ = self.store.contributors.join(
             self.store.invites.create()[1], name=name, host="h", versions={}, limits=limits
         )

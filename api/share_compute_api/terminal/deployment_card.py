@@ -21,7 +21,7 @@ def replicas_text(view: DeploymentView) -> str:
 def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
     """Print a deployment's state and, for each replica, its performance and stages."""
     console.print(f"[bold]{escape(view.name)}[/bold]  {view.id}  {state_text(view.state)}")
-    console.print(escape(view.reason), soft_wrap=True)
+    console.print(escape(view.reason))
     console.print(
         f"[dim]deployed {since(view.created_at)}; window {_window(status)}; {view.spec.dtype}[/dim]"
     )
@@ -31,11 +31,10 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
         more += ["1 keeps its machines and processes for the next request"] if view.replicas.standby else []
         more += [f"{view.replicas.leaving} finish their requests and stop"] if view.replicas.leaving else []
         more += [f"{view.replicas.waiting} requests wait for one"] if view.replicas.waiting else []
-        console.print(f"[dim]{escape('; '.join(more))}[/dim]", soft_wrap=True)
+        console.print(f"[dim]{escape('; '.join(more))}[/dim]")
     for number, replica in enumerate(status.replicas, 1):
         console.print(
             f"\n[bold]replica {number}[/bold]  {state_text(replica.state)}  {escape(replica.reason)}",
-            soft_wrap=True,
         )
         console.print(_figures(replica), crop=False)
         if replica.stages:

@@ -13,6 +13,8 @@ _PROSE = frozenset({"reason", "meaning", "value", "label", "model", "why"})
 """Names of columns whose text may continue on the next line."""
 _LEAST_PROSE = 20
 """Smallest width of a column of prose."""
+_MOST_WORD = 30
+"""Longest word, such as an id or a number, that is never divided; paths may be longer."""
 _LEAST_COLUMNS = 3
 """Smallest number of columns of a table whose other columns follow below each row."""
 _GAP = 2
@@ -54,10 +56,10 @@ class WholeTable:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             yield from map(_unchanged, self._lines())
             return
-        count = self._fitting(options.max_width)
-        if count == len(self._columns):
+        if self._fitting(options.max_width, wraps=True) == len(self._columns):
             yield from console.render(self._table(), options.update(no_wrap=False, overflow="fold"))
             return
+        count = self._fitting(options.max_width, wraps=False)
         if count < _LEAST_COLUMNS:
             count = 1
         widths = [self._width(place, self._cells) for place in range(count)]
@@ -72,14 +74,15 @@ class WholeTable:
         """Return the width of a column in one line."""
         return max(_width(text) for text in (self._names[place], *(row[place] for row in rows)))
 
-    def _fitting(self, most: int) -> int:
-        """Return how many of the first columns fit into ``most`` characters."""
+    def _fitting(self, most: int, *, wraps: bool) -> int:
+        """Return how many of the first columns fit into ``most`` characters, if prose wraps or does not."""
         used = -_GAP
         for place, name in enumerate(self._columns):
             width = self._width(place, self._cells)
-            if name in _PROSE:
-                words = (word for row in self._cells for word in (row[place] or _DASH).plain.split())
-                width = min(width, max(_LEAST_PROSE, len(name), max(map(len, words), default=0)))
+            if wraps and name in _PROSE:
+                words = (len(word) for row in self._cells for word in (row[place] or _DASH).plain.split())
+                longest = max((length for length in words if length <= _MOST_WORD), default=0)
+                width = min(width, max(_LEAST_PROSE, len(name), longest))
             used += _GAP + width
             if used > most:
                 return place

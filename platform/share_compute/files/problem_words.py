@@ -28,6 +28,7 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Input should be a valid integer.*", "must be a whole number"),
     (r"Input should be a valid number.*", "must be a number"),
     (r"Input should be a valid decimal.*", "must be a number"),
+    (r"Input should be a valid string, unable to parse .*", "must be text of valid Unicode characters"),
     (r"Input should be a valid string.*", "must be text"),
     (r"Input should be a valid boolean.*", "must be true or false"),
     (r"Input should be a valid (?:list|tuple|array|set|frozenset).*", "must be a list"),

@@ -29,7 +29,6 @@ def job_id(plane: Plane, client: Client, digits: dict[str, Any], tmp_path: Any) 
     ada, _ = cluster.contributor("ada"), cluster.contributor("bob")
     made = client.submit({**digits, "training": {"steps": 10}}).id
     store = plane.store
-    assert store.leases.take(made, [ada])
     store.jobs.begin(made, [ada])
     store.jobs.move(made, JobState.running, "running", attempt=1)
     measured = Measured(step=2, predicted_step_s=1.0, measured_step_s=2.0, stages=(), machines={ada: 1.5})

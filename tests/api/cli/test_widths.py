@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from share_compute.lifecycle.attempt_events import ArtifactSaved
 from share_compute_api.cli import make_app
 from share_compute_api.client.client import Client
 from share_compute_api.control.patience import Patience
+from share_compute_api.terminal import output
 from share_compute_api.terminal.tables import WholeTable
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +46,7 @@ Invoke = Callable[..., Any]
 
 
 @pytest.fixture
-def invoke(plane: Plane, tmp_path: Path) -> Invoke:
+def invoke(plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """Run a command in this process, in a terminal of some columns."""
     environment = {
         "SHARE_COMPUTE_URL": plane.url,
@@ -53,6 +55,7 @@ def invoke(plane: Plane, tmp_path: Path) -> Invoke:
     }
 
     def run(words: Sequence[str], columns: int = 80) -> Any:
+        monkeypatch.setattr(output.console, "width", columns)
         done = CliRunner().invoke(make_app(), [*words], env={**environment, "COLUMNS": str(columns)})
         assert done.exit_code == 0, (words, done.output, done.exception)
         return done
@@ -82,7 +85,12 @@ def listings(
     plane.store.progress.record(rounds, 1, [saved])
     rates = {"training.optimizer.learning_rate": {"values": [0.000125, 0.0125]}}
     sweep = client.submit(
-        {"kind": "sweep", "job": {**digits, "training": {"steps": 20, "validate_every": 5}}, "fields": rates}
+        {
+            "kind": "sweep",
+            "job": {**digits, "training": {"steps": 20, "validate_every": 5}},
+            "fields": rates,
+            "jobs_at_once": 2,
+        }
     )
     trial = trials(plane, sweep, 2)[0]
     begin(plane, trial)
@@ -90,9 +98,10 @@ def listings(
     text = tmp_path / "corpus of a long experiment.txt"
     text.write_text("a line\n" * 1000)
     client.upload(text, name=text.name)
-    client.create_invite("The physics department, for its summer school", 3600.0, uses=12345)
+    client.create_invite("The physics department, for its summer school", 3600.0, uses=9999)
     client.create_key("Ada's notebook in the physics department")
-    client.deploy({"name": "llama-of-a-long-experiment", "model": {"path": str(whole)}, "replicas": "0..4"})
+    model = {"path": str(shutil.copytree(whole, tmp_path / "whole"))}
+    client.deploy({"name": "llama-of-a-long-experiment", "model": model, "replicas": "0..4"})
     plane.app.state.context.deployments = Supervised()
     return [
         ["contributors"], ["contributors", "--links"], ["status"], ["jobs"], ["show", jobs[1]], ["show", sweep.id],

@@ -378,7 +378,11 @@ def test_what_can_be_seen_on_disk_is_checked_at_once(
             "model.config",
             "not a multiple",
         ),
-        ({"model_type": "llama", "hidden_size": "large"}, "model.config", "expected int"),
+        (
+            {"model_type": "llama", "hidden_size": "large"},
+            "model.config",
+            "hidden_size must be a whole number",
+        ),
         ({"model_type": "t5"}, "model.config", "no causal language model"),
         ({"model_type": "gpt2"}, "model.config", "no pipeline plan"),
         ({"model_type": "llamma"}, "model.config", "unknown model_type"),

@@ -156,10 +156,16 @@ def repeated(times: Any, *layers: dict[str, Any]) -> dict[str, Any]:
     ("layer", "message"),
     [
         (nested(100), r"^model\.layers\.1(\.layers\.0){8}\.layers: at most 8 blocks may be nested"),
-        (repeated(0), r"model\.layers\.1\.times: .* greater than or equal to 1"),
-        *((repeated(times), r"model\.layers\.1\.times: .*valid integer") for times in ("3", 3.0, True)),
-        (repeated("150", repeated("150", repeated("150"))), r"model\.layers\.1\..*times: .*valid integer"),
-        (repeated(10**9), r"model\.layers\.1\.times: .* less than or equal to 10000"),
+        (repeated(0), r"model\.layers\.1\.times: must be at least 1"),
+        *(
+            (repeated(times), r"model\.layers\.1\.times: must be a whole number")
+            for times in ("3", 3.0, True)
+        ),
+        (
+            repeated("150", repeated("150", repeated("150"))),
+            r"model\.layers\.1\..*times: must be a whole number",
+        ),
+        (repeated(10**9), r"model\.layers\.1\.times: must be at most 10000"),
         (repeated(5000, RELU, RELU), r"model\.layers: more than 10000 layers are given"),
         (repeated(101, repeated(100)), r"model\.layers: more than 10000 layers are given"),
         ({"type": "repeat", "layers": [RELU]}, r"model\.layers\.1: repeat needs times"),

@@ -158,7 +158,7 @@ def test_rounds_keep_all_options_of_the_job() -> None:
     [
         ({"shortest": 101}, "shortest 101 is more than every 100"),
         ({"overlap": 4, "shortest": 4}, "overlap 4 must be less than shortest 4"),
-        ({"shortest": 0}, "greater than or equal to 1"),
+        ({"shortest": 0}, "at least 1"),
         ({"shortest": 20_000, "every": 30_000}, "shortest 20000 is more than the 10000 steps"),
     ],
 )

@@ -35,7 +35,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": [{"type": ["a"]}]}, "input.0", "does not read items of type"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "item_reference"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'user'"),
-    ({"input": [{"role": "user"}]}, "input.0.content", "required"),
+    ({"input": [{"role": "user"}]}, "input.0.content", "is missing"),
     ({"input": [{**USER, "nmae": "x"}]}, "input.0.nmae", "unknown key"),
     ({"input": [{**USER, "content": "\ud800"}]}, "input.0.content", "not valid Unicode"),
     (
@@ -59,7 +59,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"background": True}, "background", "does not do it"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "does not do it"),
     ({"truncation": "auto"}, "truncation", "disabled"),
-    ({"instructions": ["x"]}, "instructions", "string"),
+    ({"instructions": ["x"]}, "instructions", "must be text"),
     ({"instructions": "\ud800"}, "instructions", "not valid Unicode"),
     ({"temperature": 3}, "temperature", "2"),
     ({"max_output_tokens": 0}, "max_output_tokens", "1"),
@@ -67,7 +67,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools.0", "no tools of type web_search"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0", "no tools of type mcp"),
     ({"tools": ["f"]}, "tools.0", "no tools of type str"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "required"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name", "is missing"),
     ({"tools": [{**TOOL, "parameters": {"x": float("nan")}}]}, "tools.0.parameters", "JSON"),
     ({"tools": [TOOL, TOOL]}, "tools", "two tools have the name f"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
@@ -87,8 +87,8 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream_options": {"include_obfuscation": False}}, None, "stream: true"),
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "at most 16"),
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "512 characters"),
-    ({"metadata": {"a": 1}}, "metadata.a", "string"),
-    ({"metadata": {"a": "\ud800"}}, "metadata.a", "unicode"),
+    ({"metadata": {"a": 1}}, "metadata.a", "must be text"),
+    ({"metadata": {"a": "\ud800"}}, "metadata.a", "valid Unicode"),
 ]
 
 
