@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from tests.ray_nodes import Attempt, processes_on
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from share_compute.errors import ContributorLost, UserError
+from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
+from share_compute.models.storage.weights import WeightFolder
 from share_compute.shards import Shard
 from share_compute_actors.training.member.ranks import Ranks
 
@@ -159,3 +165,56 @@ def test_the_same_ranks_compute_the_same_bits(ranks: Ranks) -> None:
         loss_of(stage, blueprint, 1).backward()
         found.append([each.grad for each in stage.parameters().values()])
     assert all(map(torch.equal, *found))
+
+
+def job(corpus: Path, **parallelism: Any) -> dict[str, Any]:
+    return {
+        "model": {"config": {**LLAMA, "num_hidden_layers": 4, "vocab_size": 300}},
+        "data": {"files": [str(corpus)]},
+        "tokenizer": {"vocab_size": 300},
+        "training": {
+            "steps": 6,
+            "batch_size": 8,
+            "microbatches": 4,
+            "sequence_length": 32,
+            "optimizer": {"learning_rate": 0.01},
+        },
+        "parallelism": {"stages": 2, "members_per_stage": 1, **parallelism},
+    }
+
+
+def losses_of(events: list[AttemptEvent]) -> dict[int, float]:
+    assert events[-1].type == "ended"
+    assert events[-1].outcome == "succeeded", events[-1].reason
+    return {event.step: event.loss for event in events if event.type == "step"}
+
+
+def test_a_job_recovers_from_the_loss_of_a_rank(attempt: Attempt, tmp_path: Path, nodes: list[Any]) -> None:
+    corpus = tmp_path / "licence.txt"
+    corpus.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 4)
+    digests, ended = [], list[int]()
+
+    def end_a_rank(event: AttemptEvent, _: Any) -> None:
+        if event.type == "step" and event.step == 2 and not ended:
+            member = next(process for node in nodes for process in processes_on(node, "Member"))
+            (rank,) = (child for child in member.children() if "ranks" in " ".join(child.cmdline()))
+            ended.append(rank.pid)
+            os.kill(rank.pid, signal.SIGKILL)
+
+    runs: dict[str, Callable[[AttemptEvent, Any], None]] = {
+        "calm": lambda _event, _coordinator: None,
+        "killed": end_a_rank,
+    }
+    losses = {}
+    for number, (name, on_event) in enumerate(runs.items(), start=1):
+        folder = tmp_path / name
+        events = attempt(job(corpus, tensor=2), number=number, folder=folder, on_event=on_event)
+        losses[name] = losses_of(events)
+        digests.append(WeightFolder(folder / "artifacts" / "model").digest())
+        notes = [event.message for event in events if event.type == "note"]
+        assert any("rank 1 was ended by signal 9" in note for note in notes) is bool(ended)
+    assert ended
+    assert digests[0] == digests[1]
+    assert losses["calm"] == losses["killed"]
+    alone = losses_of(attempt(job(corpus), number=3, folder=tmp_path / "alone"))
+    assert losses["calm"] == pytest.approx(alone, abs=1e-5)

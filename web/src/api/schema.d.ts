@@ -7510,6 +7510,12 @@ export interface components {
              */
             strategy: string;
             /**
+             * Tensor parallelism
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @default 1
+             */
+            tensor: number;
+            /**
              * CPU threads
              * @description Most CPU threads with which a machine computes; default: all that its owner lends.
              */
@@ -7569,6 +7575,12 @@ export interface components {
              * @default auto
              */
             strategy: string;
+            /**
+             * Tensor parallelism
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @default 1
+             */
+            tensor: number;
             /**
              * CPU threads
              * @description Most CPU threads with which a machine computes; default: all that its owner lends.
