@@ -9,15 +9,18 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.orm import Session
 from tests.programs import missing
 
 from share_compute.store import Store, upgrade
+from share_compute.store.database.database import Database
 
 
 class Clock:
@@ -52,6 +55,20 @@ def make_schema(url: str) -> None:
     assert not file.exists(), f"{file} is not empty"
     file.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(_migrated().name) / "store.db", file)
+
+
+@contextmanager
+def writing(store: Store) -> Iterator[Session]:
+    """Open a write transaction of another server, which has claimed nothing, in the database of a store."""
+    with closing(Database(store.url)) as database, database.write() as session:
+        yield session
+
+
+@contextmanager
+def reading(store: Store) -> Iterator[Session]:
+    """Open a read transaction of another server in the database of a store."""
+    with closing(Database(store.url)) as database, database.read() as session:
+        yield session
 
 
 class PostgresServer:

@@ -46,6 +46,8 @@ class Hub:
     """Files that were downloaded, in order."""
     tokens: set[str] = field(default_factory=set)
     """Values of the Authorization header."""
+    asked: list[str] = field(default_factory=list)
+    """Models that questions were about, in order."""
     damaged: set[str] = field(default_factory=set)
     """Files that arrive with other content than announced."""
     opened: threading.Event = field(default_factory=threading.Event)
@@ -112,8 +114,9 @@ class _Requests(BaseHTTPRequestHandler):
             self._send(200, {"type": "user", "name": OWNER, "fullname": OWNER, "orgs": []})
             return
         if path.startswith("/api/models/"):
-            self.hub.answers.wait(600)
             name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
+            self.hub.asked.append(name)
+            self.hub.answers.wait(600)
             found = self._repository(name, revision or "main")
             if found is not None:
                 self._send(200, self._info(name, found))

@@ -125,8 +125,10 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
         failures: Sequence[InjectedFailure] = (),
         on_event: Callable[[AttemptEvent, Any], None] = lambda _event, _coordinator: None,
     ) -> list[AttemptEvent]:
+        from share_compute_actors.testing.fault_injection import require_carried_out
         from share_compute_actors.training.coordinator.coordinator import Coordinator
 
+        require_carried_out(failures)
         folder.mkdir(parents=True, exist_ok=True)
         assignment = Assignment(
             job_id="job-test",

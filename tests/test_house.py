@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -35,6 +36,11 @@ MOST_FILES = 20
 """In one folder; migrations are a list that only grows."""
 SAME_NAMES: dict[str, str] = {}
 """Reason why a name has more than one public class. Give a class a name of its own instead of adding to this list."""
+OTHERS_PRIVATE_NAMES = {
+    "tests/actors/transport/gloo_links.py": "torch has no public name for the options of a gloo group",
+    "tests/platform/compression/test_low_rank.py": "the rule of torch's own hook is the reference",
+}
+"""Reason why a test uses private names of another project. Give our own code a public seam instead."""
 _SUBJECTLESS = r"(?:Who|Whoever|Whom|Whose|What|So long|Of|For so long|How long|How it is that|Those)\b"
 REFUSED = re.compile(rf"{_SUBJECTLESS}(?![^.]*\?)")
 """Beginnings of sentences that hide the subject from the reader. Questions may begin so."""
@@ -118,6 +124,33 @@ def test_sentences_begin_with_their_subject() -> None:
     assert odd == []
 
 
+def private_names(file: Path) -> Iterator[str]:
+    """Yield the private names that a test imports or replaces; ruff's SLF001 finds those that it reads."""
+    for node in ast.walk(parsed(file)):
+        found: list[str] = []
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("share_compute"):
+                found = [each.name for each in names]
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "delattr" | "patch" | "object"), args=arguments
+            ):
+                values = (each.value for each in arguments[:2] if isinstance(each, ast.Constant))
+                found = [value.rpartition(".")[2] for value in values if isinstance(value, str)]
+        yield from (f"{shown(file)}:{node.lineno}: {name}" for name in found if re.match("_[^_]", name))
+
+
+def test_tests_use_no_private_names() -> None:
+    """Tests of private names fail when the code is rearranged, and pass when its behaviour breaks."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    assert [name for file in tests for name in private_names(file)] == []
+    exempted = [
+        file
+        for file in tests
+        if file != Path(__file__) and "noqa: SLF001" in file.read_text(encoding="utf-8")
+    ]
+    assert [shown(file) for file in exempted] == sorted(OTHERS_PRIVATE_NAMES)
+
+
 def test_every_folder_of_modules_is_a_package() -> None:
     """Without an __init__.py a folder is left out by mypy and import-linter without a word."""
     folders = sorted({file.parent for file in MODULES if "versions" not in file.parts})
@@ -163,6 +196,12 @@ def test_nothing_that_machines_do_together_depends_on_their_clocks() -> None:
         if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in names
     ]
     assert calls == []
+
+
+def test_wheels_have_no_code_of_tests() -> None:
+    files = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= files
+    assert [file for file in sorted(files) if "testing" in file] == []
 
 
 def test_public_classes_have_names_of_their_own() -> None:

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given
 from hypothesis import settings as options
 from sqlalchemy import func, select
-from tests.databases import make_schema
+from tests.databases import make_schema, reading
 
 from share_compute.errors import Conflict
 from share_compute.scopes import GRANTABLE, Scope
@@ -149,7 +149,7 @@ class House:
                 yield str(route.operation_id), method, url
 
     def rows(self) -> dict[str, int]:
-        with self.store._database.read() as session:
+        with reading(self.store) as session:
             return {
                 name: session.scalar(select(func.count()).select_from(table)) or 0
                 for name, table in Base.metadata.tables.items()

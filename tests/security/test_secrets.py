@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import tracemalloc
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -161,11 +163,22 @@ def test_this_machine_waits_for_seconds_at_most_and_not_for_others() -> None:
 def test_memory_for_guesses_is_bounded() -> None:
     clock = Clock()
     guesses = Guesses(clock)
-    for index in range(10_000):
-        clock.now_s += 1
-        wait_s(guesses, f"10.{index // 65536}.{index // 256 % 256}.{index % 256}")
-        guesses.check(request_from("192.0.2.1"), f"right {index}", lambda: True)
-    assert len(guesses._wrong) == len(guesses._known) == 4096
+
+    def guess(first: int, last: int) -> int:
+        """Guess from one address after the other; return the size of all objects afterwards, in bytes."""
+        for index in range(first, last):
+            clock.now_s += 1
+            wait_s(guesses, f"10.{index // 65536}.{index // 256 % 256}.{index % 256}")
+            guesses.check(request_from("192.0.2.1"), f"right {index}", lambda: True)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        half, whole = guess(0, 5000), guess(5000, 10_000)
+    finally:
+        tracemalloc.stop()
+    assert whole < 1.2 * half
 
 
 def test_a_sign_in_code_works_once_and_for_minutes(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import subprocess
 import threading
 from contextlib import ExitStack
@@ -15,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.api.agent.test_joining import wanted
+from tests.api.cli.test_cli import JOB
 from tests.api.conftest import Plane
-from tests.security.certificates import write_certificate
+from tests.security.certificates import trusting_context, write_certificate
 from tests.security.planes import open_plane
 
 from share_compute.errors import (
@@ -56,9 +56,8 @@ def test_a_pinned_client_speaks_with_the_server_of_that_key_alone(tmp_path: Path
         with Client(plane.url, plane.api_key, fingerprint=certificate.fingerprint) as client:
             assert plane.url.startswith("https:")
             assert client.health().status == "ok"
-            stream = client._transport.http.stream("GET", "/events")
-            with stream as events:
-                assert next(events.iter_lines())
+            job = client.submit(JOB.format(name="one"))
+            assert next(client.follow(job.id)).job_id == job.id
         with (
             pytest.raises(WrongFingerprint) as caught,
             Client(plane.url, plane.api_key, fingerprint=OTHER) as client,
@@ -247,7 +246,7 @@ def test_a_handshake_that_takes_too_long_ends(tmp_path: Path) -> None:
     with open_plane(tmp_path, tls=certificate.context, request_head_s=0.3) as plane:
         with socket.create_connection(("127.0.0.1", plane.server.port), timeout=DEADLINE_S) as client:
             assert client.recv(1) == b""
-        context = ssl._create_unverified_context()  # a handshake, and then half a request
+        context = trusting_context()  # a handshake, and then half a request
         with (
             socket.create_connection(("127.0.0.1", plane.server.port), timeout=DEADLINE_S) as client,
             context.wrap_socket(client) as secure,

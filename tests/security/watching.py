@@ -1,4 +1,4 @@
-"""Measures a server's response time and memory growth during an attack."""
+"""Measures the processor time and memory growth of a server during an attack."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ MOST_BUSY_S = 1.0
 
 On an otherwise idle machine this is the client's waiting time. Wall-clock time would count other programs as well.
 """
-MOST_WAIT_S = 15.0
-"""Longest wall-clock time that one request of /health may take, on any machine."""
 
 
 class Watch:
@@ -35,7 +33,7 @@ class Watch:
         self._before_bytes = self._process.memory_info().rss
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
-        self.busiest_s = self.slowest_s = 0.0
+        self.busiest_s = 0.0
         self.growth_bytes = 0
         self.answers = 0
         self._failure: Exception | None = None
@@ -44,9 +42,8 @@ class Watch:
         try:
             with httpx.Client(base_url=self._url, timeout=30) as client:
                 while not self._is_over.wait(0.02) or not self.answers:
-                    begun_s, busy_s = time.perf_counter(), time.process_time()
+                    busy_s = time.process_time()
                     client.get("/api/v1/health").raise_for_status()
-                    self.slowest_s = max(self.slowest_s, time.perf_counter() - begun_s)
                     self.busiest_s = max(self.busiest_s, time.process_time() - busy_s)
                     self.growth_bytes = max(
                         self.growth_bytes, self._process.memory_info().rss - self._before_bytes
@@ -74,5 +71,4 @@ class Watch:
         if failure is None:
             assert self._failure is None
             assert self.busiest_s < MOST_BUSY_S, f"busy for {self.busiest_s} s"
-            assert self.slowest_s < MOST_WAIT_S, f"silent for {self.slowest_s} s"
             assert self.growth_bytes < self._most_growth_bytes, f"{self.growth_bytes} bytes more"

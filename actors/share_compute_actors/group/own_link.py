@@ -11,11 +11,10 @@ from concurrent.futures import TimeoutError as OutOfTime
 import ray
 
 from share_compute_actors.group.exceptions import Cancelled
+from share_compute_actors.machine.launch import ABSENCE_S
 from share_compute_actors.machine.reach import Place, answers
 
 _POLL_S = 0.25
-_LONGEST_CUT_S = 600.0
-"""Longest wait for the network, in seconds. Members of a training job wait equally long for this host (`Lifeline`)."""
 _TABLE_S = 1.0
 """Longest wait for Ray's table of nodes, in seconds; the head's GCS may not answer."""
 _RECENT_S = 10.0
@@ -82,7 +81,7 @@ class OwnLink:
             "and training waits"
         )
         while not (is_back := bool(answers(self._others, until_first=True))):
-            if time.monotonic() - begun_s >= _LONGEST_CUT_S:
+            if time.monotonic() - begun_s >= ABSENCE_S:
                 break
             if self._cancelled.wait(_POLL_S):
                 raise Cancelled

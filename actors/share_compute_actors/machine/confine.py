@@ -250,41 +250,52 @@ def _become(user: User | None, parent: int) -> None:
         raise SystemExit(1)
 
 
-def _restrict(read: Iterable[str], write: Iterable[str], overwrite: Iterable[str] = ()) -> None:
-    """Enter a Landlock domain that allows access only to these files and folders.
+@dataclass(frozen=True, slots=True)
+class LandlockDomain:
+    """Rights that a Landlock domain denies and grants."""
 
-    Do nothing if the kernel has no Landlock.
+    rights: int
+    """Rights to files that the domain denies by default."""
+    scopes: int
+    """Kinds of access, such as signals, to processes outside the domain; the domain denies them."""
+    allowed: tuple[tuple[str, int], ...]
+    """Paths, each with the rights that the domain grants there and below."""
+
+
+def _restrict(read: Iterable[str], write: Iterable[str], overwrite: Iterable[str] = ()) -> None:
+    """Enter the domain that `landlock_domain` returns; do nothing if the kernel has no Landlock."""
+    if version := landlock_version():
+        _enter_domain(landlock_domain(version, read, write, overwrite))
+
+
+def landlock_domain(
+    version: int, read: Iterable[str], write: Iterable[str], overwrite: Iterable[str] = ()
+) -> LandlockDomain:
+    """Return a Landlock domain that allows access only to these files and folders.
 
     Args:
+        version: version of the kernel's Landlock interface; at least 1.
         read: files and folders to read.
         write: files and folders to read and change.
         overwrite: folders in which existing files may be written; this alone does not allow to read them.
     """
-    version = landlock_version()
-    if not version:
-        return
     rights = _FIRST_RIGHTS
     for since, right in _RIGHTS_BY_VERSION:
         rights |= right if version >= since else 0
     allowed = [*((path, rights & _READ) for path in read), *((path, rights) for path in write)]
     allowed += [(path, rights & _OVERWRITE) for path in overwrite]
     scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= _SCOPES_SINCE else 0
-    _enter_domain(rights, scopes, allowed)
+    return LandlockDomain(rights, scopes, tuple(allowed))
 
 
-def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) -> None:
-    """Enter a Landlock domain that denies ``rights`` except on the allowed paths and below them.
-
-    Args:
-        rights: rights to files that the domain denies by default.
-        scopes: kinds of access, such as signals, to processes outside the domain; the domain denies them.
-        allowed: paths, each with the rights that the domain grants there.
-    """
+def _enter_domain(domain: LandlockDomain) -> None:
+    """Enter a Landlock domain; it lasts until the process ends, and its children are in it as well."""
+    rights, scopes = domain.rights, domain.scopes
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
     libc = _libc()
     rules = _check(libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")
     try:
-        for path, granted in allowed:
+        for path, granted in domain.allowed:
             _allow(rules, path, granted)
         _check(libc.syscall(_RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     finally:
@@ -325,7 +336,7 @@ def _keep_signals() -> bool:
     """Enter a Landlock domain that blocks signals to processes outside it; return whether the kernel enforces it."""
     if landlock_version() < _SCOPES_SINCE:
         return False
-    _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
+    _enter_domain(LandlockDomain(_REFER, _SCOPE_SIGNALS, (("/", _REFER),)))
     try:
         os.kill(os.getppid(), 0)
     except PermissionError:

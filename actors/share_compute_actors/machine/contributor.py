@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -103,7 +103,15 @@ class ContributorActor:
         return payload.nbytes
 
 
-def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> list[Link]:
+def _echo(actor: Any, payload: Payload) -> Any:
+    return ray.get(actor.echo.remote(payload), timeout=_ECHO_S)
+
+
+def links_to(
+    contributor_id: str,
+    peers: Sequence[tuple[str, Place, Any]],
+    echo: Callable[[Any, Payload], Any] = _echo,
+) -> list[Link]:
     """Measure the links from this machine to its peers, one at a time.
 
     The link to a peer that does not answer is reported as dead. Peers whose actors died are left out.
@@ -111,23 +119,20 @@ def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> li
     Args:
         contributor_id: contributor id of this machine.
         peers: contributor id, address and port of the Ray node, and actor of each peer.
+        echo: sends a payload to an actor, and returns the answer; it raises the errors of Ray.
     """
     unresponsive = unanswered({place for _, place, _ in peers})
     links = []
     for peer_id, place, actor in peers:
         try:
             is_dead = place in unresponsive
-            link = None if is_dead else measure_link(contributor_id, peer_id, partial(_echo, actor))
+            link = None if is_dead else measure_link(contributor_id, peer_id, partial(echo, actor))
         except (ActorUnavailableError, GetTimeoutError):
             link = None
         except RayActorError:
             continue
         links.append(link or Link.dead(contributor_id, peer_id))
     return links
-
-
-def _echo(actor: Any, payload: Payload) -> Any:
-    return ray.get(actor.echo.remote(payload), timeout=_ECHO_S)
 
 
 def start_contributor(contributor_id: str, node_id: str) -> Any:

@@ -24,22 +24,19 @@ from share_compute.files.plain_files import opened_parent
 from share_compute.lifecycle.folders import BATCHES, TRAINING
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import Policy, landlock_version, unprivileged_user
-from share_compute_actors.machine.launch import GCS_SUPERVISOR, RayNode, launch, ray_environment
+from share_compute_actors.machine.launch import ABSENCE_S, GCS_SUPERVISOR, RayNode, launch, ray_environment
 from share_compute_actors.machine.ports import NodePorts, PortRange
 from share_compute_actors.machine.processes import ChildProcesses
 
 _OBJECT_STORE_BYTES = 200_000_000
-_DEADLINE_S = 60.0
 _WORKERS = 150
 """Number of Ray workers that the head has ports for: two for each job (coordinator, shard store), one for each
 deployment."""
-_RECONNECT_S = 600
-"""Longest time in seconds that contributors' nodes wait for a head that is being restarted."""
 HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "5000",
     "RAY_health_check_timeout_ms": "5000",
-    "RAY_health_check_failure_threshold": str(_RECONNECT_S // 5),
+    "RAY_health_check_failure_threshold": str(ABSENCE_S // 5),
 }
 """Environment variables that make Ray's health checks wait for nodes as long as nodes wait for the head.
 
@@ -84,7 +81,7 @@ class Head:
     @property
     def node_environment(self) -> dict[str, str]:
         """Environment variables that joining nodes must be started with."""
-        return {"RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S)}
+        return {"RAY_gcs_rpc_server_reconnect_timeout_s": str(ABSENCE_S)}
 
 
 def start_head(
@@ -110,7 +107,7 @@ def start_head(
     # Ray gives all users access to its folder, so the folder above it must be private. Sockets need a short path.
     folder = children.folder / "r" / "s"
     tables = settings.data_folder / _TABLES
-    policy = _policy(settings, children.folder, tables)
+    policy = head_policy(settings, children.folder, tables)
     # Ray refuses to use the same port again if this file has the address of an earlier run.
     (folder / "ray_current_cluster").unlink(missing_ok=True)
     shared = {**ray_environment(token, children.folder), "TMPDIR": str(children.folder / "tmp")}
@@ -146,7 +143,6 @@ def start_head(
             arguments,
             environment=environment,
             policy=policy,
-            deadline_s=_DEADLINE_S,
             supervisor=folder.parent / GCS_SUPERVISOR,
         )
         stack.pop_all()
@@ -225,7 +221,7 @@ def _tree(path: Path) -> Iterator[tuple[int, str]]:
                     yield inner, name
 
 
-def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
+def head_policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     """Return the policy that confines the head; make the folders that the head needs, owned by the head's user.
 
     Raises:

@@ -19,6 +19,10 @@ from share_compute_actors.machine.confine import Policy, clean_environment, conf
 from share_compute_actors.machine.processes import Child, ChildProcesses, is_alive
 
 _STARTED = "Ray runtime started"
+_START_S = 60.0
+"""Time limit for the start of a node, in seconds."""
+ABSENCE_S = 600
+"""Longest time for which processes wait for a host that is cut off or restarts, in seconds."""
 GCS_SUPERVISOR = "gcs-supervisor"
 """File name of the script that runs and restarts the head's GCS; see `ray_start`."""
 _VITAL = (GCS_SUPERVISOR, "raylet")
@@ -44,7 +48,7 @@ RAY_SETTINGS = {
     # Ray's default is two minutes. The value here is the time for which Ray's health check waits for a node. After a
     # network cut, `machine/stalled.py` closes connections that still exist, and gRPC then reconnects at once. After TCP
     # has ended a connection, gRPC reconnects only after its own delays.
-    "RAY_grpc_client_keepalive_timeout_ms": "600000",
+    "RAY_grpc_client_keepalive_timeout_ms": str(1000 * ABSENCE_S),
 }
 """Environment variables of all Ray processes, in every cluster."""
 
@@ -95,7 +99,6 @@ def launch(
     *,
     environment: Mapping[str, str],
     policy: Policy,
-    deadline_s: float,
     supervisor: Path | None = None,
 ) -> RayNode:
     """Run ``ray start --block`` with ``arguments``, confined, and wait until its node is registered.
@@ -106,11 +109,10 @@ def launch(
         arguments: arguments of ``ray start``.
         environment: variables to set, in addition to those that `clean_environment` lets the node inherit.
         policy: files that the node may use, and the user that it runs as.
-        deadline_s: time limit for the start, in seconds.
         supervisor: on a head, path of the script that will run and restart the GCS.
 
     Raises:
-        Unavailable: the node was not ready after ``deadline_s``, or ended; the message says why.
+        Unavailable: the node was not ready in time, or ended; the message says why.
         Conflict: a port is taken.
         NotAuthorized: the head refused the token.
         VersionMismatch: the head runs another Python or Ray.
@@ -134,7 +136,7 @@ def launch(
         inherits=clean_environment(os.environ),
     )
     try:
-        _wait_until_started(child, name, deadline_s)
+        _wait_until_started(child, name)
         node = _started_node(child)
     except BaseException:
         children.stop(child, grace_s=0)
@@ -143,13 +145,13 @@ def launch(
     return node
 
 
-def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
-    if child.watch(lambda text: _STARTED in text or None, deadline_s):
+def _wait_until_started(child: Child, name: str) -> None:
+    if child.watch(lambda text: _STARTED in text or None, _START_S):
         return
     if child.exit_code is not None:
         raise _failure(child, name)
     raise Unavailable(
-        f"the Ray {name} did not start within {deadline_s:.0f} s",
+        f"the Ray {name} did not start within {_START_S:.0f} s",
         hint="try again; if that does not help, check the machine's load and its firewall",
         details={"log": child.log_tail()},
     )

@@ -13,7 +13,6 @@ from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.temporary import private_folder, temporary_folder
 
 _OBJECT_STORE_BYTES = 80_000_000
-_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def start_node(
     policy = Policy(
         write=(str(own), str(temporary)), home=str(temporary), names_threads=limits.gpu is not None
     )
-    return launch(children, "node", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
+    return launch(children, "node", arguments, environment=environment, policy=policy)
 
 
 def _device_environment(gpu: str | None) -> dict[str, str]:

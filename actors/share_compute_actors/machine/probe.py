@@ -75,7 +75,7 @@ def probe(lent: Lent) -> Device:
     torch.set_num_threads(lent.cpu_threads)
     if lent.device == "cpu":
         with _busy(lent.beside):
-            return _cpu_device(lent)
+            return cpu_device(lent)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count != 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -116,7 +116,8 @@ def _fork_busy() -> int:
     os._exit(0)
 
 
-def _cpu_device(lent: Lent) -> Device:
+def cpu_device(lent: Lent) -> Device:
+    """Measure the CPU with the threads that torch uses in this process."""
     cpu = torch.device("cpu")
     return Device(
         kind="cpu",

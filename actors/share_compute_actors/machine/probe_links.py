@@ -22,23 +22,26 @@ _BUDGET_S = 0.8
 """Time in seconds after which the large payload is not sent again. On a slow link, one call is accurate enough."""
 
 
-def measure_link(source: str, target: str, echo: Echo) -> Link:
+def measure_link(
+    source: str, target: str, echo: Echo, clock: Callable[[], float] = time.perf_counter
+) -> Link:
     """Return the latency (half a round trip) and the bandwidth of the link from ``source`` to ``target``.
 
     Args:
         source: contributor id of this machine.
         target: contributor id of the peer.
         echo: sends a payload to the peer and waits for the answer.
+        clock: returns the time in seconds.
     """
     nothing = np.empty(0, dtype=np.uint8)
     echo(nothing)  # the first call opens the connection
-    round_trip_s = min(_timed(echo, nothing) for _ in range(_SMALL_CALLS))
+    round_trip_s = min(_timed(echo, nothing, clock) for _ in range(_SMALL_CALLS))
     payload = np.zeros(_LARGE_BYTES, dtype=np.uint8)
-    begin = time.perf_counter()
+    begin = clock()
     best_s = float("inf")
     for _ in range(_LARGE_CALLS):
-        best_s = min(best_s, _timed(echo, payload))
-        if time.perf_counter() - begin > _BUDGET_S:
+        best_s = min(best_s, _timed(echo, payload, clock))
+        if clock() - begin > _BUDGET_S:
             break
     # On a fast link the difference may be tiny or negative, because of noise. So at least half of the call's time
     # counts as transfer.
@@ -46,7 +49,7 @@ def measure_link(source: str, target: str, echo: Echo) -> Link:
     return Link(source, target, round_trip_s / 2, _LARGE_BYTES / transfer_s)
 
 
-def _timed(echo: Echo, payload: Payload) -> float:
-    begin = time.perf_counter()
+def _timed(echo: Echo, payload: Payload, clock: Callable[[], float]) -> float:
+    begin = clock()
     echo(payload)
-    return time.perf_counter() - begin
+    return clock() - begin

@@ -8,6 +8,8 @@ from share_compute.errors import UserError
 from share_compute.rate_limit import LEAST_BYTES_PER_S
 
 _RATE = re.compile(r"([0-9.]+)\s*([kKMGT]?i?)(bit(?:/s)?|bps|B(?:/s|ps)?)")
+_LEAST_PLAIN_BYTES = 2**20
+"""Smallest size that may be given without a unit; smaller numbers are meant in another unit."""
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -28,6 +30,10 @@ def parse_bytes(text: str) -> int:
         size = float(number) * units[unit]
     except (KeyError, ValueError):
         size = 0.0
+    if size and not unit and size < _LEAST_PLAIN_BYTES:
+        raise UserError(
+            f"{text!r} is not a size of memory: it has no unit", hint=f"did you mean {number.strip()}GiB?"
+        )
     if not 1 <= size < 2**63:
         raise UserError(f"{text!r} is not a size of memory", hint="write it like 4GiB or 500MB")
     return int(size)

@@ -22,7 +22,7 @@ from share_compute_actors.sparse.messages import FROZEN, FrozenAnswer
 from share_compute_actors.wire import unpack_answer
 
 _F = TypeVar("_F")
-_LONGEST_FREEZE_S = 600.0
+LONGEST_FREEZE_S = 600.0
 """Longest wait for the minibatches until the clock of a checkpoint."""
 PART_BYTES = 4 << 20
 """Bytes of a snapshot in one call, so that Ray sends them inline."""
@@ -209,7 +209,7 @@ def _frozen(settings: SparseSettings, servers: Sequence[Any]) -> tuple[int, list
             clock = ahead + max((each for clocks in now for _, each in clocks), default=0)
         calls = [server.freeze.remote(number, clock, "checkpoint") for number, server in enumerate(servers)]
         try:
-            answers = ray.get(calls, timeout=_LONGEST_FREEZE_S)
+            answers = ray.get(calls, timeout=LONGEST_FREEZE_S)
         except GetTimeoutError:
             for number, server in enumerate(servers):
                 server.thaw.remote(number, clock, "checkpoint")

@@ -24,7 +24,8 @@ from share_compute_actors.sparse.source import fetched
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import Content, Natural, Schema, WithContent
 
-_WAIT_S = 0.2
+WAIT_S = 0.2
+"""Longest wait for an answer of a worker before the run is watched again, in seconds."""
 
 
 class RoundHeader(NamedTuple):
@@ -154,7 +155,7 @@ class DualRun:
             worker = _Worker(names, node, self._new_actor(node), np.empty(0, np.int64), np.zeros(0))
             self._workers.append(worker)
         calls = [self._load(worker) for worker in self._workers]
-        while ray.wait(calls, num_returns=len(calls), timeout=_WAIT_S)[1]:
+        while ray.wait(calls, num_returns=len(calls), timeout=WAIT_S)[1]:
             watch()
         parts: list[Places] = []
         for worker, call in zip(self._workers, calls, strict=True):
@@ -254,9 +255,9 @@ class DualRun:
                 worker.call: index for index, worker in enumerate(self._workers) if worker.call is not None
             }
             if calls:
-                ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_WAIT_S)
+                ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=WAIT_S)
             else:
-                time.sleep(_WAIT_S)
+                time.sleep(WAIT_S)
                 ready = []
             for ref in ready:
                 index = calls[ref]

@@ -24,7 +24,8 @@ from share_compute_actors.sparse.source import PIECE_BYTES, fetched
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import COUNT, Content, Natural, Schema, WithContent
 
-_WAIT_S = 0.2
+WAIT_S = 0.2
+"""Longest wait for the answer of the process before the run is watched again, in seconds."""
 _NAME = "the process of the threads"
 
 
@@ -182,6 +183,6 @@ class HogwildRun:
         ray.kill(self._actor)
 
     def _waited(self, call: Any, watch: Callable[[], None]) -> Any:
-        while not ray.wait([call], timeout=_WAIT_S)[0]:
+        while not ray.wait([call], timeout=WAIT_S)[0]:
             watch()
         return call

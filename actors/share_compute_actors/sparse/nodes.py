@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ContributorLost
 
-_KEPT_S = 1.0
+KEPT_S = 1.0
 """Time for which `LivingNodes` keeps an answer."""
 
 
@@ -38,7 +38,7 @@ class LivingNodes:
         Args:
             afresh: whether to ask Ray even if the last answer is recent.
         """
-        if afresh or time.monotonic() - self._asked_at >= _KEPT_S:
+        if afresh or time.monotonic() - self._asked_at >= KEPT_S:
             self._known, self._asked_at = living(self._nodes), time.monotonic()
         return self._known
 

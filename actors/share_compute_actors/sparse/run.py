@@ -51,7 +51,8 @@ from share_compute_actors.sparse.suspension import Suspension
 from share_compute_actors.sparse.worker import SparseRowsWorker
 from share_compute_actors.wire import COUNT, unpack_answer
 
-_POLL_S = 0.2
+POLL_S = 0.2
+"""Time between two checks of workers and servers, in seconds."""
 _PIECE_BYTES = 4 << 20
 """Bytes of rows in one call, so that Ray sends them inline."""
 _Task: TypeAlias = Literal["load", "hold", "run"]
@@ -195,7 +196,7 @@ class SparseRun:
         """Rows on which the model is measured."""
 
     def _answers(self, calls: list[Any]) -> list[Any]:
-        while ray.wait(calls, num_returns=len(calls), timeout=_POLL_S)[1]:
+        while ray.wait(calls, num_returns=len(calls), timeout=POLL_S)[1]:
             self.options.check()
         return list(ray.get(calls))
 
@@ -271,17 +272,17 @@ class SparseRun:
                 return self._end_workers()
             calls = [worker.call for worker in self.workers if worker.call is not None]
             if refs := [*calls, *self._roles]:
-                for ref in ray.wait(refs, timeout=_POLL_S)[0]:
+                for ref in ray.wait(refs, timeout=POLL_S)[0]:
                     self._ready(ref)
             elif self._measuring is not None:
-                self._measuring.wait(_POLL_S)
+                self._measuring.wait(POLL_S)
             else:
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
             watch()
             self._restart_when_due()
             self._is_measured()
             now = time.monotonic()
-            if now - checked > 5 * _POLL_S:
+            if now - checked > 5 * POLL_S:
                 self._check_servers()
                 checked = time.monotonic()
             if self._save_when_due(now - saved):
@@ -383,7 +384,7 @@ class SparseRun:
                 found = [dict(clocks) for clocks in ray.get(calls, timeout=STATUS_S)]
             except RayError:
                 self._check_servers()  # it raises an error when no copy is left
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
                 continue
             return {number: min(each.get(number, 0) for each in found) for number in range(len(self.workers))}
 

@@ -6,24 +6,17 @@ it to an attempt in `Assignment.failures`. The coordinator and each member then 
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 
 from share_compute.errors import UserError
 from share_compute.protocol.failures import FailureKind, FailureScript, InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import SENDING, Point
+from share_compute_actors.group.failing import freeze, kill
 from share_compute_actors.testing.message_faults import MessageFaults
 
 _WORDS = frozenset(SENDING.values())
 _TENSORS = frozenset({Point.tensor_sending, Point.log_sending})
-_WAKE = (
-    "import os, signal, sys, time; time.sleep(float(sys.argv[2])); os.kill(int(sys.argv[1]), signal.SIGCONT)"
-)
 
 
 def require_carried_out(failures: Sequence[InjectedFailure]) -> None:
@@ -95,18 +88,3 @@ class FaultInjector:
                 case _:
                     of_message.append(failure)
         return of_message
-
-
-def kill() -> None:
-    """Kill this process with SIGKILL."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def freeze(duration_s: float) -> None:
-    """Suspend this process for ``duration_s`` seconds, with its sockets open; a helper process resumes it."""
-    subprocess.Popen(
-        [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
-        start_new_session=True,
-    )
-    # If another thread handled a signal to the process, this thread would continue for a moment.
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -26,7 +26,7 @@ from share_compute_actors.messages import Updates
 FILE = "steps.sqlite3"
 _SHAPE = 9
 """Version of the tables. Tables of another version are dropped."""
-_STEPS_KEPT = 10_000
+STEPS_KEPT = 10_000
 """Number of the latest committed steps that the log keeps."""
 _TABLES = """
     CREATE TABLE standing (
@@ -214,7 +214,7 @@ class StepLog:
                 "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)",
                 (step, scale, encoded, generation, rate),
             )
-            self._base.execute("DELETE FROM steps WHERE step <= ?", (step - _STEPS_KEPT,))
+            self._base.execute("DELETE FROM steps WHERE step <= ?", (step - STEPS_KEPT,))
             return self.read()
 
     def validated(self, step: int, figures: Figures) -> None:

@@ -91,14 +91,24 @@ class Agent:
         options: the server to join, and the resources that are lent to it.
         report: called with the agent's state whenever it changes.
         identities: store of the machine's key.
+        start: starts the Ray node; see `start_node` for its arguments.
+        sleep: waits for a number of seconds, between heartbeats and between attempts to reach the server.
     """
 
     def __init__(
-        self, options: JoinOptions, report: Callable[[AgentStatus], None], identities: Identities
+        self,
+        options: JoinOptions,
+        report: Callable[[AgentStatus], None],
+        identities: Identities,
+        *,
+        start: Callable[..., RayNode] = start_node,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = options
         self._identities = identities
         self._report = report
+        self._start = start
+        self._sleep = sleep
         self._view = AgentStatus(options.name, options.url, "checking this machine", datetime.now(UTC))
         self._children: ChildProcesses | None = None
         self._node: RayNode | None = None
@@ -130,17 +140,17 @@ class Agent:
             stack.enter_context(self._identities.in_use(options.url, options.name))
             limits = resolve_limits(options)
             identity, access = self.enroll(limits)
-            self._children = open_run_folder(f"contributor {options.url} {options.name}")
-            stack.callback(close_run_folder, self._children)
-            interrupts.takes_along(self._children)
+            children = open_run_folder(f"contributor {options.url} {options.name}")
+            stack.callback(close_run_folder, children)
+            interrupts.takes_along(children)
             client = stack.enter_context(self._client(identity))
             self._view = replace(self._view, contributor_id=identity.contributor_id)
             try:
                 node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.gpu)
-                self._work(client, access, node_limits)
+                self.work(client, access, node_limits, children)
             finally:
                 interrupts.begin_stopping()
-                self._leave(client)
+                self.leave(client)
 
     def enroll(
         self, limits: MachineLimits, beside: AgentIdentity | None = None
@@ -243,9 +253,23 @@ class Agent:
         self._view = replace(self._view, phase=phase)
         self._report(self._view)
 
-    def _work(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
-        """Keep the node in the cluster until the server asks this machine to leave."""
-        self._access, last_contact = cluster, time.monotonic()
+    def work(
+        self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits, children: ChildProcesses
+    ) -> None:
+        """Keep a node in the cluster until the server asks this machine to leave.
+
+        Args:
+            client: asks the server, as the contributor that `enroll` returned.
+            cluster: address and token of the cluster.
+            limits: resources that the node may use.
+            children: starts the node as a child process.
+
+        Raises:
+            NotAuthorized: the server refused this machine.
+            NotFound: the server does not know this machine any more.
+            Unavailable: the server did not answer for 10 minutes.
+        """
+        self._children, self._access, last_contact = children, cluster, time.monotonic()
         try:
             self._come_online(client, cluster, limits)
         except ContributorLost as refused:
@@ -264,7 +288,7 @@ class Agent:
                 if work.wanted == "leave":
                     return
                 self._show_work(work)
-                time.sleep(_HEARTBEAT_S)
+                self._sleep(_HEARTBEAT_S)
 
     def _heartbeat(self, client: AgentClient) -> ContributorWork:
         if self._node is None or self._node.end is not None:
@@ -333,7 +357,7 @@ class Agent:
             ) from trouble
         pause_s = backoff.failed()
         self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
-        time.sleep(pause_s)
+        self._sleep(pause_s)
 
     def _come_online(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> None:
         assert self._children is not None
@@ -343,7 +367,7 @@ class Agent:
             try:
                 ports = self._take_ports(client, access, limits)
                 self._show("starting the Ray node")
-                self._node = start_node(self._children, known, limits, ports, address=self._options.address)
+                self._node = self._start(self._children, known, limits, ports, address=self._options.address)
             except NotAuthorized as refused:  # for example, the token was just replaced
                 raise ContributorLost(refused.message, hint="it asks for the new token") from refused
             self._node_started = time.monotonic()
@@ -374,7 +398,7 @@ class Agent:
             self._ports.release()
             self._ports = None
 
-    def _leave(self, client: AgentClient) -> None:
+    def leave(self, client: AgentClient) -> None:
         """Ask the server to release this machine, wait at most `JoinOptions.leave_within_s`, and stop the Ray node.
 
         If the server does not answer, the node is not stopped here.
@@ -386,7 +410,7 @@ class Agent:
             if state is ContributorState.draining:
                 self._show("leaving; its shards move to other machines first")
             while state is ContributorState.draining and time.monotonic() < deadline:
-                time.sleep(0.2)
+                self._sleep(0.2)
                 state = client.heartbeat().state
         except ShareComputeError as failure:
             self._show(f"left without a word to the server: {failure.message}")

@@ -19,14 +19,12 @@ from share_compute_actors.machine.run_folders import close_run_folder, open_run_
 from share_compute_api.agent.agent import Agent, AgentStatus
 from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions, resolve_limits
+from share_compute_api.agent.systemd import GRACE_S, RETRY_S
 from share_compute_api.schemas.agents import ContributorWork
 from share_compute_api.terminal.children import Interrupts, own_command
 
 FINAL = (0, 2, 5)
 """Exit codes after which an agent is not restarted: it left, its options are wrong, or the server rejected its key."""
-_RETRY_S = 30.0
-_GRACE_S = 30.0
-"""Time that agents get to end in addition to `leave_within_s`, in seconds."""
 _POLL_S = 0.5
 
 
@@ -145,7 +143,7 @@ class Host:
             else:
                 device.child.interrupt()
         longest_s = max(device.options.leave_within_s for device in self._devices)
-        self._follow(children, time.monotonic() + longest_s + _GRACE_S)
+        self._follow(children, time.monotonic() + longest_s + GRACE_S)
         for device in self._devices:
             if device.status is None:  # its agent did not end in time; `close_run_folder` ends it
                 device.status = 1
@@ -203,9 +201,9 @@ class Host:
         if status in FINAL or self._is_leaving:
             device.status = status
         else:
-            device.starts_at = time.monotonic() + _RETRY_S
+            device.starts_at = time.monotonic() + RETRY_S
         if status != 0:
-            again = "" if device.status is not None else f"; it is started again in {_RETRY_S:.0f} s"
+            again = "" if device.status is not None else f"; it is started again in {RETRY_S} s"
             device.view = replace(
                 device.view, phase=f"its agent ended with {status}: {why}{again}", work=None
             )

@@ -15,7 +15,8 @@ from share_compute_actors.machine.reach import listening, unanswered
 from share_compute_api.schemas.agents import DialReport, DialRequest
 
 TRIES = 3
-_PAUSE_S = 1.0
+PAUSE_S = 1.0
+"""Pause between two tries, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def require_reachable(
         problem = judged.problem
         if attempt < TRIES:
             report(f"{problem}; trying again")
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
     raise UserError(
         problem,
         hint=f"open TCP ports {port_range} of this machine to the server and the other machines; behind NAT, connect "

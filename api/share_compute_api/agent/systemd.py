@@ -10,8 +10,10 @@ from pathlib import Path
 from share_compute.errors import Unavailable
 from share_compute_api.terminal.children import own_command
 
-_KILL_GRACE_S = 30
-_RETRY_S = 30
+GRACE_S = 30
+"""Time that agents get to end in addition to their ``leave_within_s``, in seconds; then they are killed."""
+RETRY_S = 30
+"""Pause before an agent that failed is started again, in seconds."""
 
 
 def unit_name(machine: str) -> str:
@@ -47,10 +49,10 @@ ExecStart={command}
 Environment={_quoted(f"SHARE_COMPUTE_DATA_FOLDER={data_folder}", is_command=False)}
 UMask=0077
 Restart=on-failure
-RestartSec={_RETRY_S}
+RestartSec={RETRY_S}
 RestartPreventExitStatus=2 5
 KillMode=mixed
-TimeoutStopSec={leave_within_s + _KILL_GRACE_S:.0f}
+TimeoutStopSec={leave_within_s + GRACE_S:.0f}
 
 [Install]
 WantedBy=default.target

@@ -20,6 +20,7 @@ from share_compute_api.cli.operator.demo import demo
 from share_compute_api.cli.operator.machines import measure, remove, rotate_token
 from share_compute_api.cli.operator.sign_in import sign_in
 from share_compute_api.cli.operator.status import status
+from share_compute_api.cli.operator.top import top
 from share_compute_api.cli.operator.topology import topology
 from share_compute_api.cli.operator.up import up
 from share_compute_api.cli.submitter import artifacts, deleting, jobs, uploads
@@ -64,6 +65,7 @@ def make_app() -> typer.Typer:
         up,
         sign_in,
         status,
+        top,
         doctor,
         demo,
         chaos,
@@ -118,8 +120,8 @@ def main() -> None:
     """Run the command line; print a `ShareComputeError` or an invalid setting with a hint, and exit with its code."""
     from pydantic import ValidationError
 
-    from share_compute.errors import ShareComputeError, UserError
-    from share_compute.files.field_errors import field_errors
+    from share_compute.errors import ShareComputeError
+    from share_compute.files.field_errors import invalid
 
     try:
         make_app()()
@@ -127,9 +129,8 @@ def main() -> None:
         print_failure(failure, as_json="--json" in sys.argv)
         sys.exit(failure.exit_code)
     except ValidationError as failure:
-        wrong = "; ".join(f"{item['field']}: {item['problem']}" for item in field_errors(failure))
-        refused = UserError(
-            wrong, hint="fix this option or environment variable; `share-compute config` shows all"
+        refused = invalid(
+            failure, "fix this option or environment variable; `share-compute config` shows all"
         )
         print_failure(refused, as_json="--json" in sys.argv)
         sys.exit(refused.exit_code)

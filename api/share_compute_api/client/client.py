@@ -64,6 +64,7 @@ from share_compute_api.schemas.bodies import (
     UploadView,
 )
 from share_compute_api.schemas.choices import UploadKind
+from share_compute_api.schemas.cluster import ClusterView
 from share_compute_api.schemas.labels import JobComparison
 from share_compute_api.schemas.retention import Deleted, PruneReport
 from share_compute_api.schemas.rounds import RoundsView
@@ -225,9 +226,11 @@ class Client:
         """Queue a failed or cancelled job again; it continues from its last checkpoint or finished rows, if any."""
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/resume")
 
-    def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
-        """Return a page of a job's events with numbers above ``after``."""
-        params = {"after": after, "limit": limit}
+    def events(
+        self, job_id: str, *, after: int = 0, limit: int = 500, without: Sequence[str] = ()
+    ) -> EventPage:
+        """Return a page of a job's events with numbers above ``after``, except events of the kinds in ``without``."""
+        params = {"after": after, "limit": limit, "without": [*without]}
         return self._transport.read(EventPage, "GET", f"/jobs/{job_id}/events", params=params)
 
     def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
@@ -369,13 +372,7 @@ class Client:
     ) -> Iterator[str]:
         """Yield a model's continuation of a text, piece by piece; closing the iterator ends the request.
 
-        If the connection breaks or the server restarts, the text continues where it stopped.
-
-        Args:
-            model: name of a deployment.
-            prompt: the text.
-            resume_s: seconds for which the client tries to resume a broken text; 0 never resumes.
-            options: further fields of the request to /v1/completions: ``temperature``, ``max_tokens``, ...
+        The other arguments are those of `chat`; ``options`` are fields of the request to /v1/completions.
         """
         request = {"model": model, "prompt": prompt, **options}
         return chatting.stream(self._transport, "completions", request, resume_s=resume_s)
@@ -569,6 +566,10 @@ class Client:
             page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
             found += page.contributors
         return found
+
+    def cluster(self) -> ClusterView:
+        """Return summaries of the machines with their work, and the islands of machines that are near each other."""
+        return self._transport.read(ClusterView, "GET", "/cluster")
 
     def contributor(self, contributor_id: str) -> ContributorRecord:
         """Return one machine."""

@@ -29,9 +29,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute_actors.group import naming
+from share_compute_actors.group.failing import make_fail
 from share_compute_actors.inference.server import DeploymentServer
 from share_compute_actors.machine.contributor import start_contributor
-from share_compute_actors.testing.member_failures import make_fail
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NOTHING, TEXT, Schema, unpack_answer
 from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult, HeadAddress, NodeFacts

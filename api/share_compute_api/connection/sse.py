@@ -13,6 +13,8 @@ HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """HTTP headers of every stream, so that neither caches nor proxies hold events back."""
 KEEPALIVE: Final = b": still here\n\n"
 """A comment line, which clients ignore. It is sent because proxies close idle connections."""
+KEEPALIVE_S = 10.0
+"""Time without an event after which `KEEPALIVE` is sent, in seconds."""
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
 """Code point -> JSON escape sequence, for characters at which some clients wrongly split lines. In JSON the characters

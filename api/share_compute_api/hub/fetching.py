@@ -49,12 +49,8 @@ _MOST_CONFIG_BYTES = 1 << 20
 _MOST_INDEX_BYTES = 16 << 20
 """Maximum size of an index, which an isolated process parses. The largest known models need 10 to 15 MiB."""
 _PIECE_BYTES = 1 << 20
-_TIMEOUT_S = 10.0
-"""Longest wait for an answer about a model, in seconds."""
 _READ_TIMEOUT_S = 60.0
 """Longest wait for the next bytes of a file, in seconds."""
-_WAIT_S = 3.0
-"""Longest time that a request waits for a model, in seconds."""
 _RETRY_AFTER_S = 3
 _MOST_FETCHES = 4
 _MOST_OF_ONE = 2
@@ -90,14 +86,25 @@ class HubModels:
         uploads: the uploads that models are fetched into. They count towards the limits of uploads.
         processes: isolated processes, which read the indexes of models.
         endpoint: URL of the Hub; default: ``HF_ENDPOINT``, else https://huggingface.co.
+        wait_s: longest time that a request waits for a model, in seconds.
+        timeout_s: longest wait for an answer about a model, in seconds.
     """
 
     def __init__(
-        self, uploads: UploadStore, processes: IsolatedProcesses, endpoint: str | None = None
+        self,
+        uploads: UploadStore,
+        processes: IsolatedProcesses,
+        endpoint: str | None = None,
+        *,
+        wait_s: float = 3.0,
+        timeout_s: float = 10.0,
     ) -> None:
         self._uploads = uploads
         self._processes = processes
         self.endpoint = endpoint
+        self.wait_s = wait_s
+        """Longest time that a request waits for a model, in seconds."""
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._fetches: dict[tuple[str, str], _Fetch] = {}
         """(API key id, name of the upload) -> fetch."""
@@ -166,7 +173,7 @@ class HubModels:
 
         api = HfApi(self.endpoint, token=False, library_name="share-compute")
         with translated(repository, uses_token=False):
-            info = api.model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+            info = api.model_info(repository, revision=revision, files_metadata=True, timeout=self._timeout_s)
         if info.gated:
             raise NotAuthorized(
                 f"{repository} is gated: its owner grants access on request",
@@ -237,7 +244,7 @@ class HubModels:
                     target=self._run, args=(fetch, key, commit, files, caller), name="hub-fetch", daemon=True
                 )
                 work.start()
-        if not fetch.done.wait(_WAIT_S):
+        if not fetch.done.wait(self.wait_s):
             raise FetchUnderWay(
                 f"{repository} is being fetched from the Hub: {bytes_text(fetch.arrived_bytes)} of "
                 f"{bytes_text(fetch.total_bytes)}",

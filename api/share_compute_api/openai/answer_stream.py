@@ -19,9 +19,7 @@ from share_compute_api.openai.completion import Completion
 
 STREAM_ID = "X-Stream-Id"
 """Header with the id of a resumable stream."""
-QUIET_S = 10.0
-"""Seconds without an event after which a comment line is sent, because proxies close idle connections."""
-_UNREAD_S = 60.0
+UNREAD_S = 60.0
 """Seconds that a client may take to accept one part of the answer, before its request is cancelled."""
 _log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ async def answer_events(completion: Completion, shape: Shape) -> AsyncGenerator[
     """
     yield b"".join(encoded(shape.first(index), shape) for index in range(completion.num_sequences))
     try:
-        async for batch in completion.pieces(quiet_s=QUIET_S):
+        async for batch in completion.pieces(quiet_s=sse.KEEPALIVE_S):
             yield (
                 b"".join(encoded(shape.chunks(index, piece), shape) for index, piece in batch)
                 or sse.KEEPALIVE
@@ -110,7 +108,7 @@ class AnswerStream(Response):
                 ending = Unavailable("the server ends", hint="ask again in a while")
                 await _body(send, b"" if self._is_resumable else failed(ending, self._shape), more=False)
         except TimeoutError:
-            _log.info("a client read nothing for %g s: its request is cancelled", _UNREAD_S)
+            _log.info("a client read nothing for %g s: its request is cancelled", UNREAD_S)
         finally:
             work.cancel()
             watch.cancel()
@@ -121,7 +119,7 @@ class AnswerStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for content in self._events:
-            async with asyncio.timeout(_UNREAD_S):
+            async with asyncio.timeout(UNREAD_S):
                 await _body(send, content, more=True)
         await _body(send, b"", more=False)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from share_compute.inference.scheduler.sharing import Backlog, in_turn
 from share_compute_api.openai.replica import Replica
 
-_MOVES_AFTER_S = 10.0
+MOVES_AFTER_S = 10.0
 """Seconds after which the sequences of an unready replica may move to other replicas."""
 
 
@@ -76,9 +76,9 @@ class Router:
         return any(status.is_ready for status in self._replicas.values())
 
     def is_overdue(self, replica: Replica, now_s: float) -> bool:
-        """Return whether a replica has been unready for `_MOVES_AFTER_S` while another replica gets new requests."""
+        """Return whether a replica has been unready for `MOVES_AFTER_S` while another replica gets new requests."""
         since_s = self._replicas[replica].unready_since_s
-        return since_s is not None and now_s - since_s >= _MOVES_AFTER_S and bool(self.takers)
+        return since_s is not None and now_s - since_s >= MOVES_AFTER_S and bool(self.takers)
 
     def in_turn(self, new: int, ongoing: Callable[[Replica], int]) -> list[Replica]:
         """Return the replicas that get new requests, in the order of `sharing.in_turn`.

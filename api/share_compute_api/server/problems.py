@@ -13,7 +13,14 @@ from starlette.exceptions import HTTPException
 
 from share_compute.errors import ShareComputeError, UserError
 from share_compute.files.described import DescribedModel
-from share_compute.files.field_errors import NOT_JSON, field_name, fields_text, named, without_consequences
+from share_compute.files.field_errors import (
+    NOT_JSON,
+    field_name,
+    fields_details,
+    fields_text,
+    named,
+    without_consequences,
+)
 
 MEDIA_TYPE = "application/problem+json"
 _SEND_JSON = "set the header Content-Type: application/json"
@@ -127,7 +134,7 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
         UserError.code,
         fields_text(fields, len(errors)),
         hint="fix these fields of the request",
-        details={"fields": fields},
+        details=fields_details(fields, len(errors)),
     )
 
 

@@ -25,7 +25,7 @@ COLUMNS: dict[str, type[int | float | str]] = {
     "received_bytes": int,
 }
 """Columns of all series. ``split`` is train, validation, test, or traffic, whose rows have only bytes."""
-_ROWS = 5_000
+ROWS = 5_000
 """Number of rows that are read at a time."""
 
 
@@ -62,6 +62,6 @@ def rows_of(store: Store, job_id: str) -> Iterator[dict[str, Any]]:
 
 def _metrics(store: Store, job_id: str) -> Iterator[MetricRecord]:
     last: MetricRecord | None = None
-    while metrics := store.progress.metrics_after(job_id, last, limit=_ROWS):
+    while metrics := store.progress.metrics_after(job_id, last, limit=ROWS):
         yield from metrics
         last = metrics[-1]

@@ -17,7 +17,6 @@ from share_compute_api.server.context import Context
 from share_compute_api.server.figures import KIND, PERIOD_S, SentFigures
 from share_compute_api.server.owned import shown_events
 
-_KEEPALIVE_S = 10.0
 _RECONNECT_MS = 1000
 MOST = 2**63 - 1
 
@@ -77,11 +76,11 @@ async def _events(
     context: Context, after: int, caller: ApiKeyRecord, job_id: str | None, figures: SentFigures | None
 ) -> AsyncIterator[bytes]:
     yield sse.reconnection(_RECONNECT_MS)
-    wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
+    wait_s = sse.KEEPALIVE_S if figures is None else PERIOD_S
     checked_s = sent_s = monotonic()
     is_notified = True
     while not context.notifier.is_closed:
-        if monotonic() - checked_s >= _KEEPALIVE_S:
+        if monotonic() - checked_s >= sse.KEEPALIVE_S:
             if await run_in_threadpool(context.store.keys.valid, caller.id) is None:
                 return
             checked_s = monotonic()
@@ -98,6 +97,6 @@ async def _events(
                 yield sse.event(one.model_dump_json(), kind=KIND)
                 sent_s = monotonic()
         is_notified = bool(batch) or await context.notifier.wait(ticket, wait_s)
-        if monotonic() - sent_s >= _KEEPALIVE_S:
+        if monotonic() - sent_s >= sse.KEEPALIVE_S:
             sent_s = monotonic()
             yield sse.KEEPALIVE

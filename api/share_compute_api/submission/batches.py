@@ -8,9 +8,9 @@ from pathlib import Path
 
 from share_compute.errors import UserError
 from share_compute.files.strict import nearest
-from share_compute.specification import BatchJob, GenerateJob, ServedModelSpec, ServeJob
+from share_compute.specification import BatchJob, GenerateJob, ServeJob
 from share_compute.specification.token_options import TokenOptions
-from share_compute.store import JobRecord, Store
+from share_compute.store import Store
 from share_compute_api.openai.batch_rows import text_request
 from share_compute_api.openai.completion import require_known_tokens, require_min_tokens_fit
 from share_compute_api.openai.engine import Engines
@@ -24,9 +24,10 @@ _NAME_OF_ITS_OWN = "batch"
 _MESSAGE = {"role": "user", "content": "?"}
 
 
-def deployment_of(job: JobRecord, model: ServedModelSpec) -> ServeJob:
-    """Return the specification of a batch's own deployment, whose name is the job's id."""
-    return ServeJob(name=job.id, model=model)
+def deployment_of(name: str, spec: BatchJob) -> ServeJob:
+    """Return the specification of the deployment of a batch's own ``model``; its name is the job's id."""
+    fields = spec.parallelism.model_dump()
+    return ServeJob.model_validate({"name": name, "model": spec.model, "parallelism": fields})
 
 
 def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> None:
@@ -65,7 +66,7 @@ def check_inputs(spec: BatchJob, processes: IsolatedProcesses) -> None:
 def _check_model(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> Path | None:
     """Check a batch's model or deployment; return the model's folder, or None if the deployment is not up."""
     if spec.model is not None:
-        check_deployment(ServeJob(name=_NAME_OF_ITS_OWN, model=spec.model), store, processes)
+        check_deployment(deployment_of(_NAME_OF_ITS_OWN, spec), store, processes)
         return model_folder(spec.model, store)
     assert spec.deployment is not None
     if store.deployments.by_name(spec.deployment) is None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from share_compute.errors import UserError
 from share_compute.specification import SparseJob
+from share_compute.store import Store
 from share_compute_api.submission.model_folders import Problems, checking, refused, require_path
+from share_compute_api.submission.placement import check_selection
 from share_compute_api.workers.isolated.messages import CheckSparseRows
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
-def check_sparse(spec: SparseJob, processes: IsolatedProcesses) -> None:
-    """Check the files of a job, and the first rows of each, without regard to the cluster's machines.
+def check_sparse(spec: SparseJob, store: Store, processes: IsolatedProcesses) -> None:
+    """Check the files of a job, the first rows of each, and its selection of machines.
 
     Args:
         spec: the job.
+        store: the store of contributors.
         processes: isolated processes, which read the job's files.
 
     Raises:
         UserError: the job cannot run; the error names each invalid field.
     """
     problems = Problems()
+    with problems.noted():
+        check_selection(spec.parallelism, store)
     for field in ("data.files", "data.validation_files"):
         for file in getattr(spec.data, field.removeprefix("data.")):
             with problems.noted(), checking(field):

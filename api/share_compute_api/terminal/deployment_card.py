@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from rich.markup import escape
-from rich.table import Table
 
 from share_compute.lifecycle.deployment_status import LatencyStatus, ServingStatus
+from share_compute.planning.plan import layer_span
 from share_compute.quantities import bytes_text, percent_text, seconds_text
 from share_compute_api.schemas.bodies import DeploymentStatus, DeploymentView
 from share_compute_api.terminal.output import console, rate, since, state_text
-
-_NOTHING = "[dim]-[/dim]"
+from share_compute_api.terminal.tables import WholeTable
 
 
 def replicas_text(view: DeploymentView) -> str:
@@ -38,9 +37,9 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
             f"\n[bold]replica {number}[/bold]  {state_text(replica.state)}  {escape(replica.reason)}",
             soft_wrap=True,
         )
-        console.print(_figures(replica))
+        console.print(_figures(replica), crop=False)
         if replica.stages:
-            console.print(_stages(replica))
+            console.print(_stages(replica), crop=False)
 
 
 def _window(status: DeploymentStatus) -> str:
@@ -48,51 +47,50 @@ def _window(status: DeploymentStatus) -> str:
     return f"{known[0]} tokens" if known else "not known yet"
 
 
-def _figures(replica: ServingStatus) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "measured", "predicted"):
-        table.add_column(column, no_wrap=True)
+def _figures(replica: ServingStatus) -> WholeTable:
     queue = replica.queue
-    table.add_row("time to first token", *_latency(replica.first_token))
-    table.add_row("inter-token latency", *_latency(replica.next_token))
-    table.add_row("tokens/s", rate(replica.tokens_per_s), rate(replica.predicted_tokens_per_s) or _NOTHING)
-    table.add_row("requests", f"{queue.running} running, {queue.queued} queued", _NOTHING)
-    batch = _NOTHING if queue.batch_size is None else f"{queue.batch_size:.1f} in a step"
-    table.add_row("batch size", batch, _NOTHING)
+    batch = None if queue.batch_size is None else f"{queue.batch_size:.1f} in a step"
+    rows: list[tuple[str, str | None, str | None]] = [
+        ("time to first token", *_latency(replica.first_token)),
+        ("inter-token latency", *_latency(replica.next_token)),
+        ("tokens/s", rate(replica.tokens_per_s), rate(replica.predicted_tokens_per_s)),
+        ("requests", f"{queue.running} running, {queue.queued} queued", None),
+        ("batch size", batch, None),
+    ]
     if queue.kv_tokens:
         used = f"{percent_text(queue.kv_tokens_used / queue.kv_tokens)} of {queue.kv_tokens} tokens"
         cached = percent_text(queue.kv_tokens_cached / queue.kv_tokens)
-        table.add_row("KV cache", f"{used} in use, {cached} kept", _NOTHING)
+        rows.append(("KV cache", f"{used} in use, {cached} kept", None))
     if replica.recoveries:
         gap = "" if replica.last_gap_s is None else f", the last took {seconds_text(replica.last_gap_s)}"
-        table.add_row("recoveries", f"{replica.recoveries}{gap}", _NOTHING)
-    return table
+        rows.append(("recoveries", f"{replica.recoveries}{gap}", None))
+    return WholeTable(("", "measured", "predicted"), rows)
 
 
-def _latency(latency: LatencyStatus) -> tuple[str, str]:
-    measured = _NOTHING
+def _latency(latency: LatencyStatus) -> tuple[str | None, str | None]:
+    measured = None
     if latency.p50_s is not None and latency.p95_s is not None:
         measured = f"{seconds_text(latency.p50_s)} (95%: {seconds_text(latency.p95_s)})"
-    return measured, _NOTHING if latency.predicted_s is None else seconds_text(latency.predicted_s)
+    return measured, None if latency.predicted_s is None else seconds_text(latency.predicted_s)
 
 
-def _stages(replica: ServingStatus) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("stage", "machine", "layers", "busy", "predicted", "memory", "of it caches"):
-        table.add_column(column, no_wrap=True)
-    for index, stage in enumerate(replica.stages):
+def _stages(replica: ServingStatus) -> WholeTable:
+    rows = []
+    for index, stage in enumerate(replica.stages, 1):
         name = escape(stage.name) if stage.is_alive else f"[red]{escape(stage.name)} (unresponsive)[/red]"
-        table.add_row(
-            str(index),
-            name,
-            f"{stage.start}-{stage.stop - 1}",
-            _share(stage.busy_fraction),
-            _share(stage.predicted_busy_fraction),
-            bytes_text(stage.resident_bytes) if stage.resident_bytes else _NOTHING,
-            bytes_text(stage.cache_bytes) if stage.resident_bytes else _NOTHING,
+        rows.append(
+            (
+                index,
+                name,
+                layer_span(stage.start, stage.stop),
+                _share(stage.busy_fraction),
+                _share(stage.predicted_busy_fraction),
+                bytes_text(stage.resident_bytes) if stage.resident_bytes else None,
+                bytes_text(stage.cache_bytes) if stage.resident_bytes else None,
+            )
         )
-    return table
+    return WholeTable(("stage", "machine", "holds", "busy", "predicted", "memory", "of it caches"), rows)
 
 
-def _share(fraction: float | None) -> str:
-    return _NOTHING if fraction is None else percent_text(fraction)
+def _share(fraction: float | None) -> str | None:
+    return None if fraction is None else percent_text(fraction)

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 
-from rich.table import Table
+from rich.markup import escape
 from rich.text import Text
 
 from share_compute.planning.operators.plan import (
@@ -17,7 +17,7 @@ from share_compute.planning.operators.plan import (
 )
 from share_compute.quantities import bytes_text, rate_text, seconds_text
 from share_compute_api.terminal.output import console
-from share_compute_api.terminal.picture import Ink, cut
+from share_compute_api.terminal.tables import WholeTable
 
 _SHOWN = {"matmul", "attention", "embedding"}
 """Kinds of operators that have a row of their own."""
@@ -28,8 +28,6 @@ _COLOURS = {
     "column": "palegreen",
     "row": "khaki",
 }
-_OPERATOR_COLUMNS = 28
-_PARAMETER_COLUMNS = 22
 
 
 def print_operators(report: OperatorReport) -> None:
@@ -49,7 +47,7 @@ def print_operators(report: OperatorReport) -> None:
     for layer in report.layers:
         console.print()
         console.print(_summary(layer, report))
-        console.print(_table(layer))
+        console.print(_table(layer), crop=False)
 
 
 def _summary(layer: LayerOperators, report: OperatorReport) -> Text:
@@ -67,30 +65,23 @@ def _summary(layer: LayerOperators, report: OperatorReport) -> Text:
     )
 
 
-def _table(layer: LayerOperators) -> Table:
+def _table(layer: LayerOperators) -> WholeTable:
     """Return the operators in order. Operators that only follow others are counted between the rows."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("operator", no_wrap=True)
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("parameters", no_wrap=True)
-    table.add_column("time", no_wrap=True, justify="right")
     arriving = _by_consumer(layer)
-    ink, followers = Ink.of(console), list[OperatorChoice]()
+    rows, followers = list[tuple[str | None, ...]](), list[OperatorChoice]()
 
     def flush() -> None:
         if followers:
             strategies = ", ".join(dict.fromkeys(each.strategy for each in followers))
             time_s = sum(each.compute_s + each.communication_s for each in followers)
-            what = f"({len(followers)} more)"
-            table.add_row(f"  {what}", cut(strategies, 16, ink), "", _time(time_s), style="dim")
+            rows.append((f"  [dim]({len(followers)} more)[/dim]", strategies, None, _time(time_s)))
             followers.clear()
 
     for operator in layer.operators:
         moves = arriving[operator.name]
         if moves:
             flush()
-        for each in moves:
-            table.add_row(*_move(each), style="cyan")
+        rows += map(_move, moves)
         if operator.kind == "fork":
             continue
         if not (operator.kind in _SHOWN or operator.parameters or operator.fixed or operator.kind == "input"):
@@ -99,22 +90,21 @@ def _table(layer: LayerOperators) -> Table:
         flush()
         fixed = " (given)" if operator.fixed else ""
         time_s = operator.compute_s + operator.communication_s
-        table.add_row(
-            cut(operator.name, _OPERATOR_COLUMNS, ink),
-            operator.strategy + fixed,
-            cut(_parameters(operator), _PARAMETER_COLUMNS, ink),
-            _time(time_s),
+        rows.append(
+            (escape(operator.name), operator.strategy + fixed, escape(_parameters(operator)), _time(time_s))
         )
     flush()
     last = {each.name for each in layer.operators}
     for each in layer.redistributions:
         if each.consumer == "input" and each.producer in last and _moves(each):
-            table.add_row(*_move(each), style="cyan")
-    return table
+            rows.append(_move(each))
+    return WholeTable(
+        ("operator", "strategy", "time", "parameters"), ((a, b, d, c) for a, b, c, d in rows), right=("time",)
+    )
 
 
-def _time(seconds: float) -> str:
-    return seconds_text(seconds) if seconds else ""
+def _time(seconds: float) -> str | None:
+    return seconds_text(seconds) if seconds else None
 
 
 def _by_consumer(layer: LayerOperators) -> defaultdict[str, list[Redistribution]]:
@@ -130,10 +120,9 @@ def _moves(each: Redistribution) -> bool:
     return each.collective is not None or each.gradient_collective is not None
 
 
-def _move(each: Redistribution) -> tuple[str, str, str, str]:
-    forward = each.collective or "-"
+def _move(each: Redistribution) -> tuple[str | None, ...]:
     back = f"back: {each.gradient_collective or '-'}"
-    return f"  {forward}", "", back, seconds_text(each.seconds)
+    return f"  [cyan]{each.collective or '-'}[/cyan]", None, back, seconds_text(each.seconds)
 
 
 def _parameters(operator: OperatorChoice) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, TypeAlias
 
@@ -21,6 +22,18 @@ Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")
 Job: TypeAlias = Annotated[
     str, typer.Argument(metavar="JOB", help="Id of the job.", autocompletion=complete_job)
 ]
+
+
+def duration_s(text: str) -> float:
+    """Return the seconds in a duration such as ``90s``, ``30m``, ``12h`` or ``7d``.
+
+    Raises:
+        UserError: the text is not a duration.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
+    if found is None:
+        raise UserError(f"{text!r} is not a time", hint="write it like 90s, 30m, 12h or 7d")
+    return float(found[1]) * UNITS_S[found[2]]
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
 from share_compute.errors import ShareComputeError
 from share_compute.files.plain_text import plain
+from share_compute_api.terminal.tables import WholeTable
 
 STATE_STYLES = {
     "queued": "yellow",
@@ -29,6 +28,7 @@ STATE_STYLES = {
     "joining": "yellow",
     "probing": "yellow",
     "ready": "green",
+    "at work": "cyan",
     "pending": "yellow",
     "loading": "cyan",
     "degraded": "yellow",
@@ -42,13 +42,8 @@ STATE_STYLES = {
     "expired": "yellow",
     "revoked": "magenta",
 }
-_PROSE = ("reason", "meaning", "value", "label", "model")
-_LEAST_PROSE = 20
-"""Smallest width of a column of prose."""
 _VERY_LARGE = 1e15
 """Magnitude from which numbers are written with a power of ten."""
-_GAP = 2
-"""Spaces between two columns."""
 _CLOSED_PIPE = 141
 """Exit code that a shell reports for a program that was ended by SIGPIPE."""
 
@@ -76,10 +71,15 @@ console = Terminal()
 _errors = Terminal(stderr=True, soft_wrap=True)
 
 
-def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], *, compact: bool = False) -> None:
+def print_json(value: object, *, compact: bool = False) -> None:
     """Print a value as JSON, in one line if ``compact``."""
     data = TypeAdapter(Any).dump_python(value, mode="json")
     print_text(json.dumps(data, indent=None if compact else 2, ensure_ascii=False) + "\n")
+
+
+def print_items(items: Iterable[object], **more: Any) -> None:
+    """Print a list as JSON, in the form of all lists of the command line: ``{"items": [...], **more}``."""
+    print_json({"items": [*items], **more})
 
 
 def print_text(text: str) -> None:
@@ -100,69 +100,15 @@ def print_bytes(data: bytes) -> None:
         console.on_broken_pipe()
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
-    """Print a table, or the text ``empty`` if there are no rows. A None cell is shown as a dash.
-
-    Users paste ids into the next command, so nothing is cut: only columns of prose wrap. Where the table does not fit,
-    each row is printed as a paragraph, with the names of its columns. Into a pipe, each row is one line.
-    """
-    names = tuple(columns)
-    cells = [[None if cell is None else str(cell) for cell in row] for row in rows]
-    if not cells:
-        console.print(f"[dim]{empty}[/dim]")
-        return
-    widths = [
-        max(Text.from_markup(text or "-").cell_len for text in (name, *column))
-        for name, column in zip(names, zip(*cells, strict=True), strict=True)
-    ]
-    least = (
-        min(width, _LEAST_PROSE) if name in _PROSE else width
-        for name, width in zip(names, widths, strict=True)
-    )
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.print(_line([f"[bold]{name}[/bold]" for name in names], widths), soft_wrap=True)
-        for row in cells:
-            console.print(_line(row, widths), soft_wrap=True)
-    elif sum(least) + _GAP * (len(names) - 1) <= console.width:
-        console.print(_table(names, cells))
+def print_table(
+    columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str, right: Collection[str] = ()
+) -> None:
+    """Print a table as `WholeTable` shows it, or the text ``empty`` if there are no rows."""
+    table = WholeTable(columns, rows, right=right)
+    if len(table):
+        console.print(table, crop=False)
     else:
-        for row in cells:
-            console.print(_paragraph(names, row, console.width), soft_wrap=True)
-
-
-def _line(row: Sequence[str | None], widths: Sequence[int]) -> Text:
-    """Return a row in columns of these widths."""
-    line = Text()
-    for cell, width in zip(row, widths, strict=True):
-        text = Text.from_markup("[dim]-[/dim]" if cell is None else cell)
-        line.append_text(text).append(" " * (width - text.cell_len + _GAP))
-    line.rstrip()
-    return line
-
-
-def _table(names: Sequence[str], cells: Sequence[Sequence[str | None]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=name not in _PROSE, overflow="fold")
-    for row in cells:
-        table.add_row(*("[dim]-[/dim]" if cell is None else cell for cell in row))
-    return table
-
-
-def _paragraph(names: Sequence[str], row: Sequence[str | None], width: int) -> Text:
-    """Return a row as lines of names and values. The first value is without its name, unless it is a number."""
-    first, *others = row
-    lines = [Text.from_markup(f"[bold]{first or '-'}[/bold]")]
-    if first and first[0].isdigit():
-        lines = [Text.assemble((f"{Text.from_markup(names[0]).plain} ", "dim"), lines[0])]
-    for name, value in zip(names[1:], others, strict=True):
-        if not value:
-            continue
-        part = Text.assemble((f"{Text.from_markup(name).plain} ", "dim"), Text.from_markup(value))
-        if lines[-1].cell_len + _GAP + part.cell_len > width:
-            lines.append(Text())
-        lines[-1].append(" " * _GAP).append_text(part)
-    return Text("\n").join(lines)
+        console.print(f"[dim]{empty}[/dim]")
 
 
 def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
@@ -171,14 +117,30 @@ def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
         document = {"code": failure.code, "detail": failure.message, **failure.facts()}
         sys.stderr.write(json.dumps({"error": document}, default=str) + "\n")
         return
-    _errors.print(f"[red]error:[/red] {escape(failure.message)}")
+    for number, problem in enumerate(_problems(failure)):
+        _errors.print(f"{'       ' if number else '[red]error:[/red] '}{escape(problem)}")
     if failure.hint:
         _errors.print(f"       {escape(failure.hint)}", style="dim")
+
+
+def _problems(failure: ShareComputeError) -> list[str]:
+    """Return the problems of an error: one for each invalid field, or the message of another error."""
+    fields = failure.details.get("fields") or []
+    if not fields:
+        return [failure.message]
+    problems = [": ".join(filter(None, (one["field"], one["problem"]))) for one in fields]
+    more = failure.details.get("more")
+    return [*problems, f"and {more} more"] if more else problems
 
 
 def state_text(state: str) -> str:
     """Return a state as rich markup, in its colour."""
     return f"[{STATE_STYLES.get(state, 'default')}]{state}[/]"
+
+
+def machine_state(state: str, *, is_leased: bool) -> str:
+    """Return ``at work`` for a ready machine that a job or a deployment has, as on the map, else the state."""
+    return "at work" if state == "ready" and is_leased else state
 
 
 def since(moment: datetime | None) -> str | None:

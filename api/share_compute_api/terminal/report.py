@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from share_compute.planning.plan import PINNED, IdleMachine, Plan, layer_span
@@ -20,16 +19,14 @@ from share_compute.quantities import bytes_text, seconds_text
 from share_compute_api.terminal.describe import bound_text, idle_lines
 from share_compute_api.terminal.output import console, number, rate
 from share_compute_api.terminal.picture import (
-    Ink,
     colour_of,
-    cut,
     layers_over_machines,
     timeline,
 )
+from share_compute_api.terminal.tables import WholeTable
 
 _MOST_MACHINES = 40
 _MOST_NAMES = 5
-_NAME_COLUMNS = 20
 _LINKS_ASSUMED = "\nNo link was measured: each is assumed to be a LAN link of 1 Gbit/s."
 _WIDE_COLUMNS = 60
 """Minimum width of the terminal, in characters, at which the table of machines has a column of reasons."""
@@ -64,9 +61,9 @@ def print_report(report: PlanReport) -> None:
         _section("Islands", _islands(report.islands))
 
 
-def _section(title: str, content: Text | Table | Group) -> None:
+def _section(title: str, content: Text | Group) -> None:
     console.print(f"\n[bold]{title}[/bold]")
-    console.print(content)
+    console.print(content, crop=False)
 
 
 def _capital(text: str) -> str:
@@ -123,30 +120,26 @@ def _serving(found: ServingPrediction) -> Text:
 def _machines(plan: Plan) -> Group:
     """Return a table of machines with the reasons for their shares; in a narrow terminal, reasons follow the table."""
     is_wide = console.width >= _WIDE_COLUMNS
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):
-        table.add_column(column, no_wrap=True, justify="right" if justify == "right" else "left")
-    if is_wide:
-        table.add_column("why", overflow="fold")
-    ink, rows, reasons = Ink.of(console), 0, Text()
-    for index, stage in enumerate(plan.stages):
-        for member in stage.members:
-            rows += 1
-            if rows > _MOST_MACHINES:
-                continue
-            used = f" {_percent(member.memory_bytes / member.lent_bytes):>4}" if member.lent_bytes else ""
-            why = member.standing or member.reason
-            if not is_wide:
-                reasons.append(member.name, style=colour_of(index)).append(f": {why}\n")
-            table.add_row(
-                Text(cut(member.name, _NAME_COLUMNS, ink), style=colour_of(index)),
+    members = [(index, stage, member) for index, stage in enumerate(plan.stages) for member in stage.members]
+    rows, reasons = list[tuple[str | None, ...]](), Text()
+    for index, stage, member in members[:_MOST_MACHINES]:
+        why = member.standing or member.reason
+        if not is_wide:
+            reasons.append(member.name, style=colour_of(index)).append(f": {why}\n")
+        used = f" {_percent(member.memory_bytes / member.lent_bytes):>4}" if member.lent_bytes else ""
+        rows.append(
+            (
+                f"[{colour_of(index)}]{escape(member.name)}[/]",
                 f"{stage.start}" if stage.stop == stage.start + 1 else f"{stage.start}-{stage.stop - 1}",
                 f"{bytes_text(member.memory_bytes)}{used}",
-                "-" if member.busy_fraction is None else _percent(member.busy_fraction),
+                None if member.busy_fraction is None else _percent(member.busy_fraction),
                 *([escape(why)] if is_wide else []),
             )
-    if rows > _MOST_MACHINES:
-        reasons.append(f"and {rows - _MOST_MACHINES} more; --json has them all\n", style="dim")
+        )
+    columns = ("machine", "layers", "memory", "busy", *(["why"] if is_wide else []))
+    table = WholeTable(columns, rows, right=("memory", "busy"))
+    if len(members) > _MOST_MACHINES:
+        reasons.append(f"and {len(members) - _MOST_MACHINES} more; --json has them all\n", style="dim")
     reasons.rstrip()
     return Group(table, reasons) if reasons else Group(table)
 
@@ -214,22 +207,22 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
         (row for row in rows if row.step_s is not None), key=lambda row: (row.step_s or 0.0, row.strategy)
     )
     best_s = made[0].step_s if made else None
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("strategy", "a step", "x best", "samples/s", "stages", "machines", ""):
-        table.add_column(column, no_wrap=True, justify="left" if column in ("strategy", "") else "right")
-    for row in made:
-        assert row.step_s is not None
-        is_this = row.strategy == plan.strategy
-        table.add_row(
-            row.strategy,
-            seconds_text(row.step_s),
-            f"{row.step_s / best_s:.2f}" if best_s else "-",
-            _per_s(row.samples_per_s),
-            str(row.stages),
-            str(row.machines),
-            "this plan" if is_this else "",
-            style="bold" if is_this else "",
-        )
+    table = WholeTable(
+        ("strategy", "a step", "x best", "samples/s", "stages", "machines", ""),
+        (
+            (
+                _marked(row.strategy, row.strategy == plan.strategy),
+                seconds_text(row.step_s or 0.0),
+                f"{(row.step_s or 0.0) / best_s:.2f}" if best_s else None,
+                _per_s(row.samples_per_s),
+                row.stages,
+                row.machines,
+                "this plan" if row.strategy == plan.strategy else "",
+            )
+            for row in made
+        ),
+        right=("a step", "x best", "samples/s", "stages", "machines"),
+    )
     problems = [
         Text.assemble((row.strategy, "bold"), f" finds no plan: {row.problem or 'reason unknown'}")
         for row in rows
@@ -240,10 +233,7 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
 
 def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
     """Return a table of policies of synchronization, and a sentence for each about what it gives up."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("policy", "steps", "codec", "a sample", "sent", "received", "busy", ""):
-        left = column in ("policy", "codec", "")
-        table.add_column(column, no_wrap=True, justify="left" if left else "right")
+    rows = list[tuple[str | None, ...]]()
     sentences = Text(
         "Steps are those of a round. Bytes are means per step: of the busiest machine in lockstep, and of each branch "
         "in rounds.\n",
@@ -252,21 +242,28 @@ def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
     for row in policies:
         sizes = (row.sent_bytes_per_step, row.received_bytes_per_step)
         if row.problem is None:
-            table.add_row(
-                row.policy,
-                "-" if row.every is None else f"{row.every}",
-                row.compression,
-                "-" if row.sample_s is None else seconds_text(row.sample_s),
-                *("-" if size is None else bytes_text(size) for size in sizes),
-                "-" if row.utilisation is None else _percent(row.utilisation),
-                "own" if row.is_own else "",
-                style="bold" if row.is_own else "",
+            rows.append(
+                (
+                    _marked(row.policy, row.is_own),
+                    None if row.every is None else str(row.every),
+                    row.compression,
+                    None if row.sample_s is None else seconds_text(row.sample_s),
+                    *(None if size is None else bytes_text(size) for size in sizes),
+                    None if row.utilisation is None else _percent(row.utilisation),
+                    "own" if row.is_own else "",
+                )
             )
         name = row.policy if row.compression == "none" else f"{row.policy}, {row.compression}"
         sentences.append(name, style="bold")
         sentences.append(f": {row.gives_up}\n" if row.problem is None else f" finds no plan: {row.problem}\n")
     sentences.rstrip()
-    return Group(table, sentences)
+    columns = ("policy", "steps", "codec", "a sample", "sent", "received", "busy", "")
+    right = ("steps", "a sample", "sent", "received", "busy")
+    return Group(WholeTable(columns, rows, right=right), sentences)
+
+
+def _marked(name: str, is_marked: bool) -> str:
+    return f"[bold]{escape(name)}[/bold]" if is_marked else escape(name)
 
 
 def _rounds(rounds: RoundsPrediction) -> Text:

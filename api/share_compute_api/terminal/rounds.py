@@ -18,7 +18,6 @@ _MOST_ROWS = 24
 """Maximum number of branches that are shown."""
 _LEAST_COLUMNS = 8
 """Smallest width of a round, with the space before the next one."""
-_NAME_COLUMNS = 14
 
 
 def print_rounds(view: RoundsView, *, merges_apart: bool) -> None:
@@ -119,7 +118,7 @@ def _figures(rounds: Sequence[RoundView], branch: int) -> list[str | None]:
     return [
         str(branch),
         str(run.round),
-        escape(cut(names, _NAME_COLUMNS, Ink.of(console))),
+        escape(names),
         number(run.loss),
         seconds_text(run.seconds),
         seconds_text(run.waited_s) if run.waited_s else None,

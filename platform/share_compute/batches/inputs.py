@@ -27,7 +27,8 @@ _BOM = b"\xef\xbb\xbf"
 _FIRST_ROWS = 100
 """Maximum number of rows of each file that `Inputs.check` examines."""
 _PIECE_BYTES = 1 << 20
-_MOST_LINE_BYTES = 64 << 20
+MOST_LINE_BYTES = 64 << 20
+"""Maximum length of a line, in bytes."""
 _MOST_PART_BYTES = 256 << 20
 """Maximum memory for the values of one part, as `_weight` estimates it."""
 
@@ -268,10 +269,10 @@ def _is_row(line: bytes) -> bool:
 
 def _lines(file: Path) -> Iterator[bytes]:
     with open_unlinked(file) as opened:
-        while line := opened.readline(_MOST_LINE_BYTES):
-            if len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
+        while line := opened.readline(MOST_LINE_BYTES):
+            if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
                 raise UserError(
-                    f"{file} has a line of more than {_MOST_LINE_BYTES >> 20} MiB",
+                    f"{file} has a line of more than {MOST_LINE_BYTES >> 20} MiB",
                     hint="put one JSON object on each line",
                 )
             yield line.removeprefix(_BOM)

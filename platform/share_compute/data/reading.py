@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from share_compute.errors import UserError
-from share_compute.files.damage import damage_of
+from share_compute.files.damage import damage_of, unreadable
 from share_compute.files.plain_files import open_unlinked
 from share_compute.files.strict import nearest
 from share_compute.quantities import bytes_text
@@ -270,12 +270,7 @@ def _no_column(file: Path, column: str, columns: list[str]) -> UserError:
 
 
 def _unreadable(file: Path, failure: Exception) -> UserError:
+    hint = "check that its content is what its suffix says"
     if isinstance(failure, UnicodeError):
-        return UserError(
-            f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
-            hint="convert it to UTF-8, e.g. with iconv",
-        )
-    return UserError(
-        f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
-        hint="check that its content is what its suffix says",
-    )
+        hint = "convert it to UTF-8, e.g. with iconv"
+    return unreadable(file, failure, hint)

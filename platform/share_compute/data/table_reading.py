@@ -17,8 +17,8 @@ from pyarrow import csv, parquet
 
 from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
+from share_compute.files import damage
 from share_compute.files.csv_batches import csv_batches
-from share_compute.files.damage import damage_of
 from share_compute.files.plain_files import open_unlinked
 from share_compute.files.strict import nearest
 from share_compute.quantities import clipped
@@ -362,7 +362,8 @@ def _no_number(file: Path, name: str, row: int, value: str, *, is_target: bool) 
 
 def unreadable(file: Path, failure: Exception) -> UserError:
     """Return the error for a table that cannot be read."""
-    return UserError(
-        f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
-        hint="check that its content is what its suffix says, in UTF-8; rows of a .csv may have 4 MiB at most",
+    return damage.unreadable(
+        file,
+        failure,
+        "check that its content is what its suffix says, in UTF-8; rows of a .csv may have 4 MiB at most",
     )

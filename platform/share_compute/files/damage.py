@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from share_compute.errors import UserError
+
 _CELLS = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _KNOWN = (
     (re.compile(r"straddl"), "a row is longer than 4 MiB"),
@@ -20,6 +22,9 @@ _KNOWN = (
     (re.compile(r"not (yet )?implemented|unsupported", re.IGNORECASE), "it has a type that is not read"),
 )
 """Sentences of pyarrow and of the module csv, with the reason to show."""
+
+
+_MEMORY_HINT = "free memory on the machine that reads it, or let fewer processes run there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,20 @@ def wrong_cells(failure: Exception) -> WrongCells | None:
     return WrongCells(row - 1, cells, columns)
 
 
+def unreadable(file: Path, failure: Exception, hint: str) -> UserError:
+    """Return the error for a data file that cannot be read.
+
+    Args:
+        file: the file; its suffix names the form that it should have.
+        failure: the error of a library, or of the operating system.
+        hint: what to do about a damaged file; if memory was lacking, the error has another hint.
+    """
+    return UserError(
+        f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
+        hint=_MEMORY_HINT if isinstance(failure, MemoryError) else hint,
+    )
+
+
 def damage_of(file: Path, failure: Exception) -> str:
     """Return the reason for which a data file cannot be read, as a clause that follows a colon.
 
@@ -58,6 +77,8 @@ def damage_of(file: Path, failure: Exception) -> str:
         failure: the error of a library, or of the operating system.
     """
     match failure:
+        case MemoryError():
+            reason = "memory was lacking while it was read"
         case UnicodeEncodeError():  # JSON can encode half of a surrogate pair
             reason = "it is not UTF-8 text: it has half of a surrogate pair"
         case UnicodeError():

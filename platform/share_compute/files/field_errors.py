@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from share_compute.errors import UserError
+from share_compute.files.problem_words import problem_text
 
 MOST_NAMED = 50
 """Maximum number of fields that an error names."""
@@ -23,7 +24,7 @@ def invalid(failure: ValidationError, hint: str) -> UserError:
     """Return the error for a document that pydantic refuses; its ``details`` list the invalid fields."""
     errors = _errors(failure)
     fields = named(errors, _path)
-    return UserError(fields_text(fields, len(errors)), hint=hint, details={"fields": fields})
+    return UserError(fields_text(fields, len(errors)), hint=hint, details=fields_details(fields, len(errors)))
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:
@@ -41,10 +42,7 @@ def named(errors: Sequence[Error], name: Callable[[Error], str]) -> list[dict[st
         errors: the errors.
         name: returns the name of an error's field; "" for an error of the whole document.
     """
-    return [
-        {"field": name(error), "problem": cut(error["msg"].removeprefix("Value error, "))}
-        for error in errors[:MOST_NAMED]
-    ]
+    return [{"field": name(error), "problem": cut(problem_text(error))} for error in errors[:MOST_NAMED]]
 
 
 def without_consequences(errors: Sequence[Error]) -> list[Error]:
@@ -57,7 +55,7 @@ def without_consequences(errors: Sequence[Error]) -> list[Error]:
 
 
 def _errors(failure: ValidationError) -> list[Any]:
-    return without_consequences(failure.errors(include_url=False, include_context=False, include_input=False))
+    return without_consequences(failure.errors(include_url=False))
 
 
 def _path(error: Mapping[str, Any]) -> str:
@@ -70,6 +68,12 @@ def fields_text(fields: Sequence[dict[str, str]], total: int) -> str:
     if total > len(fields):
         texts.append(f"and {total - len(fields)} more")
     return "; ".join(texts)
+
+
+def fields_details(fields: list[dict[str, str]], total: int) -> dict[str, Any]:
+    """Return the ``details`` of an error about invalid fields: ``fields``, and ``more``, the number left out."""
+    left_out = total - len(fields)
+    return {"fields": fields, **({"more": left_out} if left_out else {})}
 
 
 def field_name(path: Iterable[object]) -> str:

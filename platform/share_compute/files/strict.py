@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, LiteralString, Self
+from types import UnionType
+from typing import Annotated, Any, LiteralString, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from share_compute.files.described import DescribedModel
+from share_compute.files.problem_words import BELOW
 
 MOST_UNKNOWN = 49
 """Maximum number of unknown keys that an error names, if a document has very many unknown keys."""
 _UNKNOWN: LiteralString = "unknown_key"
 _SHOWN_CHARACTERS = 100
+_VERY_CLOSE = 0.8
+"""Similarity from which a key of the same mapping is suggested rather than a key of this name in another place."""
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -39,9 +43,8 @@ class StrictModel(DescribedModel):
             errors = failure.errors(include_url=False)
             if not any(map(_is_unknown_key, errors)):
                 raise
-            known = _names(cls)
             explained = [
-                InitErrorDetails(type=_explain(error, known), loc=error["loc"], input=error["input"])
+                InitErrorDetails(type=_explain(error, cls), loc=error["loc"], input=error["input"])
                 for error in errors
             ]
             raise ValidationError.from_exception_data(failure.title, explained) from None
@@ -74,10 +77,55 @@ def _is_unknown_key(error: Any) -> bool:
     return error["type"] == "extra_forbidden" and len(error["loc"]) == 1
 
 
-def _explain(error: Any, known: Sequence[str]) -> PydanticCustomError:
+def custom_error(error: Any) -> PydanticCustomError:
+    """Return an error of pydantic with the same type and message; the place of the nearest key is kept, too."""
+    below = (error.get("ctx") or {}).get(BELOW)
+    return PydanticCustomError(error["type"], error["msg"], {BELOW: below} if below else None)
+
+
+def _explain(error: Any, model: type[BaseModel]) -> PydanticCustomError:
     if not _is_unknown_key(error):
-        return PydanticCustomError(error["type"], error["msg"])
-    return _unknown_key(str(error["loc"][-1]), known)
+        return custom_error(error)
+    key, known = str(error["loc"][-1]), _names(model)
+    below = None if difflib.get_close_matches(key, known, cutoff=_VERY_CLOSE) else place_below(key, model)
+    return _unknown_key(key, known) if below is None else _misplaced_key(key, below)
+
+
+def place_below(key: str, model: type[BaseModel]) -> str | None:
+    """Return the path, with dots, of the key of this name in the parts of a model; None if there are none or several.
+
+    If several keys have this name, the result is the only one with the shortest path. Lists of parts are not searched.
+    """
+    level, seen = [("", model)], {model}
+    while level:
+        parts = [
+            (f"{path}{field.alias or name}.", part)
+            for path, one in level
+            for name, field in one.model_fields.items()
+            for part in _models(field.annotation)
+            if part not in seen
+        ]
+        found = sorted({path + key for path, part in parts if key in _names(part)})
+        if found:
+            return found[0] if len(found) == 1 else None
+        seen |= {part for _, part in parts}
+        level = parts
+    return None
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in the type of a field, also those in a union or with ``Annotated``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return _models(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [model for part in get_args(annotation) for model in _models(part)]
+    return []
+
+
+def _misplaced_key(key: str, below: str) -> PydanticCustomError:
+    return PydanticCustomError(_UNKNOWN, f"unknown key {_shown(key)!r}", {BELOW: below})
 
 
 def _unknown_key(key: str, known: Sequence[str], *, lists_known: bool = True) -> PydanticCustomError:
@@ -85,5 +133,8 @@ def _unknown_key(key: str, known: Sequence[str], *, lists_known: bool = True) ->
     guess = nearest(key, known)
     every = f"; known keys: {', '.join(known)}" if lists_known else ""
     hint = f"; did you mean {guess!r}?" if guess else every
-    shown = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}..."
-    return PydanticCustomError(_UNKNOWN, f"unknown key {shown!r}{hint}")
+    return PydanticCustomError(_UNKNOWN, f"unknown key {_shown(key)!r}{hint}")
+
+
+def _shown(key: str) -> str:
+    return key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}..."

@@ -209,6 +209,13 @@ class Validated(StrictModel):
         return {"validation_loss": self.loss, **{name: v for name, v in found.items() if v is not None}}
 
 
+# As many as `share_compute.training.pictures` makes.
+_MOST_CLASSES = 100
+_MOST_POINTS = 1000
+_ConfusionRow: TypeAlias = Annotated[tuple[int, ...], Field(max_length=_MOST_CLASSES)]
+_ClassName: TypeAlias = Annotated[str, Field(max_length=80)]
+
+
 class Pictured(StrictModel):
     """Report of the predictions for a whole split; it replaces the earlier one of this split, and is not in the log."""
 
@@ -219,11 +226,11 @@ class Pictured(StrictModel):
     step: int
     samples: int
     """Number of samples in the split."""
-    confusion: tuple[tuple[int, ...], ...] | None = None
+    confusion: tuple[_ConfusionRow, ...] | None = Field(default=None, max_length=_MOST_CLASSES)
     """Number of samples by true class and predicted class, for a classifier of at most 100 classes."""
-    classes: tuple[str, ...] | None = None
+    classes: tuple[_ClassName, ...] | None = Field(default=None, max_length=_MOST_CLASSES)
     """Names of the classes, each of at most 80 characters; None if the classes are numbered from 0."""
-    points: tuple[tuple[float, float], ...] | None = None
+    points: tuple[tuple[float, float], ...] | None = Field(default=None, max_length=_MOST_POINTS)
     """True and predicted value of at most 1,000 samples, for a regression."""
 
 

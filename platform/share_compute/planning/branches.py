@@ -36,7 +36,7 @@ from share_compute.planning.network.network import transfer_s
 from share_compute.planning.network.regions import complete
 from share_compute.planning.plan import NOT_MEASURED, IdleMachine
 from share_compute.planning.planner import search_problems
-from share_compute.planning.search.choice import Choice, rounded
+from share_compute.planning.search.choice import Choice, Proposal, least_penalized, rounded
 from share_compute.planning.search.partitioning import load_strategy
 from share_compute.planning.search.strategies import AutoPartitioning, is_measured
 from share_compute.planning.search.thorough import proposed, simple
@@ -128,6 +128,11 @@ def island_topology(topology: Topology, place: BranchPlace) -> Topology:
     Links between the island's machines, and between them and the server, are kept.
     """
     return _part(topology, place.machines, len(place.branches))
+
+
+def can_hold(job: TrainJob, topology: Topology, profile: ModelProfile) -> bool:
+    """Return whether the machines can hold the job's model once, with the strategy that the job names."""
+    return bool(_fastest(job, topology, profile, {}))
 
 
 def neighbours(topology: Topology, places: Sequence[BranchPlace]) -> list[tuple[int, int]]:
@@ -346,12 +351,14 @@ def _fastest(job: TrainJob, topology: Topology, profile: ModelProfile, timings: 
     if isinstance(strategy, AutoPartitioning):
         is_small = len(topology.contributors) <= _SMALL
         return simple(problems, in_order=problems if is_small else ())
-    choice = Choice()
+    found: list[Proposal] = []
     for problem in problems:
         try:
-            choice.offer(proposed(problem, strategy.place(problem)))
+            found += proposed(problem, strategy.place(problem))
         except PlanInfeasible:
             continue  # the requested stages cannot be formed on these machines
+    choice = Choice()
+    choice.offer(least_penalized(found))
     return choice
 
 

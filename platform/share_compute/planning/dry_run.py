@@ -67,7 +67,7 @@ def dry_run(
             these requests. Or the job may use none of the machines.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
-    topology, left_out = _selected(spec.parallelism, topology)
+    topology, left_out = selected(spec.parallelism, topology)
     report = _planned(_with_strategy(spec, strategy), topology, profile, compare=compare, serving=serving)
     return report.with_idle(left_out)
 
@@ -105,7 +105,7 @@ def _planned(
     )
 
 
-def _selected(selection: SelectionSpec, topology: Topology) -> tuple[Topology, tuple[IdleMachine, ...]]:
+def selected(selection: SelectionSpec, topology: Topology) -> tuple[Topology, tuple[IdleMachine, ...]]:
     """Return the topology of the machines that the job may use, and the others with the reason.
 
     Raises:

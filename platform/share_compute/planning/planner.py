@@ -29,7 +29,7 @@ from share_compute.planning.plan import (
     StagePlan,
 )
 from share_compute.planning.search.additions import Additions
-from share_compute.planning.search.choice import Choice, Proposal, rounded
+from share_compute.planning.search.choice import Choice, Proposal, least_penalized, rounded
 from share_compute.planning.search.counts import worth_searching
 from share_compute.planning.search.partitioning import Candidate, PartitioningStrategy, load_strategy
 from share_compute.planning.search.problem import SearchProblem
@@ -302,22 +302,17 @@ def _proposals(strategy: PartitioningStrategy, problems: list[SearchProblem]) ->
     Raises:
         PlanInfeasible: there is no such proposal.
     """
-    found: list[tuple[tuple[float, ...], Proposal]] = []
+    found: list[Proposal] = []
     tried: list[Layout] = []
     if isinstance(strategy, SearchingStrategy) and not isinstance(strategy, RecursivePartitioning):
         problems = worth_searching(problems)
     for problem in problems:
         candidates = strategy.place(problem)
         tried += [candidate.layout for candidate in candidates]
-        found += [
-            (strategy.penalty(problem, proposal.candidate.layout), proposal)
-            for proposal in proposed(problem, candidates)
-        ]
+        found += proposed(problem, candidates)
     if not found:
         raise infeasible(strategy, problems[-1], tried[-1] if tried else None)
-    least = min(penalty for penalty, _ in found)
-    kept = [proposal for penalty, proposal in found if penalty == least]
-    return sorted(kept, key=lambda proposal: proposal.preference)
+    return sorted(least_penalized(found), key=lambda proposal: proposal.preference)
 
 
 def _finish(

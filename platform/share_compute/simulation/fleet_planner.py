@@ -25,9 +25,11 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import simulate_step
 from share_compute.planning.network.regions import complete
 from share_compute.planning.planner import solve
+from share_compute.planning.search.choice import least_penalized
 from share_compute.planning.search.partitioning import load_strategy
 from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.strategies import AutoPartitioning, DynamicProgrammingPartitioning
+from share_compute.planning.search.thorough import proposed
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
@@ -156,11 +158,12 @@ class FleetPlanner:
             part, stages=parallelism.stages, members_per_stage=parallelism.members_per_stage
         )
         try:
-            fitting = [one.layout for one in strategy.place(problem) if part.fits(one.layout)]
+            proposals = least_penalized(proposed(problem, strategy.place(problem)))
         except PlanInfeasible:
             return None
+        layouts = [proposal.candidate.layout for proposal in proposals]
         step_s, chosen = min(
-            ((_step_s(part, layout), layout) for layout in fitting), default=(math.inf, None)
+            ((_step_s(part, layout), layout) for layout in layouts), default=(math.inf, None)
         )
         return chosen.renumbered(machines) if chosen is not None and step_s < math.inf else None
 

@@ -25,9 +25,9 @@ TargetKind: TypeAlias = Literal["zero_one", "signs", "numbers", "none"]
 """Targets of a model: classes as 0 and 1, classes as -1 and 1, numbers, or none."""
 _MOST_ENTRIES = 1 << 20
 """Approximate maximum number of entries of a prepared file, which is read as a whole."""
-_MOST_BUFFERED = 1 << 24
+MOST_BUFFERED = 1 << 24
 """Entries of all workers together that wait in memory for their files."""
-_KEPT_FREE_BYTES = 256 << 20
+KEPT_FREE_BYTES = 256 << 20
 """Space on the disk that prepared rows leave free, because the server's database may be on it."""
 _BLOCK_ROWS = 8192
 
@@ -138,7 +138,7 @@ def deal_out(blocks: Iterable[RawRows], workers: int, folder: Path) -> DealtRows
             buffer.all_entries += len(part.keys)
             if buffer.entries >= _MOST_ENTRIES:
                 _flush(buffer, number, folder)
-        if sum(buffer.entries for buffer in buffers) >= _MOST_BUFFERED:
+        if sum(buffer.entries for buffer in buffers) >= MOST_BUFFERED:
             for number, buffer in enumerate(buffers):
                 if buffer.entries:
                     _flush(buffer, number, folder)
@@ -165,10 +165,10 @@ def _flush(buffer: _Buffer, worker: int, folder: Path) -> None:
     name = f"worker-{worker}-{len(buffer.names)}.safetensors"
     content = rows_bytes(rows)
     free_bytes = shutil.disk_usage(folder).free
-    if free_bytes - len(content) < _KEPT_FREE_BYTES:
+    if free_bytes - len(content) < KEPT_FREE_BYTES:
         raise Unavailable(
             f"the prepared rows do not fit on the disk of {folder}, which has {bytes_text(free_bytes)} free; "
-            f"{bytes_text(_KEPT_FREE_BYTES)} stay free for the server",
+            f"{bytes_text(KEPT_FREE_BYTES)} stay free for the server",
             hint="free disk space on the server and resume the job, or give fewer rows",
         )
     (folder / name).write_bytes(content)

@@ -19,9 +19,9 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails
 
-from share_compute.files.strict import StrictModel, nearest
+from share_compute.files.strict import StrictModel, custom_error, nearest
 
 
 def known(value: Any, names: Sequence[str], what: str) -> Any:
@@ -57,9 +57,7 @@ def known_tag(field: str, names: Sequence[str], what: str) -> WrapValidator:
 
 def _without_tag(error: Any, tags: Sequence[str]) -> InitErrorDetails:
     place = error["loc"][1:] if error["loc"] and error["loc"][0] in tags else error["loc"]
-    return InitErrorDetails(
-        type=PydanticCustomError(error["type"], error["msg"]), loc=place, input=error["input"]
-    )
+    return InitErrorDetails(type=custom_error(error), loc=place, input=error["input"])
 
 
 def plain_json(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import Group, SpecModel, Tags, TextPath, exactly_one, plain_json
+from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.serve import NAME_PATTERN, ServedModelSpec
 from share_compute.specification.token_options import TokenOptions
 
@@ -134,11 +135,22 @@ class _BatchModel(SpecModel):
     """Name of the deployment that answers."""
     model: ServedModelSpec | None = None
     """Model that is deployed for this job alone, and taken down when the job ends."""
+    parallelism: SelectionSpec = SelectionSpec()
+    """Machines that may hold ``model``; a deployment has machines of its own."""
 
     @model_validator(mode="after")
     def _exactly_one_model(self) -> Self:
         if (self.deployment is None) == (self.model is None):
             raise ValueError("give exactly one of deployment and model")
+        return self
+
+    @model_validator(mode="after")
+    def _deployment_has_its_machines(self) -> Self:
+        if self.deployment is not None and self.parallelism != SelectionSpec():
+            name = "only" if self.parallelism.only else "avoid"
+            raise ValueError(
+                f"parallelism.{name}: the deployment has machines of its own: leave it out, or give model"
+            )
         return self
 
 

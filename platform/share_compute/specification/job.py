@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from share_compute.files.problem_words import problem_text
 from share_compute.labels import Labelled
 from share_compute.specification.base import Group, SpecModel, Tags, known
 from share_compute.specification.boundaries import (
@@ -223,7 +224,7 @@ class TrainJob(SpecModel):
             try:
                 TrainJob.model_validate({**fields, **self._fields_of(task)})
             except ValidationError as failure:
-                problem = str(failure.errors()[0]["msg"]).removeprefix("Value error, ")
+                problem = problem_text(failure.errors(include_url=False)[0])
                 raise ValueError(f"tasks.{place} ({task.name}): {problem}") from None
         return self
 

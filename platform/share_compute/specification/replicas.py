@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from share_compute.errors import UserError
+from share_compute.files.problem_words import problem_text
 from share_compute.specification.base import SpecModel
 
 _MOST = 1024
@@ -59,8 +60,8 @@ class ReplicasSpec(SpecModel):
                 {**self.model_dump(), **change.model_dump(include=change.model_fields_set)}
             )
         except ValidationError as failure:
-            said = failure.errors()[0]["msg"].removeprefix("Value error, ")
-            raise UserError(f"replicas: {said}", hint="give min and max together") from failure
+            problem = problem_text(failure.errors(include_url=False)[0])
+            raise UserError(f"replicas: {problem}", hint="give min and max together") from failure
 
     def __str__(self) -> str:
         """Return the range in the form of the command line: ``2`` or ``0..4``."""

@@ -274,18 +274,20 @@ class Jobs:
             return JobRecord.model_validate(row)
 
     def cancel(self, job_id: str) -> JobRecord:
-        """Cancel a queued job at once, or ask an active job to stop. A second request to stop changes nothing.
+        """Cancel a queued job at once, or ask an active job to stop. A second call changes nothing.
 
         For a job that has succeeded, cancel its waiting links.
 
         Raises:
             NotFound: no job has this id.
-            Conflict: the job is over, and none of its links waits.
+            Conflict: the job has failed, or it has succeeded and none of its links waits.
         """
         now = self._clock()
         with self._database.write() as session:
             row = job_row(session, job_id)
             if row.state == JobState.succeeded and cancel_links(session, row, now):
+                return JobRecord.model_validate(row)
+            if row.state == JobState.cancelled:
                 return JobRecord.model_validate(row)
             if JobState(row.state).is_final:
                 raise Conflict(

@@ -90,7 +90,7 @@ class ApiKeys:
         with self._database.write() as session:
             row = session.get(ApiKeyRow, key_id)
             if row is None:
-                raise NotFound(f"there is no API key {key_id}", hint="GET /api/v1/keys lists them")
+                raise NotFound(f"there is no API key {key_id}", hint="share-compute keys list shows them")
             if row.revoked_at is None:
                 _require_another_admin(session, row)
                 row.revoked_at = self._clock()

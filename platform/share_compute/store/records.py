@@ -366,7 +366,7 @@ class JobRecord(Record):
     @property
     def selection(self) -> SelectionSpec:
         """Return the machines that the job may use; all machines for jobs without such a field."""
-        return self.spec.parallelism if isinstance(self.spec, TrainJob) else SelectionSpec()
+        return self.spec.parallelism if isinstance(self.spec, TrainJob | SparseJob) else SelectionSpec()
 
     def may_use(self, machine: ContributorRecord) -> bool:
         """Return whether the job may use a machine: its selection and, at its first start, its pinned plan allow it."""

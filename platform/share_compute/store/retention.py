@@ -27,7 +27,7 @@ from share_compute.store.events import DEPLOYMENT
 from share_compute.store.work import changes_work
 
 PrunedKind: TypeAlias = Literal["job", "artifact", "checkpoints", "metrics", "events"]
-_ROWS_AT_ONCE = 20_000
+ROWS_AT_ONCE = 20_000
 """Maximum number of metrics or events deleted in one transaction, because other write transactions wait meanwhile."""
 
 
@@ -126,7 +126,7 @@ class Retention:
     ) -> None:
         """Delete rows in chunks, in ascending order of the column ``number``, so that no transaction takes long."""
         while True:
-            beyond = select(number).where(*wanted).order_by(number).offset(_ROWS_AT_ONCE).limit(1)
+            beyond = select(number).where(*wanted).order_by(number).offset(ROWS_AT_ONCE).limit(1)
             with self._database.write() as session:
                 last = session.scalar(beyond)
                 piece = wanted if last is None else [*wanted, number < last]

@@ -45,6 +45,8 @@ class Store:
     """
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self.url = url
+        """SQLAlchemy URL of the database, for tools that open connections of their own."""
         self._database = Database(url)
         self._lock: Lock | None = None
         self._watchdog: Watchdog | None = None

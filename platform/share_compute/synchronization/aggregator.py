@@ -109,7 +109,8 @@ class Aggregator:
         versions = range(base + 1, version + 1)
         return all(self.update_folder(each, branch).is_dir() for each in versions)
 
-    def _outer_folder(self, version: int) -> Path:
+    def outer_folder(self, version: int) -> Path:
+        """Return the folder with the state of the outer optimizer after a merge."""
         return self._folder / "outer" / f"{version:08}"
 
     @property
@@ -148,7 +149,7 @@ class Aggregator:
 
     def _needed(self, version: int) -> Iterable[Path]:
         """Return the folders from which the job can continue after a merge."""
-        return self.version_folder(version), self._outer_folder(version)
+        return self.version_folder(version), self.outer_folder(version)
 
     def begin(self, shards: Iterable[InitialShard], facts: Mapping[str, Any]) -> None:
         """Write version 0.
@@ -162,7 +163,7 @@ class Aggregator:
         """
         with ExitStack() as stack:
             weights, outer = (
-                writer_of(stack, folder) for folder in (self.version_folder(0), self._outer_folder(0))
+                writer_of(stack, folder) for folder in (self.version_folder(0), self.outer_folder(0))
             )
             known: set[str] = set()
             groups: list[list[str]] = []
@@ -238,7 +239,7 @@ class Aggregator:
     def _outputs(self, record: MergeRecord) -> tuple[list[Path], list[Path]]:
         """Return the checkpoints that a merge writes, the version last, and the other folders that it writes."""
         version = record.version
-        return [self.version_folder(version)], [self.update_folder(version, 0), self._outer_folder(version)]
+        return [self.version_folder(version)], [self.update_folder(version, 0), self.outer_folder(version)]
 
     def _group_merger(
         self, record: MergeRecord, found: Mapping[BranchRun, WeightFolder]
@@ -246,7 +247,7 @@ class Aggregator:
         """Return a function that merges some parameters, and returns the tensors for each folder of `_outputs`."""
         version = record.version
         before = WeightFolder(self.version_folder(version - 1))
-        slots = read_slots(self._outer_folder(version - 1))
+        slots = read_slots(self.outer_folder(version - 1))
 
         def merge_group(names: Sequence[str]) -> dict[Path, Tensors]:
             whole = {name: before.read(name) for name in names}
@@ -257,7 +258,7 @@ class Aggregator:
             new, payloads, errors = self._encoded(version, old, wanted, state, CODEC)
             return {
                 self.version_folder(version): {**whole, **new},
-                self._outer_folder(version): {**state, **following, **errors},
+                self.outer_folder(version): {**state, **following, **errors},
                 self.update_folder(version, 0): payloads,
             }
 

@@ -94,7 +94,7 @@ class OwnWeightsAggregator(Aggregator):
         version = record.version
         updates = [self.update_folder(version, run.branch) for run in record.runs]
         own = [self._own_folder(version, run.branch) for run in record.runs]
-        return [*own, self.version_folder(version)], [*updates, self._outer_folder(version)]
+        return [*own, self.version_folder(version)], [*updates, self.outer_folder(version)]
 
     def _group_merger(
         self, record: MergeRecord, found: Mapping[BranchRun, WeightFolder]
@@ -102,7 +102,7 @@ class OwnWeightsAggregator(Aggregator):
         """Return a function that merges some parameters, and returns the tensors for each folder of `_outputs`."""
         version = record.version
         before = WeightFolder(self.version_folder(version - 1))
-        slots = read_slots(self._outer_folder(version - 1))
+        slots = read_slots(self.outer_folder(version - 1))
         all_branches = range(self._policy.branches)
         own = {branch: WeightFolder(self.beginning(version - 1, branch)[0]) for branch in all_branches}
         runs = {run.branch: run for run in found}
@@ -133,7 +133,7 @@ class OwnWeightsAggregator(Aggregator):
             if not is_elastic:
                 merged = mean(list(arrived.values()))
             self._measure(merged, arrived.values())
-            return outputs | {self.version_folder(version): merged, self._outer_folder(version): errors}
+            return outputs | {self.version_folder(version): merged, self.outer_folder(version): errors}
 
         return merge_group
 

@@ -185,7 +185,7 @@ class RangeAggregator(_CheckedAggregator):
             self._require_slots(slots, self._shapes)
         with ExitStack() as stack:
             writers = [
-                writer_of(stack, self._outer_folder(version)),
+                writer_of(stack, self.outer_folder(version)),
                 writer_of(stack, self.version_folder(version)),
             ]
             for number, names in enumerate(self._groups):
@@ -283,7 +283,7 @@ class RangeAggregator(_CheckedAggregator):
 
     def digests(self, version: int) -> RangeDigests:
         """Return the digests of the files of a merge."""
-        outer = self._outer_folder(version)
+        outer = self.outer_folder(version)
         others = [self.update_folder(version, 0)] + [outer] * any(outer.glob("model*.safetensors"))
         return RangeDigests(
             WeightFolder(self.version_folder(version)).digest(),
@@ -381,7 +381,7 @@ class FollowingAggregator(_CheckedAggregator):
         for names, shapes, _ in groups:
             self._require_slots(shapes, {name: self._shapes[name] for name in names})
         with ExitStack() as stack:
-            writer = writer_of(stack, self._outer_folder(version))
+            writer = writer_of(stack, self.outer_folder(version))
             for number, (_, shapes, fill) in enumerate(groups):
                 slots = {name: torch.empty(shape) for name, shape in shapes.items()}
                 fill(slots)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import ExitStack
 
+import psutil
 import pytest
+from tests.conftest import wait_for
 
 from share_compute.errors import Conflict, UserError
 from share_compute_actors.machine.ports import NodePorts, PortRange, ports_text
 from share_compute_actors.machine.reach import answers, closed_ports, listening
 
 HELLO = b"0123456789abcdef"
+LONGER_THAN_A_TEST_S = 3600.0
+"""A wait for this time makes a test fail, since it hangs."""
 
 
 @pytest.fixture
@@ -93,6 +96,15 @@ def test_somebody_who_says_nothing_is_given_up(small: PortRange) -> None:
         assert closed_ports("127.0.0.1", [small.first], HELLO, within_s=0.2) == (small.first,)
 
 
+def is_connected(port: int) -> bool:
+    """Return whether this process holds an accepted connection at a port, which the caller may have closed."""
+    return any(
+        each.laddr.port == port and each.raddr
+        for each in psutil.Process().net_connections("tcp")
+        if each.laddr
+    )
+
+
 @pytest.mark.parametrize("hangs_up", [True, False])
 def test_ports_that_were_dialled_are_free_at_once(small: PortRange, *, hangs_up: bool) -> None:
     """Ray gives a worker only a port that it can bind without ``SO_REUSEADDR``: none is left in TIME-WAIT."""
@@ -102,7 +114,7 @@ def test_ports_that_were_dialled_are_free_at_once(small: PortRange, *, hangs_up:
             assert caller.recv(len(HELLO)) == HELLO
             if hangs_up:
                 caller.close()
-                time.sleep(0.2)
+                wait_for(lambda: not is_connected(small.first), "the listener to close the connection")
         with socket.socket() as worker:
             worker.bind(("127.0.0.1", small.first))
 
@@ -119,7 +131,5 @@ def test_one_answer_is_enough_where_others_are_unresponsive(small: PortRange) ->
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)  # noqa: FBT003
             waiting.connect_ex(places[1])
-        began_s = time.monotonic()
-        assert answers(places, 5.0, until_first=True) == {places[0]: "open"}
-        assert time.monotonic() - began_s < 2.0
+        assert answers(places, LONGER_THAN_A_TEST_S, until_first=True) == {places[0]: "open"}
         assert answers(places[1:], 0.3, until_first=True) == {}

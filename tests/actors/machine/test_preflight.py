@@ -80,6 +80,13 @@ def test_sizes_are_read(text: str, count: int):
     assert parse_bytes(text) == count
 
 
+def test_a_size_without_a_unit_suggests_one() -> None:
+    with pytest.raises(UserError, match="no unit") as caught:
+        parse_bytes(" 8 ")
+    assert caught.value.hint == "did you mean 8GiB?"
+    assert parse_bytes("1073741824") == 2**30
+
+
 @pytest.mark.parametrize("text", ["", "GiB", "0", "many", "9" * 30])
 def test_what_is_no_size_is_refused(text: str):
     with pytest.raises(UserError):

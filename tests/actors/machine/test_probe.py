@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
@@ -88,19 +87,18 @@ def test_a_probe_that_sees_several_gpus_measures_none():
     assert "one CUDA device is lent" in done.stderr
 
 
-def test_links_are_measured_from_real_delays():
-    latency_s, bytes_per_s = 0.002, 400e6
+def test_links_are_measured_from_the_times_of_echoes():
+    latency_s, bytes_per_s, now_s = 0.002, 400e6, 0.0
 
     def echo(payload: np.ndarray) -> int:
-        finish = time.perf_counter() + 2 * latency_s + payload.nbytes / bytes_per_s
-        while time.perf_counter() < finish:
-            pass
+        nonlocal now_s
+        now_s += 2 * latency_s + payload.nbytes / bytes_per_s
         return payload.nbytes
 
-    link = measure_link("a", "b", echo)
+    link = measure_link("a", "b", echo, clock=lambda: now_s)
     assert (link.source, link.target) == ("a", "b")
-    assert link.latency_s == pytest.approx(latency_s, rel=0.3)
-    assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.3)
+    assert link.latency_s == pytest.approx(latency_s)
+    assert link.bytes_per_s == pytest.approx(bytes_per_s)
 
 
 def test_a_peer_whose_host_does_not_answer_has_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +113,7 @@ def test_a_peer_whose_host_does_not_answer_has_a_dead_link(monkeypatch: pytest.M
         return payload.nbytes
 
     monkeypatch.setattr(reach, "answers", answers)
-    monkeypatch.setattr(contributor, "_echo", echo)
-    found = contributor.links_to("a", [("b", LAN, "present"), ("c", CUT, "hidden")])
+    found = contributor.links_to("a", [("b", LAN, "present"), ("c", CUT, "hidden")], echo)
     assert [(link.target, link.is_dead) for link in found] == [("b", False), ("c", True)]
     assert [places for places, _ in calls] == [{LAN, CUT}, {CUT}]
     assert sum(within_s for _, within_s in calls) < 10
@@ -130,8 +127,7 @@ def test_a_peer_that_does_not_answer_calls_has_a_dead_link(
         raise actor
 
     monkeypatch.setattr(reach, "answers", lambda places, _: dict.fromkeys(places, "open"))
-    monkeypatch.setattr(contributor, "_echo", echo)
-    found = contributor.links_to("a", [("b", LAN, failure), ("gone", LAN, RayActorError())])
+    found = contributor.links_to("a", [("b", LAN, failure), ("gone", LAN, RayActorError())], echo)
     assert [(link.target, link.is_dead) for link in found] == [("b", True)]
 
 
@@ -184,7 +180,7 @@ def test_processors_of_others_are_busy_while_one_is_measured(monkeypatch: pytest
         seen.append(psutil.Process().children())
         return replace(MEASURED, memory_bytes=lent.memory_bytes)
 
-    monkeypatch.setattr(probe, "_cpu_device", watched)
+    monkeypatch.setattr(probe, "cpu_device", watched)
     before = set(psutil.Process().children())
     probe.probe(probe.Lent(2**30, 1, "cpu", beside=2))
     assert len(set(seen[0]) - before) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -19,12 +18,14 @@ from tests.stub_ray import NODES, StubActor, StubClass, StubRay, StubServer, Stu
 from share_compute.errors import ContributorLost, StaleEpoch, UserError, VerificationFailed
 from share_compute.sparse.cocoa import DualProblem
 from share_compute.sparse.messages import encode
+from share_compute.sparse.readers.kept_blocks import KeptBlocks
 from share_compute.sparse.readers.libsvm import libsvm_blocks
 from share_compute.sparse.settings import SparseSettings
 from share_compute.sparse.table import RowValues
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.sparse import checkpoints, dual, losses, statuses, suspension
 from share_compute_actors.sparse import run as runs
+from share_compute_actors.sparse import worker as rows_worker
 from share_compute_actors.sparse.checkpoints import (
     CheckpointOptions,
     DualFacts,
@@ -43,7 +44,7 @@ from share_compute_actors.sparse.dual import (
 )
 from share_compute_actors.sparse.losses import MOST_LOSSES, ProcessLosses
 from share_compute_actors.sparse.measuring import PassMeasuring
-from share_compute_actors.sparse.messages import REPORT, SETTINGS
+from share_compute_actors.sparse.messages import LOADED, REPORT, SETTINGS
 from share_compute_actors.sparse.run import RunOptions, SparseRun
 from share_compute_actors.sparse.server import SparseServer
 from share_compute_actors.sparse.worker import SparseRowsWorker
@@ -56,8 +57,8 @@ DEADLINE_S = 240.0
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(runs, "_POLL_S", 0.02)
-    monkeypatch.setattr(dual, "_WAIT_S", 0.02)
+    monkeypatch.setattr(runs, "POLL_S", 0.02)
+    monkeypatch.setattr(dual, "WAIT_S", 0.02)
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ def test_a_suspension_that_is_taken_back_does_not_end_the_run(
 
 
 def test_a_run_that_was_ended_does_not_return_to_a_checkpoint(
-    new_run: Callable[..., SparseRun], tmp_path: Path
+    new_run: Callable[..., SparseRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = new_run(RunOptions(CheckpointOptions(tmp_path / "checkpoints", every_s=0)))
 
@@ -257,7 +258,7 @@ def test_a_run_that_was_ended_does_not_return_to_a_checkpoint(
             run.end()
             for server in run.servers.values():
                 server.kill()
-            time.sleep(6 * runs._POLL_S)  # the servers are checked after this call
+            monkeypatch.setattr(runs, "POLL_S", 0.0)  # the servers are checked after this call
 
     with pytest.raises(ContributorLost, match="all copies of range 0 were lost"):
         run.train(watch)
@@ -313,7 +314,7 @@ def test_the_result_comes_from_the_backup_of_a_server_that_is_lost_after_trainin
 def test_a_checkpoint_gives_up_a_clock_that_never_comes(
     stub: StubRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_LONGEST_FREEZE_S", 0.05)
+    monkeypatch.setattr(checkpoints, "LONGEST_FREEZE_S", 0.05)
     server = StubServer(NODES[0])
     server.methods["freeze"] = never
     assert save_checkpoint(CheckpointOptions(tmp_path), SETTINGS_OF_RUN, [server], "") is None
@@ -351,15 +352,26 @@ def test_measuring_stops_waiting_when_a_range_has_another_server(stub: StubRay) 
         measuring.close()
 
 
-def test_a_worker_that_had_finished_reports_its_last_minibatch(tmp_path: Path) -> None:
+def test_a_worker_that_had_finished_reports_its_last_minibatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "rows"
     file.write_text("1 1:1\n0 2:1\n" * 10)
+    kept: list[KeptBlocks] = []
+
+    def keep(memory_bytes: int) -> KeptBlocks:
+        kept.append(KeptBlocks(memory_bytes))
+        return kept[-1]
+
+    monkeypatch.setattr(rows_worker, "KeptBlocks", keep)
+    monkeypatch.setattr(rows_worker, "fetched", lambda *_: next(libsvm_blocks(file)))
     worker = SparseRowsWorker.__ray_metadata__.modified_class(SETTINGS.pack(SETTINGS_OF_RUN), 0)  # type: ignore[attr-defined]
-    assert worker._keep(libsvm_blocks(file), 1 << 20).minibatches == 4
+    loaded = unpack_answer(LOADED, worker.load_prepared([str(file)], None, 1 << 20), "the worker")
+    assert loaded.minibatches == 4
     report = unpack_answer(REPORT, worker.run(4), "the worker")
     assert (report.clock, report.examples, report.is_done) == (4, 0, True)
-    worker._blocks.close()
-    worker._held.close()
+    for blocks in kept:
+        blocks.close()
 
 
 def dual_run(
@@ -393,6 +405,23 @@ def solved(packed: bytes) -> bytes:
     numbers = np.frombuffer(content, np.float64)
     body = np.concatenate([np.full(3, float(header.number)), numbers[3:] + 1]).tobytes()
     return pack_answer(ROUND_DONE, Content(RoundAnswer(1.0, 0.5), body))
+
+
+def test_an_answer_of_cocoa_with_too_few_numbers_is_refused(
+    stub: StubRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(_: bytes) -> bytes:
+        return pack_answer(ROUND_DONE, Content(RoundAnswer(1.0, 0.5), bytes(56)))
+
+    run = dual_run(lambda: None, lambda node: StubActor(node, load=loaded, solve=short), monkeypatch)
+    with (
+        closing(run),
+        pytest.raises(
+            VerificationFailed, match=f"worker 0 on machine {NODES[0]} answered with 56 bytes, not 64"
+        ),
+    ):
+        list(run.rounds(3, lambda: None))
+    assert stub.nodes_alive
 
 
 def test_a_restored_run_of_cocoa_has_the_states_of_the_whole_run(

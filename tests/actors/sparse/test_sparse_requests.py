@@ -94,21 +94,21 @@ class Trial:
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> StubRay:
-    monkeypatch.setattr(runs, "_POLL_S", 0.02)
-    monkeypatch.setattr(nodes, "_KEPT_S", 0.0)
+    monkeypatch.setattr(runs, "POLL_S", 0.02)
+    monkeypatch.setattr(nodes, "KEPT_S", 0.0)
     for module in (dual, hogwild):
-        monkeypatch.setattr(module, "_WAIT_S", 0.02)
+        monkeypatch.setattr(module, "WAIT_S", 0.02)
     return StubRay(monkeypatch)
 
 
 def test_nodes_are_listed_once_a_second_at_most(stub: StubRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_KEPT_S", 1000.0)
+    monkeypatch.setattr(nodes, "KEPT_S", 1000.0)
     living = nodes.LivingNodes(NODES[:2])
     assert living.now() == NODES[:2]
     stub.nodes_alive = [NODES[1], NODES[2]]
     assert living.now() == NODES[:2]
     assert living.now(afresh=True) == NODES[1:2]
-    monkeypatch.setattr(nodes, "_KEPT_S", 0.0)
+    monkeypatch.setattr(nodes, "KEPT_S", 0.0)
     stub.nodes_alive = NODES
     assert living.now() == NODES[:2]
 

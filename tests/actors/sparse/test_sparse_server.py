@@ -21,7 +21,6 @@ from share_compute.sparse.settings import SparseSettings
 from share_compute.sparse.snapshots import snapshot_bytes, snapshot_of
 from share_compute.sparse.table import RangeTable, RowValues
 from share_compute_actors.sparse.checkpoints import CheckpointFacts, data_digest, newest_checkpoint
-from share_compute_actors.sparse.dual import DualRun, _Worker
 from share_compute_actors.sparse.messages import (
     FROZEN,
     PULL,
@@ -115,13 +114,16 @@ def test_an_entry_that_overtakes_another_is_sent_again() -> None:
 
     async def work() -> None:
         first, second = await pair(staleness=None)
-        store, held = second.entry, list[bytes]()
+        store, held, has_overtaken = second.entry, list[bytes](), asyncio.Event()
 
         async def overtaken(packed: bytes) -> bytes:
             if not held:
                 held.append(packed)
-                await asyncio.sleep(0.05)
-            return bytes(await store(packed))
+                await has_overtaken.wait()
+                return bytes(await store(packed))
+            answer = bytes(await store(packed))
+            has_overtaken.set()
+            return answer
 
         second.entry = overtaken
         answers = await asyncio.gather(pushed(first, 0, 1), pushed(first, 0, 2))
@@ -369,16 +371,6 @@ def test_messages_of_other_workers_and_ranges_are_refused() -> None:
         assert (await other.digest(0))[1] == 0
 
     finish(work())
-
-
-def test_an_answer_of_cocoa_with_too_few_numbers_is_refused() -> None:
-    run = DualRun.__new__(DualRun)
-    run._workers = [_Worker((), "node-1", None, np.arange(3), np.zeros(2))]
-    run.moved_bytes = 0
-    assert len(run._numbers(0, bytes(40))) == 5
-    with pytest.raises(VerificationFailed, match="worker 0 on machine node-1 answered with 32 bytes, not 40"):
-        run._numbers(0, bytes(32))
-    assert run.moved_bytes == 40
 
 
 def test_rows_are_fetched_in_pieces() -> None:

@@ -28,6 +28,7 @@ from share_compute_actors.training.rounds.range_group import RangeGroup
 from share_compute_actors.training.rounds.range_server import (
     RECEIVED,
     RUN,
+    SETUP,
     SOURCES,
     RangeServer,
     RemoteSource,
@@ -60,6 +61,7 @@ class LocalActor:
 
     def __init__(self, target: Any, name: str = "") -> None:
         self.target, self.name = target, name
+        self.range: int | None = None
         self.is_dead = self.is_stuck = False
         self.hooks: dict[str, Callable[..., Any]] = {}
 
@@ -124,6 +126,7 @@ class RangeWorld:
         self.accepted: dict[BranchRun, BranchReport] = {}
         self.again: list[BranchRun] = []
         self.committed: list[MergeRecord] = []
+        self.is_merging = False
         policy = self.spec.rounds
         assert policy is not None
         self.group = RangeGroup(
@@ -155,6 +158,7 @@ class RangeWorld:
         def options(**given: Any) -> Any:
             def remote(setup: bytes) -> LocalActor:
                 actor = LocalActor(raw(setup), given.get("name", "head"))
+                actor.range = SETUP.unpack(setup, "the coordinator").number
                 self.actors[actor.name] = actor
                 return actor
 
@@ -180,6 +184,7 @@ class RangeWorld:
         self.notes.append(why)
         self.again += self.accepted
         self.accepted.clear()
+        self.is_merging = False
 
     def commit(self, record: MergeRecord, _distance: float | None) -> None:
         """Merge the same contributions on one aggregator, and check that the weights are the same."""
@@ -191,6 +196,7 @@ class RangeWorld:
         self.alone.merge(record, folders, {"step": 0})
         self.committed.append(record)
         self.accepted.clear()
+        self.is_merging = False
         self.group.prune(record.version, record.version - 1, [])
 
     @property
@@ -217,7 +223,7 @@ class RangeWorld:
         return [
             each
             for each in self.actors.values()
-            if each.name != "head" and not each.is_dead and each.target._setup.number == number
+            if each.name != "head" and not each.is_dead and each.range == number
         ]
 
     def send(self, run: BranchRun) -> bool:
@@ -257,6 +263,7 @@ class RangeWorld:
         """Have the accepted contributions merged."""
         runs = sorted(self.accepted)
         terms = tuple(MergeTerm(Contribution(run, 1.0, "digest"), 0.5) for run in runs)
+        self.is_merging = True
         self.group.merge(MergeRecord(version, terms), dict(self.accepted), {"step": version})
 
     def round(self, version: int, *, polls: int = 12) -> None:
@@ -269,6 +276,6 @@ class RangeWorld:
             waiting, self.again = self.again, []
             self.again += [run for run in waiting if not self.mail.servers or not self.send(run)]
             self.poll(polls)
-            if len(self.accepted) == 2 and self.group._merging is None:
+            if len(self.accepted) == 2 and not self.is_merging:
                 self.merge(version)
         raise AssertionError(self.notes)

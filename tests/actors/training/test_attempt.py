@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ import pytest
 from tests.platform.planning.models import lan, machine
 
 from share_compute.errors import PlanInfeasible
-from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Note
+from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.blueprint import Blueprint
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.planning.plan_file import pinned_plan
 from share_compute.specification import LayerSpec, TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale
-from share_compute_actors.group.control_requests import ControlRequests
-from share_compute_actors.training.coordinator.attempt import TrainingAttempt
-from share_compute_actors.training.coordinator.connections import Connections
+from share_compute_actors.training.coordinator.planning import plan_attempt
 from share_compute_actors.training.shard_store import ShardStoreFacts, TrainingState
 
 LAYERS = tuple(LayerSpec(type="linear", options={"in_features": 64, "out_features": 64}) for _ in range(8))
@@ -37,7 +34,7 @@ def spec(**training: Any) -> TrainJob:
     )
 
 
-def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, int]:
+def layers_of(assignment: Assignment, notes: Notes, microbatches: int | None) -> dict[str, int]:
     """Return how many layers each machine gets, if the shard store fixed this number of microbatches."""
     facts = ShardStoreFacts(
         blueprint=Blueprint(layers=LAYERS),
@@ -48,12 +45,15 @@ def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, i
         runs=None,
         notes=(),
     )
-    stages = attempt._plan(facts, TOPOLOGY).plan.stages
+    stages = plan_attempt(assignment, facts, TOPOLOGY, notes).plan.stages
     return {stage.members[0].name: stage.stop - stage.start for stage in stages}
 
 
-def connections(reported: queue.Queue[AttemptEvent]) -> Connections:
-    return Connections(reported.put, ControlRequests(), queue.SimpleQueue(), queue.SimpleQueue())
+class Notes(list[tuple[str, str]]):
+    """The level and the text of each line that an attempt adds to the job's log."""
+
+    def __call__(self, message: str, level: str = "info") -> None:
+        self.append((level, message))
 
 
 @pytest.mark.parametrize(
@@ -68,21 +68,19 @@ def test_a_resumed_attempt_plans_with_what_was_timed(
         name: MachineTimings(microbatch_size=8, device=TOPOLOGY[name].device, layers=layers)
         for name, layers in (("a", slow), ("b", fast))
     }
-    reported: queue.Queue[AttemptEvent] = queue.Queue()
+    notes = Notes()
     first = Assignment(job_id="job", attempt=1, spec=spec(), topology=TOPOLOGY, folder=tmp_path)
-    fresh = TrainingAttempt(first, connections(reported))
-    even = layers_of(fresh, settled)
-    assert reported.empty()
+    even = layers_of(first, notes, settled)
+    assert notes == []
     again = first.model_copy(update={"attempt": 2, "timings": timings})
-    resumed = TrainingAttempt(again, connections(reported))
+    resumed = layers_of(again, notes, settled)
     if is_used:
-        assert layers_of(resumed, settled)["a"] < min(3, even["a"])
-        note = reported.get_nowait()
-        assert isinstance(note, Note)
-        assert "8 measured times of layers" in note.message
+        assert resumed["a"] < min(3, even["a"])
+        ((_, note),) = notes
+        assert "8 measured times of layers" in note
     else:
-        assert layers_of(resumed, settled) == even
-        assert reported.empty()
+        assert resumed == even
+        assert notes == []
 
 
 def test_a_pinned_plan_is_a_wish_once_the_job_has_run(tmp_path: Path) -> None:
@@ -95,30 +93,28 @@ def test_a_pinned_plan_is_a_wish_once_the_job_has_run(tmp_path: Path) -> None:
         runs=None,
         notes=(),
     )
-    reported: queue.Queue[AttemptEvent] = queue.Queue()
+    notes = Notes()
     first = Assignment(job_id="job", attempt=1, spec=spec(microbatches=4), topology=TOPOLOGY, folder=tmp_path)
-    plan = TrainingAttempt(first, connections(reported))._plan(facts, TOPOLOGY).plan
+    plan = plan_attempt(first, facts, TOPOLOGY, notes).plan
     document = first.spec.model_dump(mode="json")
     document["parallelism"] = {"plan": pinned_plan(plan).model_dump(mode="json")}
     assigned = first.model_copy(update={"spec": parse_job(document)})
-    assert TrainingAttempt(assigned, connections(reported))._plan(facts, TOPOLOGY).plan.strategy == "pinned"
+    assert plan_attempt(assigned, facts, TOPOLOGY, notes).plan.strategy == "pinned"
     alone = lan(machine("b"))
     with pytest.raises(PlanInfeasible, match="a is not among the job's machines; ready are b"):
-        TrainingAttempt(assigned, connections(reported))._plan(facts, alone)
-    assert reported.empty()
+        plan_attempt(assigned, facts, alone, notes)
+    assert notes == []
     again = assigned.model_copy(update={"attempt": 2, "has_run": True})
-    assert TrainingAttempt(again, connections(reported))._plan(facts, TOPOLOGY).plan.strategy == "pinned"
-    assert reported.empty()
+    assert plan_attempt(again, facts, TOPOLOGY, notes).plan.strategy == "pinned"
+    assert notes == []
     # A store without a checkpoint does not fix the number of microbatches; a later attempt must find the pinned one.
     new = replace(facts, microbatches=None)
-    moved = TrainingAttempt(again, connections(reported))._plan(new, alone).plan
+    moved = plan_attempt(again, new, alone, notes).plan
     assert (moved.machines, moved.microbatches) == ({"b"}, 4)
-    note = reported.get_nowait()
-    assert isinstance(note, Note)
-    assert note.level == "warning"
-    assert note.message.startswith("the pinned plan no longer holds, and the job is planned anew: ")
+    level, note = notes.pop()
+    assert level == "warning"
+    assert note.startswith("the pinned plan no longer holds, and the job is planned anew: ")
     other = replace(facts, microbatches=8)
-    assert TrainingAttempt(again, connections(reported))._plan(other, TOPOLOGY).plan.microbatches == 8
-    note = reported.get_nowait()
-    assert isinstance(note, Note)
-    assert "it has 4 microbatches, and the job has 8" in note.message
+    assert plan_attempt(again, other, TOPOLOGY, notes).plan.microbatches == 8
+    assert "it has 4 microbatches, and the job has 8" in notes.pop()[1]
+    assert notes == []

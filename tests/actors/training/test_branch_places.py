@@ -30,9 +30,9 @@ def branches_on(
     return made
 
 
-def place(branches: list[BranchAttempt], *left: str) -> BranchPlace:
-    """Return the place of the first branch, which lost machines."""
-    return other_place(branches[0], branches, left, "machine a was lost")
+def place(branches: list[BranchAttempt], *left: str, holds: bool = True) -> BranchPlace:
+    """Return the place of the first branch, which lost machines; ``holds`` says whether the others hold the model."""
+    return other_place(branches[0], branches, left, lambda _: holds, "machine a was lost")
 
 
 def test_the_island_with_the_fewest_branches_is_used() -> None:
@@ -50,6 +50,23 @@ def test_branches_without_a_coordinator_have_machines_as_well() -> None:
     assert place(one_trains, "b", "c") == BranchPlace(("c",), (0, 2, 3), 1.5)
     succeeded = branches_on(*places)
     assert place(succeeded, "b", "c") == BranchPlace(("b",), (0,), 1.5)
+
+
+def test_the_rest_of_the_own_island_is_used_if_it_can_hold_the_model() -> None:
+    trained = branches_on(("a", "b"), ("c",), trained=(1,))
+    assert place(trained, "b", "c") == BranchPlace(("b",), (0,), 1.5)
+    assert place(trained, "b", "c", holds=False) == BranchPlace(("c",), (0, 1), 1.5)
+    assert place(trained, "a", "b", "c") == BranchPlace(("c",), (0, 1), 1.5)  # the loss is not known yet
+    waiting = branches_on(("a", "b"), ("c",), waiting=(1,))
+    assert place(waiting, "b", "c") == BranchPlace(("b",), (0,), 1.5)
+
+
+def test_branches_that_shared_an_island_share_the_rest_of_it() -> None:
+    branches = branches_on(("a", "b"), ("a", "b"), ("c",), trained=(1, 2))
+    branches[0].place = place(branches, "b", "c")
+    assert branches[0].place == BranchPlace(("b",), (0, 1), 1.5)
+    second = other_place(branches[1], branches, ("b", "c"), lambda _: True, "machine a was lost")
+    assert second.machines == ("b",)
 
 
 def test_without_a_whole_island_the_rest_of_the_own_one_is_used() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.actors.training.test_followers import CPU, WHOLE, Trainer, same
+from tests.actors.training.test_followers import CPU, WHOLE, Trainer, adopted, same
 from tests.actors.transport.test_channel import ANN, BOB, Pair, pair
 from tests.conftest import wait_for
 
@@ -15,10 +15,10 @@ from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.points import Point
 from share_compute_actors.messages import Followed
-from share_compute_actors.testing.message_faults import MessageFaults
+from share_compute_actors.testing.fault_injection import FaultInjector
+from share_compute_actors.testing.faulty_training import FaultyOutbox
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.copy_quota import CopyQuota
-from share_compute_actors.training.member.faulty_engine import FaultyOutbox
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import WireLabel
 
@@ -31,10 +31,15 @@ def trainer() -> Trainer:
 
 
 @pytest.fixture
-def copies(trainer: Trainer) -> Iterator[Copies]:
+def quota() -> CopyQuota:
+    return CopyQuota()
+
+
+@pytest.fixture
+def copies(trainer: Trainer, quota: CopyQuota) -> Iterator[Copies]:
     """Return the copies of a machine that follows the trainer; primary and backup are in one process."""
     failures: list[ShareComputeError] = []
-    kept = Copies("bob", trainer.training, CPU, failures.append, CopyQuota(), reach=directly)
+    kept = Copies("bob", trainer.training, CPU, failures.append, quota, reach=directly)
     keep(kept, trainer, 0)
     yield kept
     kept.keep(1, 0, {})
@@ -46,16 +51,13 @@ def directly(owner: Any, _backup: str, _stopping: object) -> Any:
     return owner
 
 
-def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
-    copies.keep(1, committed, {0: Followed(ANN, trainer.copier, WHOLE)})
+def keep(copies: Copies, trainer: Trainer, committed: int, owner: str = ANN) -> None:
+    copies.keep(1, committed, {0: Followed(owner, trainer.copier, WHOLE)})
     wait_for(lambda: copies.of(WHOLE).is_whole, "the whole copy")  # type: ignore[union-attr]
 
 
 def outbox(*failures: InjectedFailure) -> FaultyOutbox:
-    left = list(failures)
-    return FaultyOutbox(
-        MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else []
-    )
+    return FaultyOutbox(FaultInjector(failures, ANN), lambda: 1)
 
 
 def taken(copies: Copies, channel: Channel) -> WireLabel:
@@ -113,27 +115,23 @@ def test_a_copy_that_missed_a_step_is_begun_anew(trainer: Trainer, copies: Copie
 
 
 def test_a_copy_is_begun_anew_when_another_machine_goes_on_with_the_shard(
-    trainer: Trainer, copies: Copies
+    trainer: Trainer, copies: Copies, quota: CopyQuota
 ) -> None:
-    def follow(owner: str) -> Any:
-        copies.keep(1, trainer.step, {0: Followed(owner, trainer.copier, WHOLE)})
-        copy: Any = copies.of(WHOLE)
-        copy._fetching.result()
-        return copy
-
-    first = follow(ANN)
+    first = copies.of(WHOLE)
     trainer.take_step(first)
-    trainer.runner._last_applied = 0, None, None  # a new primary does not know the last update factor
-    second = follow("eve")
+    eve = adopted(trainer, WHOLE)  # it does not know the last update factor
+    keep(copies, eve, 1, "eve")
+    second = copies.of(WHOLE)
+    assert second is not None
     assert second is not first
+    most_bytes = (3 + 20) * eve.gradient_bytes  # the snapshot with the state of Adam, and 20 gradients
     for _ in range(40):
-        trainer.take_step(second)
-        if second._compacting is not None:
-            second._compacting.result()
-    assert len(second._logs) <= 20
-    assert second.bring_to(trainer.step, trainer.scales)
-    assert same(second, trainer)
-    assert follow("bob") is second, "it is where they are"
+        eve.take_step(second)
+        wait_for(lambda: quota.taken_bytes <= most_bytes, "gradients to be used up")
+    assert second.bring_to(eve.step, eve.scales)
+    assert same(second, eve)
+    keep(copies, eve, eve.step, "bob")
+    assert copies.of(WHOLE) is second, "it is where they are"
 
 
 def test_what_is_not_wanted_any_more_is_forgotten(copies: Copies) -> None:

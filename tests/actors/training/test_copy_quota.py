@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.actors.training.test_copies import directly
 from tests.actors.training.test_followers import CPU, WHOLE, Trainer, same
+from tests.conftest import wait_for
 
 from share_compute.errors import NoCopy, ShareComputeError, Unavailable
 from share_compute_actors.group.allocator import peak_resident_bytes
@@ -35,8 +36,8 @@ class Narrow(CopyQuota):
         super().__init__(folder=folder)
         self.size = size
 
-    def _left(self) -> int:
-        return self.size - self._taken
+    def left_bytes(self) -> int:
+        return self.size - self.taken_bytes
 
 
 def test_some_of_a_disk_stays_free(tmp_path: Path) -> None:
@@ -92,8 +93,7 @@ def copies_in(quota: CopyQuota, trainer: Trainer) -> tuple[Copies, Follower, lis
     copies.keep(1, trainer.step, {0: Followed("ann", trainer.copier, WHOLE)})
     copy = copies.of(WHOLE)
     assert copy is not None
-    assert copy._fetching is not None
-    copy._fetching.result()
+    wait_for(lambda: copy.is_whole or reported, "the copy, or the reason why there is none")
     return copies, copy, reported
 
 
@@ -146,8 +146,7 @@ def test_a_copy_whose_gradients_find_no_space_is_given_up_and_gives_its_quota_ba
     take_step(copies, trainer)
     copies.keep(1, trainer.step, {})
     assert len(reported) == 1
-    copy._own.shutdown(wait=True)
-    assert quota._taken == 0
+    wait_for(lambda: quota.taken_bytes == 0, "the space of the copy")
 
 
 def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path) -> None:

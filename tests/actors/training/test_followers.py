@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from tests.conftest import wait_for
 from torch import Tensor
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, VerificationFailed
@@ -21,9 +24,8 @@ from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import restore_optimizer
-from share_compute_actors.training.backups import copying, followers
 from share_compute_actors.training.backups.copy_quota import CopyQuota
-from share_compute_actors.training.backups.copying import Copied, Copier, ShardOutline, ShardRange
+from share_compute_actors.training.backups.copying import Copied, Copier, Legacy, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.member.runner import Runner
@@ -103,6 +105,10 @@ class Trainer:
             self.rates[self.step] = rate
         self.runner.apply(self.step, scale, rate)
 
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.runner.parameters.values())
+
     def state(self) -> dict[str, Tensor]:
         return self.runner.stage.persistent() | self.runner.state_tensors()
 
@@ -113,8 +119,9 @@ def follow() -> Iterator[Callable[..., Follower]]:
     made: list[Follower] = []
     failures: list[Exception] = []
 
-    def make(trainer: Trainer) -> Follower:
-        made.append(Follower(trainer.shard, trainer.training, CPU, failures.append, CopyQuota()))
+    def make(trainer: Trainer, quota: CopyQuota | None = None, **options: int) -> Follower:
+        quota = quota or CopyQuota()
+        made.append(Follower(trainer.shard, trainer.training, CPU, failures.append, quota, **options))
         return made[-1]
 
     yield make
@@ -126,9 +133,9 @@ def follow() -> Iterator[Callable[..., Follower]]:
 
 def fetched(follower: Follower, trainer: Trainer) -> Follower:
     """Wait until the snapshot is complete."""
-    follower.follow("owner", lambda _: trainer.copier)
-    assert follower._fetching is not None
-    follower._fetching.result()
+    fetching = follower.follow("owner", lambda _: trainer.copier)
+    assert fetching is not None
+    fetching.result()
     assert follower.is_whole
     return follower
 
@@ -273,10 +280,10 @@ def test_a_copy_from_local_data_outlives_its_primary(follow: Callable[..., Follo
 
     heir = follow(trainer)
     heir.inherit(trainer.copier.outline(trainer.shard), [legacy._replace(state=later)])
-    heir.follow("owner", lambda _: DeadOwner())
+    fetching = heir.follow("owner", lambda _: DeadOwner())
     may_copy.set()
-    assert heir._fetching is not None
-    heir._fetching.result()
+    assert fetching is not None
+    fetching.result()
     assert heir.is_whole
     assert same(heir, trainer)
 
@@ -296,11 +303,8 @@ def test_a_primary_that_dies_after_its_last_piece_leaves_a_whole_copy(
     assert same(fetched(follow(trainer), trainer), trainer)
 
 
-def test_steps_are_taken_while_it_is_fetched(
-    follow: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_taken_while_it_is_fetched(follow: Callable[..., Follower]) -> None:
     """Each parameter is fetched after another step, and is brought forward from that step."""
-    monkeypatch.setattr(followers, "_BATCH_BYTES", 1)
     trainer = Trainer()
 
     class Training(Copier):
@@ -312,7 +316,7 @@ def test_steps_are_taken_while_it_is_fetched(
                 trainer.take_step(follower, 0.5)
             return copied
 
-    follower = follow(trainer)
+    follower = follow(trainer, batch_bytes=1)
     trainer.let_copy(Training)
     fetched(follower, trainer)
     assert trainer.step == len(trainer.runner.stage.persistent())
@@ -322,15 +326,12 @@ def test_steps_are_taken_while_it_is_fetched(
 
 def test_gradients_are_used_up(follow: Callable[..., Follower]) -> None:
     """Gradients of many steps take little space too, and the copy still has the primary's bits."""
-    trainer = Trainer()
-    follower = fetched(follow(trainer), trainer)
-    most = 0
+    trainer, quota = Trainer(), CopyQuota()
+    follower = fetched(follow(trainer, quota), trainer)
+    most_bytes = (3 + 10) * trainer.gradient_bytes  # the snapshot with the state of Adam, and ten gradients
     for _ in range(30):
         trainer.take_step(follower, 0.7)
-        if follower._compacting is not None:
-            follower._compacting.result()
-        most = max(most, len(follower._logs))
-    assert most < 10
+        wait_for(lambda: quota.taken_bytes < most_bytes, "gradients to be used up")
     assert follower.bring_to(30, trainer.scales)
     assert same(follower, trainer)
     trainer.take_step(follower, 0.7)
@@ -339,19 +340,17 @@ def test_gradients_are_used_up(follow: Callable[..., Follower]) -> None:
 
 
 def test_little_is_left_for_the_pause(follow: Callable[..., Follower]) -> None:
-    trainer = Trainer()
-    follower = follow(trainer)
+    trainer, quota = Trainer(), CopyQuota()
+    follower = follow(trainer, quota)
     assert not follower.catch_up(), "nothing is there yet"
     fetched(follower, trainer)
     for _ in range(5):
         trainer.take_step(follower, 0.7)
-    follower.catch_up()
-    assert follower._catching_up is not None
-    follower._catching_up.result()
-    assert follower.catch_up()
-    # How the last step was committed is reported with the next one.
-    assert sorted(follower._logs) == [5]
+    wait_for(follower.catch_up, "the copy to apply its gradients")
+    pending_bytes = quota.taken_bytes
     assert follower.bring_to(5, trainer.scales)
+    # How the last step was committed is reported with the next one, so its gradient was left.
+    assert pending_bytes - quota.taken_bytes == trainer.gradient_bytes
     assert same(follower, trainer)
 
 
@@ -383,14 +382,24 @@ def test_says_when_something_is_missing(follow: Callable[..., Follower]) -> None
     assert follower.bring_to(1, trainer.scales)
 
 
+def open_files() -> set[int]:
+    """Return the descriptors of all files without a name that this process has open."""
+    found = set[int]()
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - their names are numbers
+        with suppress(OSError):  # the listing had a descriptor of its own
+            status = os.fstat(int(name))
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                found.add(int(name))
+    return found
+
+
 def test_a_damaged_gradient_is_noticed_and_reported() -> None:
     trainer, reported = Trainer(), []
     follower = fetched(Follower(WHOLE, trainer.training, CPU, reported.append, CopyQuota()), trainer)
+    before = open_files()
     trainer.take_step(follower)
-    file = follower._logs[1]._file._opened
-    file.seek(40)
-    file.write(b"\x01\x02\x03")
-    file.flush()
+    (gradient,) = open_files() - before
+    assert os.pwrite(gradient, b"\x01\x02\x03", 40) == 3
     assert not follower.bring_to(1, trainer.scales)
     assert not follower.is_whole
     assert not follower.reaches(1)
@@ -455,10 +464,7 @@ def test_a_primary_without_the_shard_is_called_again(follow: Callable[..., Follo
     assert same(fetched(follow(trainer), trainer), trainer)
 
 
-def test_another_owner_goes_on_where_one_was_lost(
-    follow: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(followers, "_BATCH_BYTES", 1)
+def test_another_owner_goes_on_where_one_was_lost(follow: Callable[..., Follower]) -> None:
     trainer = Trainer()
     is_unresponsive = threading.Event()
     num_calls: list[str] = []
@@ -475,7 +481,7 @@ def test_another_owner_goes_on_where_one_was_lost(
             return super().copy(shard, names)
 
     lost = Mortal(lambda work: work(), lambda: (trainer.runner, trainer.step))
-    follower = follow(trainer)
+    follower = follow(trainer, batch_bytes=1)
     ended = threading.Event()
 
     def reach(stopping: threading.Event) -> Copier:
@@ -529,29 +535,46 @@ def test_several_may_copy_the_same_shard_at_once() -> None:
         trainer.copier.piece(ann.ticket, names[0], 0, 4)
     assert trainer.copier.piece(bob.ticket, names[0], 0, 4).is_whole
     trainer.copier.copy(WHOLE, (), "bob")
-    assert trainer.copier._staged == {}
+    with pytest.raises(StaleEpoch):
+        trainer.copier.piece(bob.ticket, names[0], 0, 4)
 
 
-def test_a_request_above_the_limit_of_staged_copies_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_above_the_limit_of_staged_copies_waits_for_others() -> None:
     trainer = Trainer()
-    monkeypatch.setattr(copying, "_MOST_STAGED_BYTES", 1)
-    names = list(trainer.copier.outline(WHOLE).sizes)
-    trainer.copier.copy(WHOLE, names, "ann")
-    trainer.copier.copy(WHOLE, names, "ann")
+    copier = Copier(lambda work: work(), lambda: (trainer.runner, trainer.step), most_cloned_bytes=1)
+    names = list(copier.outline(WHOLE).sizes)
+    copier.copy(WHOLE, names, "ann")
+    copier.copy(WHOLE, names, "ann")
     with pytest.raises(StaleEpoch, match="other members fetch"):
-        trainer.copier.copy(WHOLE, names, "bob")
-    trainer.copier.copy(WHOLE, (), "ann")
-    trainer.copier.copy(WHOLE, names, "bob")
+        copier.copy(WHOLE, names, "bob")
+    copier.copy(WHOLE, (), "ann")
+    copier.copy(WHOLE, names, "bob")
 
 
-def test_what_is_not_trained_and_came_first_is_kept_over_epochs() -> None:
-    trainer = Trainer()
-    follower = Follower(WHOLE, trainer.training, CPU, lambda _: None, CopyQuota())
-    follower._trained = {"other": followers._Trained(0, 0, 1, (1,))}
-    follower._have = {"frozen": 5}
+def test_what_is_not_trained_and_came_first_is_kept_over_epochs(follow: Callable[..., Follower]) -> None:
+    trainer, has_first, stopped = Trainer(freeze=("layers[:2]",)), threading.Event(), threading.Event()
+    for _ in range(5):
+        trainer.take_step()
+
+    class Slow(Copier):
+        """A primary that answers no call after the first one."""
+
+        def copy(self, shard: ShardRange, names: Any) -> Copied:
+            if "layers.0.weight" in names:
+                return super().copy(shard, names)
+            has_first.set()
+            assert stopped.wait(60.0)
+            raise StaleEpoch("the copy was cancelled", hint="no action needed")
+
+    trainer.let_copy(Slow)
+    follower = follow(trainer, batch_bytes=1)
+    follower.follow("owner", lambda _: trainer.copier)
+    assert has_first.wait(60.0)
+    assert follower.inventory() == ["layers.0.weight"]
     assert follower.reaches(5)
     assert not follower.reaches(6)
-    follower.close()
+    follower.spoil()
+    stopped.set()
 
 
 def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,7 +618,7 @@ def test_a_copy_of_other_layers_begins_with_what_is_there(
         whole.take_step(former)
     assert former.legacy(3) is None  # it has the updates of the first step at most
     assert former.bring_to(3, whole.scales)
-    legacy = former.legacy(3) if is_copied else copying.Legacy.of_runner(whole.runner, 3)
+    legacy = former.legacy(3) if is_copied else Legacy.of_runner(whole.runner, 3)
     assert legacy is not None
     owner = adopted(whole, (1, 4))
     follower = follow(owner)

@@ -96,11 +96,16 @@ def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: An
     """The loading member cannot pass `Undeclared` on: the coordinator would end the job."""
     actor = SimpleNamespace(inventory=SimpleNamespace(remote=lambda: answer))
     stage: Any = SimpleNamespace(
-        persistent=lambda: dict(HELD), added=frozenset({"small"}), initialize_added=lambda _seed: None
+        persistent=lambda: dict(HELD),
+        added=frozenset({"small"}),
+        initialize_added=lambda _seed: None,
+        shard=Shard("m", 0, 1, 1),
     )
+    runner: Any = SimpleNamespace(stage=stage)
+    setup: Any = SimpleNamespace(version=None, name="bob", training=SimpleNamespace(seed=0))
     client = fetching.SourceClient(Sources((Source(actor, "ada", "c-ada"),)))
     with pytest.raises(WrongTensor, match="ada sent a message that does not match its schema") as found:
-        loading._stored(stage, client, 0)
+        loading.fill_runner(runner, setup, client)
     assert found.value.worker == "c-ada"
 
 

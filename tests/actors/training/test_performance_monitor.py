@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +28,6 @@ from share_compute_actors.training.membership.performance_monitor import Perform
 
 LEAST_TIME_S = DriftLimits().least_time_s
 TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
-WAIT_S = 30.0
 
 
 class Run:
@@ -55,10 +54,20 @@ class Run:
         self.proposed: queue.Queue[Solution] = queue.Queue()
         self.pending: Solution | None = None
         self.is_given_up = False
+        self.searches: list[Callable[[], None]] = []
+        """The searches for a plan that were begun."""
+        self.is_slow = False
+        """Whether searches do not end, instead of ending before the next step."""
         changes: Any = self
         self.monitor = PerformanceMonitor(
-            assignment, self.solution, self.reported.put, changes, clock=lambda: self.now_s
+            assignment, self.solution, self.reported.put, changes, clock=lambda: self.now_s, begin=self.search
         )
+
+    def search(self, work: Callable[[], None]) -> Callable[[], bool]:
+        self.searches.append(work)
+        if not self.is_slow:
+            work()
+        return lambda: self.is_slow
 
     def under_way(self) -> Solution | None:
         return self.pending
@@ -137,13 +146,13 @@ def test_reports_keep_a_distance(run: Run) -> None:
 def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
     run.steps(4, 2.5 * run.predicted_s, run.slow_layers(3.0))
     run.steps(40, 2.5 * run.predicted_s)
-    while not isinstance(event := run.reported.get(timeout=WAIT_S), ReplanProposed):
+    while not isinstance(event := run.reported.get_nowait(), ReplanProposed):
         pass
     held = {stage.members[0].name: stage.stop - stage.start for stage in event.plan.stages}
     (slow,) = (member.name for member in run.solution.plan.stages[0].members)
     assert held[slow] < 6
     assert event.gain_s > event.move_cost_s
-    assert run.proposed.get(timeout=WAIT_S).plan == event.plan
+    assert run.proposed.get_nowait().plan == event.plan
 
 
 def test_times_of_layers_are_reported_as_soon_as_they_are_known(run: Run) -> None:
@@ -176,44 +185,40 @@ def test_what_earlier_attempts_timed_counts_when_the_job_is_planned_again(tmp_pa
 def test_steps_as_predicted_lead_to_nothing(run: Run) -> None:
     run.steps(4, run.predicted_s, run.slow_layers(1.0))
     run.steps(200, 1.1 * run.predicted_s)
-    assert run.monitor._planner is None
+    assert run.searches == []
 
 
 def test_a_machine_that_joins_is_planned_with_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path, stages=None)
     with run.monitor:
         run.steps(3, run.predicted_s)
-        assert run.monitor._planner is None
+        assert run.searches == []
         run.usable = lan(machine("a", 50), machine("b", 50), machine("c", 50), bytes_per_s=1e9)
         run.steps(1, run.predicted_s)
-        better = run.proposed.get(timeout=WAIT_S)
+        better = run.proposed.get_nowait()
         assert {member.name for stage in better.plan.stages for member in stage.members} == {"a", "b", "c"}
         run.steps(5, run.predicted_s)
-        run.monitor._planner.join(WAIT_S)
         assert run.proposed.empty()
 
 
 def test_a_plan_that_is_under_way_is_not_given_up_for_one_that_is_hardly_better(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
-    run.pending = run.proposed.get(timeout=WAIT_S)
+    run.pending = run.proposed.get_nowait()
     for factor in (2.7, 40.0):
-        run.monitor._planner.join(WAIT_S)
         run.is_given_up = True
         assert run.proposed.empty()
         run.steps(1, 2.5 * run.predicted_s, run.slow_layers(factor))
-    assert run.proposed.get(timeout=WAIT_S).plan.stages != run.pending.plan.stages
+    assert run.proposed.get_nowait().plan.stages != run.pending.plan.stages
 
 
 def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
-    first = run.proposed.get(timeout=WAIT_S)
+    first = run.proposed.get_nowait()
     for _ in range(2):
         run.is_given_up = True
-        run.monitor._planner.join(WAIT_S)
         run.steps(1, 2.5 * run.predicted_s)
-        assert run.proposed.get(timeout=WAIT_S).plan.stages == first.plan.stages
+        assert run.proposed.get_nowait().plan.stages == first.plan.stages
     run.steps(1, 2.5 * run.predicted_s)
-    run.monitor._planner.join(WAIT_S)
     assert run.proposed.empty()
 
 
@@ -221,23 +226,30 @@ def test_members_that_are_lost_let_the_job_be_planned_again(run: Run) -> None:
     run.steps(3, run.predicted_s)
     run.monitor.reform(run.solution, are_lost=True)
     run.steps(2, run.predicted_s)
-    assert run.monitor._planner is not None
-    run.monitor._planner.join(WAIT_S)
+    assert len(run.searches) == 1
     assert run.proposed.empty()  # the plan in use is the best
 
 
 def test_a_plan_that_was_adopted_is_kept_for_a_while(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
-    adopted = run.proposed.get(timeout=WAIT_S)
-    assert run.monitor._planner is not None
-    run.monitor._planner.join(WAIT_S)
+    adopted = run.proposed.get_nowait()
     run.monitor.reform(adopted)
-    first, begun_s = run.monitor._planner, run.now_s
+    searches, begun_s = len(run.searches), run.now_s
     while run.now_s + 3.0 * run.predicted_s - begun_s < LEAST_TIME_S:  # steps drift all the time
         run.steps(1, 3.0 * run.predicted_s)
-    assert run.monitor._planner is first
+    assert len(run.searches) == searches
     run.steps(2 * DriftLimits().steps, 3.0 * run.predicted_s)
-    assert run.monitor._planner is not first
+    assert len(run.searches) > searches
+
+
+def test_no_search_begins_while_one_runs(run: Run) -> None:
+    run.is_slow = True
+    run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
+    run.steps(100, 2.5 * run.predicted_s)
+    assert len(run.searches) == 1
+    run.is_slow = False
+    run.steps(44, 2.5 * run.predicted_s)
+    assert len(run.searches) > 1
 
 
 def test_a_gain_that_is_within_the_noise_leads_to_nothing(tmp_path: Path) -> None:
@@ -246,10 +258,9 @@ def test_a_gain_that_is_within_the_noise_leads_to_nothing(tmp_path: Path) -> Non
         with run.monitor:
             median_s = 2.5 * run.predicted_s
             run.steps(1, median_s, run.slow_layers(1.5))
-            while run.monitor._planner is None:
+            while not run.searches:
                 for factor in (1 - spread, 1.0, 1 + spread):
                     run.steps(1, factor * median_s)
-            run.monitor._planner.join(WAIT_S)
             return not run.proposed.empty()
 
     assert propose_at(0.05)

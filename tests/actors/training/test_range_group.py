@@ -5,15 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
-from tests.actors.training.range_world import LocalActor, LocalRef, RangeWorld
+from tests.actors.training.range_world import LocalActor, RangeWorld
 
 from share_compute.errors import (
     ContributorLost,
@@ -26,9 +26,11 @@ from share_compute.errors import (
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.synchronization.ranges import RangeAggregator
 from share_compute.synchronization.records import BranchRun
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.training.coordinator import branch_ranges
-from share_compute_actors.training.coordinator.branch_ranges import BranchRanges
+from share_compute_actors.training.coordinator.branch_ranges import BranchRanges, Sent
 from share_compute_actors.training.rounds import range_processes, range_server
+from share_compute_actors.training.rounds.messages import servers_of_ranges
 from share_compute_actors.training.rounds.range_server import new_folder
 from share_compute_actors.transport.pieces import PIECES
 from share_compute_actors.wire import Undeclared, pack_answer, unpack_answer
@@ -124,11 +126,9 @@ def test_a_copy_that_failed_for_a_moment_is_repeated(world: RangeWorld) -> None:
     assert world.has_the_bits_of_one_server
 
 
-def test_a_process_that_can_never_copy_is_lost_and_its_source_is_not(
-    world: RangeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_can_never_copy_is_lost_and_its_source_is_not(world: RangeWorld) -> None:
     server, backup = world.server(0), world.backup(0)
-    monkeypatch.setattr(backup.target, "_store", lambda *_: refusal(ContributorLost))
+    backup.hooks["copy_contribution"] = lambda *_: refusal(ContributorLost)
     world.round(1)
     assert backup.is_dead
     assert not server.is_dead
@@ -140,11 +140,9 @@ def refusal(kind: type[ShareComputeError | RayActorError]) -> Any:
 
 
 @pytest.mark.parametrize("kind", [UserError, OutOfMemory, Unavailable])
-def test_an_error_of_one_machine_is_its_loss(
-    world: RangeWorld, kind: type[ShareComputeError], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_one_machine_is_its_loss(world: RangeWorld, kind: type[ShareComputeError]) -> None:
     server = world.server(0)
-    monkeypatch.setattr(server.target._range, "merge_range", lambda *_: refusal(kind))
+    server.hooks["merge"] = lambda *_: refusal(kind)
     world.round(1)
     assert server.is_dead
     assert world.has_the_bits_of_one_server
@@ -192,20 +190,43 @@ def test_a_branch_reports_servers_that_fail_and_returns_defects_of_its_contribut
 ) -> None:
     monkeypatch.setattr(branch_ranges, "ray", range_processes.ray)
     accused: list[str] = []
-    synchronizer = LocalActor(SimpleNamespace(accuse_range_server=lambda actor, _: accused.append(actor)))
-    branch = BranchRanges(
-        SimpleNamespace(branch=SimpleNamespace(number=0)),  # type: ignore[arg-type]
-        SimpleNamespace(synchronizer=synchronizer),  # type: ignore[arg-type]
-        *[SimpleNamespace()] * 3,  # type: ignore[arg-type]
+    synchronizer = LocalActor(
+        SimpleNamespace(
+            accuse_range_server=lambda actor, _: accused.append(actor),
+            range_servers=lambda: servers_of_ranges.dump_json(world.mail.servers[:1]),
+        )
     )
-    server = world.mail.servers[0]
+    cancelled = threading.Event()
+    cancelled.set()  # a branch that waits for another server of the range ends
+    members = SimpleNamespace(
+        ask=lambda *_: {"a": ("weight",)}, name=str, handle=lambda _: None, wait=lambda _: None
+    )
+    pause = SimpleNamespace(at_pause=lambda ask: ask(), membership=SimpleNamespace(stages=(("a",),)))
+    branch: Any = BranchRanges(
+        SimpleNamespace(job_id="job", attempt=1, branch=SimpleNamespace(number=0, start=1)),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            synchronizer=synchronizer, requests=SimpleNamespace(cancelled=cancelled)
+        ),
+        members,  # type: ignore[arg-type]
+        pause,  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+    )
+
+    def send(kind: type[ShareComputeError | RayActorError]) -> Sent:
+        server = LocalActor(SimpleNamespace(receive=lambda *_: refusal(kind)))
+        monkeypatch.setattr(branch_ranges, "named_member", lambda *_: server)
+        sent: Sent = branch.send(1, None)
+        return sent
+
     for kind in (Unavailable, UserError, OutOfMemory, Undeclared):
-        assert branch._received(server, LocalRef(partial(refusal, kind))) is None
-    assert accused == [server.actor] * 4
-    for kind in (VerificationFailed, ContributorLost):
-        assert isinstance(branch._received(server, LocalRef(partial(refusal, kind))), kind)
-    assert branch._received(server, LocalRef(partial(refusal, RayActorError))) is None
-    assert accused == [server.actor] * 4
+        with pytest.raises(Cancelled):
+            send(kind)
+    assert accused == [world.mail.servers[0].actor] * 4
+    with pytest.raises(Cancelled):
+        send(RayActorError)
+    assert send(VerificationFailed).fault == "the process refuses"
+    assert send(ContributorLost).fault == "the process refuses"
+    assert accused == [world.mail.servers[0].actor] * 4
 
 
 def test_a_part_in_a_process_that_was_replaced_on_its_machine_is_sent_again(world: RangeWorld) -> None:
@@ -237,7 +258,7 @@ def test_no_process_is_lost_while_the_network_of_the_server_is_cut(
         return ([], refs) if not waits else (refs, [])
 
     monkeypatch.setattr(range_processes, "ray", SimpleNamespace(**{**vars(fake), "wait": wait}))
-    monkeypatch.setattr(range_processes, "_UNRESPONSIVE_S", -1.0)
+    monkeypatch.setattr(range_processes, "UNRESPONSIVE_S", -1.0)
     world.poll(2)
     assert waits == [1]
     world.poll()
@@ -248,22 +269,21 @@ def test_a_suspension_keeps_the_state_of_all_ranges(world: RangeWorld) -> None:
     world.round(1)
     world.round(2)
     world.group.close(is_over=True, keeps=True)
-    kept = WeightFolder(world.head._outer_folder(2))
-    assert kept.digest() == WeightFolder(world.alone._outer_folder(2)).digest()
+    kept = WeightFolder(world.head.outer_folder(2))
+    assert kept.digest() == WeightFolder(world.alone.outer_folder(2)).digest()
 
 
 def test_a_suspension_while_servers_copy_keeps_the_state_of_the_last_one(make: Make) -> None:
     world = make()
-    before = WeightFolder(world.head._outer_folder(0)).digest()
+    before = WeightFolder(world.head.outer_folder(0)).digest()
     world.group.begin(0)  # the answers to all copies are still unread
-    assert not world.group._machine.are_servers_whole
     world.group.close(is_over=True, keeps=True)
-    assert WeightFolder(world.head._outer_folder(0)).digest() == before
+    assert WeightFolder(world.head.outer_folder(0)).digest() == before
 
 
 def test_state_on_the_server_that_does_not_fit_is_not_used(make: Make) -> None:
     world = make()
-    for file in world.head._outer_folder(0).glob("model*"):
+    for file in world.head.outer_folder(0).glob("model*"):
         file.unlink()
     world.group.begin(0)
     world.round(1)

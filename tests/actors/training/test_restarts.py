@@ -15,16 +15,10 @@ from share_compute.lifecycle.attempt_events import AttemptEvent, Validated
 from share_compute.specification import TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale, first_loss_scale
 from share_compute.training.metrics import Figures
-from share_compute_actors.training.coordinator.branch_rounds import BranchRounds
-from share_compute_actors.training.coordinator.progress import TrainingProgress
-from share_compute_actors.training.coordinator.training_run import TrainingRun
+from share_compute_actors.training.coordinator.pauses import MissedWork, Pauses
 from share_compute_actors.training.rounds.branch_events import BranchEvents
 from share_compute_actors.training.shard_store import TrainingState
 from share_compute_actors.training.step_log import StepFacts, StepLog
-
-
-class Trained(Exception):
-    """Raised when the attempt reaches its first step."""
 
 
 def spec_of(**synchronization: Any) -> TrainJob:
@@ -51,62 +45,44 @@ def step_log(tmp_path: Path) -> Iterator[StepLog]:
         yield log
 
 
-def begin(spec: TrainJob, log: StepLog, *validations: int) -> list[str]:
-    """Begin an attempt after step 4, from merged weights if there are branches; return what precedes step 5.
+def missed(spec: TrainJob, log: StepLog, *validations: int, step: int = 4) -> MissedWork | None:
+    """Return the work before the first step of an attempt that begins with the weights of a checkpoint.
 
     Args:
         spec: the job.
         log: the step log of the attempt.
         validations: steps whose validations belong to the state with which the attempt begins.
+        step: last step of the checkpoint.
     """
-    done: list[str] = []
     figures: Figures = {"validation_loss": 1.0}
-    state = TrainingState(
-        4, first_loss_scale(spec.training.precision), tuple((number, figures) for number in validations)
-    )
-    run: Any = TrainingRun.__new__(TrainingRun)
-    branch = None
-    run._rounds = None
-    if spec.training.rounds is not None:
-        branch = SimpleNamespace(number=0)
-        rounds: Any = BranchRounds.__new__(BranchRounds)
-        rounds._step_log, rounds._policy, rounds._branch = log, spec.training.rounds, branch
-        rounds._open, rounds.merged = None, None
-        rounds._versions = lambda: [1]
-        rounds._send = lambda number, *_, **__: done.append(f"contribution to round {number}")
-        rounds.merge = lambda *_: done.append("merge")
-        run._rounds = rounds
-    run._training, run._step_log = spec.training, log
-    run._assignment = SimpleNamespace(branch=branch, spec=spec)
-    run._start = SimpleNamespace(
-        state=state, facts=SimpleNamespace(first_step=5, sizes={"validation": 10, "test": 0})
-    )
-    run._progress = TrainingProgress(spec, state, lambda _: None)
-
-    def validate(_split: str, number: int) -> Figures:
-        done.append(f"validation {number}")
-        return figures
-
-    def train(_until: int) -> None:
-        raise Trained
-
-    run._evaluation = SimpleNamespace(show_merged=lambda _: None, figures=validate)
-    run._save_after = lambda _: None
-    run._steps = train
-    with pytest.raises(Trained):
-        run._train()
-    return done
+    validated = tuple((number, figures) for number in validations)
+    state = TrainingState(step, first_loss_scale(spec.training.precision), validated)
+    pauses = Pauses(spec.training, {"validation": 10, "test": 0}, is_first_branch=True)
+    return pauses.missed(state, has_trained=False, is_merging=log.is_merging(step))
 
 
 def test_a_validation_that_is_missing_is_repeated_before_the_first_step(step_log: StepLog) -> None:
-    assert begin(spec_of(), step_log) == ["validation 4"]
-    assert begin(spec_of(), step_log, 4) == []
+    assert missed(spec_of(), step_log) is MissedWork.validation
+    assert missed(spec_of(), step_log, 4) is None
+    assert missed(spec_of(), step_log, step=6) is None
 
 
 def test_a_branch_that_begins_with_merged_weights_does_not_contribute_them(step_log: StepLog) -> None:
-    assert begin(spec_of(kind="local"), step_log) == ["validation 4"]
-    assert begin(spec_of(kind="local"), step_log, 4) == []
-    assert begin(spec_of(kind="elastic", rate=0.3), step_log) == []  # its weights are not the merged ones
+    assert step_log.open_merge is None
+    assert missed(spec_of(kind="local"), step_log) is MissedWork.validation
+    assert missed(spec_of(kind="local"), step_log, 4) is None
+    # The weights of the branch are not the merged ones.
+    assert missed(spec_of(kind="elastic", rate=0.3), step_log) is None
+
+
+def test_a_merge_that_was_begun_is_ended_before_the_first_step(step_log: StepLog) -> None:
+    step_log.begin_merge(4, 1)
+    assert missed(spec_of(kind="local"), step_log, 4) is MissedWork.pause
+
+
+def test_the_end_of_the_training_is_repeated_until_its_validation_is_known(step_log: StepLog) -> None:
+    assert missed(spec_of(), step_log, 4, 8, step=12) is MissedWork.pause
+    assert missed(spec_of(), step_log, 4, 8, 12, step=12) is None
 
 
 def test_a_repeated_validation_counts_once() -> None:

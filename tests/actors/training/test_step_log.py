@@ -127,7 +127,7 @@ def test_a_step_is_committed_once_and_in_its_epoch(step_log: Open) -> None:
 
 
 def test_what_is_long_past_is_not_kept(step_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("share_compute_actors.training.step_log._STEPS_KEPT", 2)
+    monkeypatch.setattr("share_compute_actors.training.step_log.STEPS_KEPT", 2)
     one = step_log(1)
     committed(one, 5)
     assert list(one.updates().scales) == [4, 5]

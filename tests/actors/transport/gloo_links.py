@@ -12,24 +12,36 @@ from torch import Tensor
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import GlooLinks
 
-_groups: dict[int, list[GlooLinks]] = {}
+_groups: dict[int, list[Any]] = {}
+_links: dict[tuple[int, type[GlooLinks]], list[GlooLinks]] = {}
 
 
-def links(size: int) -> list[GlooLinks]:
-    """Return the links of each member of a gloo group in this process."""
+def links(size: int, kind: type[GlooLinks] = GlooLinks) -> list[GlooLinks]:
+    """Return the links of each member of a gloo group in this process; each kind has groups of its own."""
+    if (size, kind) not in _links:
+        _links[size, kind] = [kind(group, rank, size) for rank, group in enumerate(_form(size))]
+    return _links[size, kind]
+
+
+def groups(size: int) -> list[Any]:
+    """Return a gloo group of this process, as each member has it."""
     if size not in _groups:
-        dist: Any = torch.distributed
-        store = dist.HashStore()
-
-        def join(rank: int) -> GlooLinks:
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = timedelta(seconds=30)
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-            return GlooLinks(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
-
-        with ThreadPoolExecutor(size) as pool:
-            _groups[size] = list(pool.map(join, range(size)))
+        _groups[size] = _form(size)
     return _groups[size]
+
+
+def _form(size: int) -> list[Any]:
+    dist: Any = torch.distributed
+    store = dist.HashStore()
+
+    def join(rank: int) -> Any:
+        options = dist.ProcessGroupGloo._Options()  # noqa: SLF001
+        options._timeout = timedelta(seconds=30)  # noqa: SLF001
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(join, range(size)))
 
 
 def values(microbatch: int, length: int) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from share_compute_actors.transport.channel import Channel
-from share_compute_actors.transport.collective.backend import _form_gloo
+from share_compute_actors.transport.collective.backend import form_gloo
 from share_compute_actors.transport.collective.sockets import GroupSockets
 from share_compute_actors.transport.keys import Keys, Peer
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
@@ -61,7 +61,7 @@ def join(peers: list[Peer], meeting: Rendezvous) -> float:
             channel.connect(peer)
     rank, size = meeting.members.index(me), len(meeting.members)
     store = ChannelStore(channel, me, meeting)
-    here["group"] = _form_gloo(meeting, store, rank, size, GroupSockets())
+    here["group"] = form_gloo(meeting, store, rank, size, GroupSockets())
     total = torch.tensor([float(rank)])
     here["group"].allreduce([total]).wait()
     return total.item()

@@ -5,7 +5,6 @@ import json
 import re
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -28,6 +27,7 @@ from share_compute_actors.transport.handshakes import connect_all
 from share_compute_actors.transport.keys import Keys, Peer
 
 ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
+KEYS = {worker: Keys.issue() for worker in (ANN, BOB)}
 Pair = Callable[..., tuple[Channel, Channel]]
 
 
@@ -36,13 +36,12 @@ def pair() -> Iterator[Pair]:
     opened: list[Channel] = []
 
     def open_pair(epoch_of_ann: int = 1, epoch_of_bob: int = 1) -> tuple[Channel, Channel]:
-        keys = [Keys.issue(), Keys.issue()]
-        admitted = {pair.public: worker for worker, pair in zip((ANN, BOB), keys, strict=True)}
-        ann = Channel(ANN, "job", epoch_of_ann, "127.0.0.1", keys[0], admitted)
-        bob = Channel(BOB, "job", epoch_of_bob, "127.0.0.1", keys[1], admitted)
+        admitted = {KEYS[worker].public: worker for worker in (ANN, BOB)}
+        ann = Channel(ANN, "job", epoch_of_ann, "127.0.0.1", KEYS[ANN], admitted)
+        bob = Channel(BOB, "job", epoch_of_bob, "127.0.0.1", KEYS[BOB], admitted)
         opened.extend((ann, bob))
-        ann.connect(Peer(BOB, "bob", bob.endpoint, keys[1].public))
-        bob.connect(Peer(ANN, "ann", ann.endpoint, keys[0].public))
+        ann.connect(Peer(BOB, "bob", bob.endpoint, KEYS[BOB].public))
+        bob.connect(Peer(ANN, "ann", ann.endpoint, KEYS[ANN].public))
         return ann, bob
 
     yield open_pair
@@ -73,13 +72,14 @@ def test_a_link_that_is_known_to_be_dead_is_not_waited_for() -> None:
         stack.callback(bob.close)
         ends = {ANN: ann.endpoint, BOB: bob.endpoint, CARL: "tcp://127.0.0.1:9"}
         peers = [Peer(worker, worker, end, keys[worker].public) for worker, end in ends.items()]
-        begun_s = time.monotonic()
+        longer_than_a_test_s = 3600.0
         with ThreadPoolExecutor() as threads:
             # The link between Ann and Bob works again: Bob's handshake counts, although Bob takes the link for dead.
-            of_bob = threads.submit(connect_all, bob, BOB, peers, [(BOB, CARL), (ANN, BOB)])
-            assert connect_all(ann, ANN, peers, [(BOB, CARL), (ANN, CARL)]) == [CARL]
+            of_bob = threads.submit(
+                connect_all, bob, BOB, peers, [(BOB, CARL), (ANN, BOB)], longer_than_a_test_s
+            )
+            assert connect_all(ann, ANN, peers, [(BOB, CARL), (ANN, CARL)], longer_than_a_test_s) == [CARL]
             assert of_bob.result() == [CARL]
-        assert time.monotonic() - begun_s < 4.0, "a handshake that nobody sends was awaited"
 
 
 def test_a_tensor_without_dimension_arrives(pair: Pair) -> None:
@@ -116,7 +116,7 @@ def test_strangers_do_not_get_in(pair: Pair) -> None:
     stranger = context.socket(zmq.PUSH)
     mine = Keys.issue()
     stranger.curve_publickey, stranger.curve_secretkey = mine.public, mine.secret
-    stranger.curve_serverkey = bob._keys.public
+    stranger.curve_serverkey = KEYS[BOB].public
     stranger.connect(bob.endpoint)
     envelope = Envelope("job", 1, label(), "float32", (1,)).pack(b"\0\0\0\0")
     for socket in (plain, stranger):
@@ -172,7 +172,7 @@ def test_another_program_at_the_port_of_a_member_blocks_no_sender() -> None:
 
 def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
     ann, bob = pair()
-    ann.use_calls(BOB, partial(bob.deliver, ANN, bob._keys.call_key(ANN)))
+    ann.use_calls(BOB, partial(bob.deliver, ANN, KEYS[BOB].call_key(ANN)))
     tensor = torch.randn(2, 3)
     ann.send(BOB, label(), tensor)
     assert torch.equal(bob.receive(label(), "ann", 5.0), tensor)
@@ -208,9 +208,9 @@ def test_who_waits_for_what_another_forges_names_the_forger(pair: Pair) -> None:
 
 def test_a_ray_call_shows_the_key_of_its_sender(pair: Pair) -> None:
     ann, bob = pair()
-    encoded, key = forged(ann), bob._keys.call_key(ANN)
+    encoded, key = forged(ann), KEYS[BOB].call_key(ANN)
     bob.deliver(CARL, key, *encoded)  # Carl is named as the sender in both places, but the key is Ann's
-    bob.deliver(CARL, ann._keys.call_key(CARL), *encoded)
+    bob.deliver(CARL, KEYS[ANN].call_key(CARL), *encoded)
     bob.deliver(ANN, key, *encoded)
     assert bob.take(5.0) is None
     assert [each.source for each in bob.rejected] == [ANN]

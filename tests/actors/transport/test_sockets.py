@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from share_compute_actors.transport.collective.sockets import _second
+from share_compute_actors.transport.collective.sockets import duplicated
 
 Address = tuple[str, int]
 
@@ -28,7 +28,7 @@ def connection() -> Iterator[tuple[socket.socket, Address, Address]]:
 
 def test_a_connection_is_duplicated(connection: tuple[socket.socket, Address, Address]) -> None:
     own, here, there = connection
-    held = _second(own.fileno(), here, there)
+    held = duplicated(own.fileno(), here, there)
     assert held is not None
     with held.socket:
         assert held.socket.fileno() != own.fileno()
@@ -62,5 +62,5 @@ def test_a_descriptor_that_was_reused_leaves_nothing_open(
             case _:
                 descriptor, here, there = own.fileno(), there, here
         before = psutil.Process().num_fds()
-        assert _second(descriptor, here, there) is None
+        assert duplicated(descriptor, here, there) is None
         assert psutil.Process().num_fds() == before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +19,15 @@ from share_compute_actors.transport.pieces import Piece, Pieces, take_all
 from share_compute_actors.transport.traffic import NO_LIMITS, RateLimits, Traffic
 
 MEGABYTE = 1_000_000
+
+
+NOW_S = 100_000.0
+
+
+@pytest.fixture(autouse=True)
+def _stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no time pass for the rates, however long a test takes."""
+    monkeypatch.setattr(traffic_module, "time", SimpleNamespace(monotonic=lambda: NOW_S))
 
 
 class Waits:
@@ -43,8 +52,8 @@ def test_members_of_one_contributor_share_its_rate(tmp_path: Path) -> None:
     first.send(2 * MEGABYTE)
     second.send(MEGABYTE)
     first.send(MEGABYTE)
-    assert waits_of_first.seconds == [pytest.approx(3, abs=0.5)]
-    assert waits_of_second.seconds == [pytest.approx(2, abs=0.5)]
+    assert waits_of_first.seconds == [pytest.approx(3 - 65_536 / MEGABYTE)]
+    assert waits_of_second.seconds == [pytest.approx(2 - 65_536 / MEGABYTE)]
     assert (first.sent_bytes, second.sent_bytes) == (3 * MEGABYTE, MEGABYTE)
 
 
@@ -74,16 +83,17 @@ def test_without_limits_bytes_are_counted_and_no_file_is_made(tmp_path: Path) ->
 
 def test_threads_together_keep_the_rate(tmp_path: Path) -> None:
     """Eight threads send 40 pieces of 25 kB at 2 MB/s: all but the burst and the last piece take their time."""
-    members = [Traffic("ada", RateLimits(2 * MEGABYTE), tmp_path) for _ in range(8)]
+    waits = Waits()
+    members = [Traffic("ada", RateLimits(2 * MEGABYTE), tmp_path, waits) for _ in range(8)]
     threads = [
         threading.Thread(target=lambda one=member: [one.send(25_000) for _ in range(5)]) for member in members
     ]
-    begun_s = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - begun_s >= (40 * 25_000 - 25_000 - 65_536) / (2 * MEGABYTE)
+    last_s = (40 * 25_000 - 25_000 - 65_536) / (2 * MEGABYTE)
+    assert max(waits.seconds) == pytest.approx(last_s)
     assert sum(member.sent_bytes for member in members) == MEGABYTE
 
 
@@ -92,8 +102,7 @@ def test_a_state_from_before_a_restart_of_the_computer_is_not_used(
 ) -> None:
     member, waits = limited(tmp_path, upload_bytes_per_s=MEGABYTE)
     member.send(100 * MEGABYTE)
-    now_s = time.monotonic()
-    monkeypatch.setattr(traffic_module.time, "monotonic", lambda: now_s - 3600)
+    monkeypatch.setattr(traffic_module, "time", SimpleNamespace(monotonic=lambda: NOW_S - 3600))
     member.send(MEGABYTE)
     assert waits.seconds == []
     member.send(MEGABYTE)
@@ -125,7 +134,7 @@ def test_a_channel_keeps_the_upload_rate_and_counts_both_ways(
         label = WireLabel("train", 1, "activation", microbatch, 0)
         ada.send("bob", label, torch.zeros(500_000))
         bob.receive(label, "ada", 10.0)
-    assert waits.seconds == [pytest.approx(2, abs=0.5)]
+    assert waits.seconds == [pytest.approx(2 - 65_536 / MEGABYTE)]
     assert of_ada.sent_bytes == of_bob.received_bytes == 4_000_000
 
 

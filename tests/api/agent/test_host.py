@@ -141,7 +141,7 @@ def test_devices_of_a_host_are_listed_together_and_removed_together(plane: Any, 
     first, _ = store.contributors.join(store.invites.create()[1], name="box.cpu0", **facts)
     other, _ = store.contributors.join(store.invites.create()[1], name="other", **facts)
     second, _ = store.contributors.join_sibling(first.id, name="box.cpu1", **facts)
-    listed = json.loads(run("contributors", "--json").stdout)
+    listed = json.loads(run("contributors", "--json").stdout)["items"]
     assert [one["name"] for one in listed] == ["box.cpu0", "box.cpu1", "other"]
     result = run("remove", "box.cpu1", "--keep-token", text="y\n")
     assert result.returncode == UserError.exit_code, "without a terminal, --yes is needed"

@@ -17,7 +17,7 @@ PORTS = (27501, 27502, 27503)
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(reachability, "PAUSE_S", 0.0)
 
 
 def report(*rows: tuple[str, tuple[int, ...]]) -> DialReport:

@@ -52,6 +52,11 @@ def play(plane: Any, job_id: str, *events: AttemptEvent) -> None:
     plane.store.progress.record(job_id, plane.store.jobs.get(job_id).attempt, events)
 
 
+def play_end(plane: Any, job_id: str) -> None:
+    attempt = plane.store.jobs.get(job_id).attempt
+    plane.store.progress.record(job_id, attempt, [AttemptEnded(outcome="succeeded", reason="done")])
+
+
 def step(number: int) -> StepCommitted:
     return StepCommitted(
         step=number,
@@ -102,13 +107,40 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
     assert followed.returncode == 0
     assert "step 2  loss 1.0000" in followed.stdout
     assert run("metrics", job_id, "--format", "csv").stdout.startswith("step,split,loss,")
-    assert len(json.loads(run("metrics", job_id, "--json").stdout)) == 2
+    assert len(json.loads(run("metrics", job_id, "--json").stdout)["items"]) == 2
     assert "model" in run("artifacts", "list", job_id).stdout
     fetched = run("artifacts", "get", job_id, "--output", str(tmp_path / "out"))
     assert fetched.returncode == 0, fetched.stderr
     assert (tmp_path / "out" / "model" / "model.safetensors").read_bytes() == b"weights"
     again = run("artifacts", "get", job_id, "--output", str(tmp_path / "out"), "--json")
     assert (again.returncode, error(again)["code"]) == (4, "conflict")
+
+
+def test_logs_can_be_cut_to_the_last_events(plane: Any, run: Run, job_file: Path) -> None:
+    job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
+    play(plane, job_id, *map(step, range(1, 7)))
+
+    def kept(*options: str) -> list[int]:
+        lines = map(json.loads, run("logs", job_id, "--json", *options).stdout.splitlines())
+        return [line["data"]["step"] for line in lines if line["kind"] == "step"]
+
+    assert kept() == kept("--since", "1h") == kept("--tail", "100") == [1, 2, 3, 4, 5, 6]
+    assert kept("--tail", "2") == kept("--tail", "2", "--since", "1h") == [5, 6]
+    assert kept("--tail", "0") == kept("--since", "0s") == []
+    refused = run("logs", job_id, "--since", "soon", "--json")
+    assert (refused.returncode, error(refused)["code"]) == (2, "invalid-request")
+    play_end(plane, job_id)
+    assert kept("--tail", "2", "--follow") == []
+    assert kept("--tail", "3", "--follow") == [6]
+
+
+def test_the_status_says_why_each_job_waits(run: Run, job_file: Path) -> None:
+    job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
+    document = json.loads(run("status", "--json").stdout)
+    (waiting,) = document["queue"]
+    assert waiting["id"] == job_id
+    table = run("status").stdout
+    assert re.search(rf"^waits +name +since +reason\n{job_id} .* {re.escape(waiting['reason'])}", table, re.M)
 
 
 def test_the_exit_code_tells_how_a_followed_job_ended(plane: Any, run: Run, job_file: Path) -> None:
@@ -157,7 +189,7 @@ def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     assert "make setup" in plain.stdout
     assert "service install" in plain.stdout
     made = json.loads(run("invite", "create", "--json").stdout)
-    assert {one["state"] for one in json.loads(run("invite", "list", "--json").stdout)} == {"open"}
+    assert {one["state"] for one in json.loads(run("invite", "list", "--json").stdout)["items"]} == {"open"}
     assert json.loads(run("invite", "revoke", made["id"], "--json").stdout)["state"] == "revoked"
     assert "No machine joined yet" in run("contributors").stdout
 
@@ -171,7 +203,7 @@ def test_machines_are_listed_with_their_work_and_their_labels(plane: Any, run: R
     listed = run("contributors", COLUMNS="200").stdout
     assert "serves llama" in listed
     assert "gpu=no, site=north pole" in listed
-    (machine,) = json.loads(run("contributors", "--json").stdout)
+    (machine,) = json.loads(run("contributors", "--json").stdout)["items"]
     assert machine["limits"]["labels"] == {"site": "north pole", "gpu": "no"}
 
 
@@ -180,12 +212,22 @@ def test_an_invite_of_several_uses_is_made_by_command(run: Run) -> None:
     assert re.search(r"10 machines can join with this, in (7 d|6 d 23 h)", plain.stdout), plain.stderr
     code = run("invite", "--code-only", "--uses", "2", "--memory", "4GiB", "--expires", "30m").stdout
     assert re.fullmatch(r"[a-z0-9]{4}(-[a-z0-9]{4})+\n", code)
-    found = {one["label"]: one for one in json.loads(run("invite", "list", "--json").stdout)}
+    found = {one["label"]: one for one in json.loads(run("invite", "list", "--json").stdout)["items"]}
     assert (found["class"]["uses"], found["class"]["memory_bytes"]) == (10, None)
     assert (found[None]["uses"], found[None]["memory_bytes"]) == (2, 4 * 2**30)
     assert "0 of 10" in run("invite", "list").stdout
     refused = run("invite", "--expires", "soon")
     assert (refused.returncode, "7d" in refused.stderr) == (2, True)
+
+
+def test_a_repeated_command_has_the_exit_code_of_the_first(run: Run, job_file: Path) -> None:
+    job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
+    invite = json.loads(run("invite", "create", "--json").stdout)["id"]
+    key = json.loads(run("keys", "create", "Ada", "--json").stdout)["id"]
+    for words in (("cancel", job_id), ("invite", "revoke", invite), ("keys", "revoke", key)):
+        assert [run(*words).returncode for _ in range(2)] == [0, 0], words
+    assert run("delete", job_id, "--yes").returncode == 0
+    assert run("delete", job_id, "--yes").returncode == 3
 
 
 def test_keys_are_made_listed_and_revoked(run: Run) -> None:
@@ -205,7 +247,7 @@ def test_keys_are_made_listed_and_revoked(run: Run) -> None:
 
 def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -> None:
     _, key = plane.store.keys.create("second", [Scope.admin])
-    own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)[-1]["id"]
+    own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)["items"][-1]["id"]
     result = run("keys", "revoke", own, "--json", SHARE_COMPUTE_API_KEY=key)
     assert (result.returncode, "--yes" in error(result)["hint"]) == (2, True)
     assert plane.store.keys.verify(key) is not None
@@ -230,11 +272,16 @@ def test_options_offer_what_the_schema_allows(words: list[str], option: str, kno
 
 
 def test_every_setting_is_shown_with_its_origin(run: Run) -> None:
-    shown = json.loads(run("config", "--json", SHARE_COMPUTE_DATABASE_URL="postgresql://u:secret@h/n").stdout)
+    listed = run("config", "--json", SHARE_COMPUTE_DATABASE_URL="postgresql://u:secret@h/n").stdout
+    shown = {one["name"]: one for one in json.loads(listed)["items"]}
     assert (shown["port"]["origin"], shown["url"]["origin"]) == ("default", "environment")
     assert "secret" not in json.dumps(shown)
     assert all(one["description"] for name, one in shown.items() if name != "log_level")
-    assert "SHARE_COMPUTE_PORT" in run("config").stdout
+    assert len(run("config").stdout.splitlines()) <= len(shown) + 3
+    described = run("config", "SHARE_COMPUTE_PORT").stdout
+    assert "0 picks a free one" in described
+    assert "SHARE_COMPUTE_PORT" in described
+    assert run("config", "nothing").returncode == 3
 
 
 def test_help_is_quick_to_load_and_lists_the_exit_codes(run: Run) -> None:

@@ -10,10 +10,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from share_compute.errors import UserError
 from share_compute.files.plain_text import plain
 from share_compute_api.schemas.agents import JoinRequest
 from share_compute_api.schemas.bodies import InviteRequest, KeyRequest
-from share_compute_api.terminal.output import Terminal
+from share_compute_api.terminal.output import Terminal, print_failure
 
 ESCAPE = "\x1b[2Jgone\x9b"
 
@@ -64,3 +65,13 @@ def test_names_in_requests_have_none(body: type, field: str) -> None:
     with pytest.raises(ValidationError) as refusal:
         TypeAdapter(body).validate_python({field: ESCAPE})
     assert field in {error["loc"][0] for error in refusal.value.errors() if error["type"] != "missing"}
+
+
+def test_each_problem_of_an_error_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = [{"field": "training.steps", "problem": "is missing"}, {"field": "", "problem": "no data"}]
+    failure = UserError("all", hint="fix it", details={"fields": fields, "more": 3})
+    print_failure(failure, as_json=False)
+    lines = ["error: training.steps: is missing", "       no data", "       and 3 more", "       fix it"]
+    assert capsys.readouterr().err.splitlines() == lines
+    print_failure(UserError("alone"), as_json=False)
+    assert capsys.readouterr().err == "error: alone\n"

@@ -28,7 +28,7 @@ from share_compute.planning.plan import (
 from share_compute.planning.report import Alternative, PlanReport, ServingPrediction, TimelineCell
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device, Link, Topology
-from share_compute_api.cli.submitter.plan import _print_missing
+from share_compute_api.cli.submitter.plan import print_missing
 from share_compute_api.terminal import report as reports
 from share_compute_api.terminal.completion import complete_strategy
 from share_compute_api.terminal.describe import idle_lines, placement
@@ -74,7 +74,7 @@ def test_a_plan_is_written_and_pinned(run: Run, tmp_path: Path) -> None:
     assert "is not among the job's machines; ready are " in error(refused)["detail"]
 
 
-def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run) -> None:
+def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run, tmp_path: Path) -> None:
     words = ROOT / "examples" / "words.yaml"
     done = run("plan", str(words), "--topology", str(LAN), **NOWHERE)
     assert done.returncode == 0, done.stderr
@@ -82,6 +82,12 @@ def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run) -> None:
     assert "would stay free" in done.stdout
     found = json.loads(run("plan", str(words), "--topology", str(LAN), "--json", **NOWHERE).stdout)
     assert len(found["machines"]) == 2
+    selecting = tmp_path / "words.yaml"
+    document = yaml.safe_load(words.read_text())
+    selecting.write_text(yaml.safe_dump({**document, "parallelism": {"only": ["laptop"]}}))
+    done = run("plan", str(selecting), "--topology", str(LAN), **NOWHERE)
+    assert done.stdout.startswith("words: 2 workers and 1 server on laptop")
+    assert "would stay free" not in done.stdout
     refused = run("plan", str(words), "--topology", str(LAN), "--json", "--strategy", "uniform", **NOWHERE)
     assert "--strategy means nothing for kind: sparse" in error(refused)["detail"]
     refused = run("simulate", str(words), "--topology", str(LAN), "--json", **NOWHERE)
@@ -521,7 +527,7 @@ def test_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
         "missing_by_machine": {f"machine-{number}": 3 * 2**30 for number in range(12)},
         "would_fit": ["first, which is the hint", "set training.microbatches to 8"],
     }
-    _print_missing(PlanInfeasible("no", hint="first, which is the hint", details=details))
+    print_missing(PlanInfeasible("no", hint="first, which is the hint", details=details))
     text = capsys.readouterr().err
     assert "machine-0 lacks 3.0 GiB (3221225472 bytes)" in text
     assert "and 2 more machines lack memory" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ from rich.console import Console, RenderableType
 from share_compute.lifecycle.states import JobState
 from share_compute_api.agent.agent import AgentStatus
 from share_compute_api.app.server import Running
-from share_compute_api.cli.contributor.join import _table
-from share_compute_api.cli.operator.up import _panel
+from share_compute_api.cli.contributor.join import ChangeLines, agent_table
+from share_compute_api.cli.operator.up import server_panel
 from share_compute_api.cli.submitter import following
 
 
@@ -28,7 +29,7 @@ def shown(renderable: RenderableType) -> str:
 def test_a_url_with_an_ipv6_address():
     url = "http://[fd00::1]:8700"
     running = Running(url, None, (), "code", f"share-compute join {url}", Path(), "")
-    text = shown(_panel(running, ()))
+    text = shown(server_panel(running, ()))
     assert f"{url}/#code=code" in text
     assert f"join {url}" in text
     assert "Let a machine join" in text
@@ -37,21 +38,32 @@ def test_a_url_with_an_ipv6_address():
 def test_a_server_for_its_own_machine_alone_says_how_others_join():
     url = "http://127.0.0.1:8700"
     running = Running(url, None, (), "code", f"CODE=abc share-compute join {url}", Path(), "")
-    assert "--host 0.0.0.0" in shown(_panel(running, ()))
+    assert "--host 0.0.0.0" in shown(server_panel(running, ()))
 
 
 def test_a_phase_with_brackets():
     view = AgentStatus(
         "ada", "http://[fd00::1]:8700", "waits for [/x]", datetime.now(UTC), warnings=("no resolver",)
     )
-    text = shown(_table(view))
+    text = shown(agent_table(view))
     assert "waits for [/x]" in text
     assert view.url in text
     assert "no resolver" in text
 
 
+def test_a_machine_without_a_terminal_prints_a_dated_line_for_each_change(
+    capsys: pytest.CaptureFixture[str],
+):
+    show, now = ChangeLines(), datetime.now(UTC)
+    for phase, warnings in (("joins", ()), ("joins", ()), ("ready [/x]", ("no resolver",))):
+        show(AgentStatus("ada", "http://192.0.2.1", phase, now, warnings=warnings))
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ada  joins", first)
+    assert second.endswith("  ada  ready [/x]; warning: no resolver")
+
+
 def test_a_reason_with_brackets(capsys: pytest.CaptureFixture[str]):
     job: Any = SimpleNamespace(state=JobState.failed, reason="no file [/x]", error=None, id="job-1")
     client: Any = None
-    following._show_end(client, job)
+    following.show_end(client, job)
     assert "no file [/x]" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.warm_commands import run_warm
 
-from share_compute.errors import UserError
+from share_compute.errors import PlanInfeasible, UserError
 from share_compute.files.topology_file import write_topology
 from share_compute.simulation.fleet_name import FleetName
 from share_compute.simulation.fleets import make_fleet
@@ -91,6 +91,19 @@ def test_json_is_the_whole_report_and_the_same_each_time(tmp_path: Path) -> None
     assert report["machines"] == 5
     assert report["attempted_steps"] == report["committed_steps"] + report["lost_steps"]
     assert sum(report["hours"].values()) == pytest.approx(6 * 3600)
+
+
+def test_machines_that_the_job_avoids_are_left_out(tmp_path: Path) -> None:
+    fleet, job = make_fleet(FleetName.campus, 5), yaml.safe_load(EXAMPLE.read_text())
+    machines, file = tmp_path / "fleet.yaml", tmp_path / "job.yaml"
+    machines.write_text(write_topology(fleet, "yaml"))
+    arguments = (str(file), "--topology", str(machines), "--hours", "1", "--json")
+    file.write_text(yaml.safe_dump({**job, "parallelism": {"avoid": [fleet.contributors[0].name]}}))
+    assert json.loads(run(*arguments).stdout)["machines"] == 4
+    file.write_text(yaml.safe_dump({**job, "parallelism": {"only": ["site=paris"]}}))
+    refused = run(*arguments)
+    assert refused.returncode == PlanInfeasible.exit_code
+    assert "the job may use none of the 5 machines: it waits for a machine with site=paris" in refused.stderr
 
 
 @pytest.mark.parametrize(

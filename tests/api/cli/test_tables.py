@@ -69,6 +69,16 @@ def test_into_a_pipe_each_row_is_a_line(printed: Callable[..., list[str]]) -> No
     assert printed(None, rows=[]) == ["nothing"]
 
 
+@pytest.mark.parametrize("columns", [None, 40, 200])
+def test_a_line_break_in_a_cell_is_a_space(printed: Callable[..., list[str]], columns: int | None) -> None:
+    lines = printed(columns, ("id", "na\nme"), [("job-a2b3c4d5", "two\nlines"), ("job-k3v7q2ma", "one")])
+    assert [" ".join(line.split()) for line in lines] == [
+        "id na me",
+        "job-a2b3c4d5 two lines",
+        "job-k3v7q2ma one",
+    ]
+
+
 def test_whole_parts_of_numbers_are_whole() -> None:
     numbers = (None, 0.000123456, 12.3456, 51234.5, -123456.7, 9999.7, float("inf"), 1e20)
     assert [*map(output.number, numbers)] == [

@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from tests.api.conftest import wait_until
+from tests.security.certificates import trusting_context
 
 from share_compute.settings import Settings
 from share_compute_api.connection.certificates import server_certificate
@@ -79,7 +80,7 @@ def test_requests_sent_in_time_are_answered_however_slow_the_loop_is(
         def connect() -> socket.socket:
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S))
             if is_secure:
-                client = stack.enter_context(ssl._create_unverified_context().wrap_socket(client))
+                client = stack.enter_context(trusting_context().wrap_socket(client))
             client.sendall(REQUEST)
             return client
 

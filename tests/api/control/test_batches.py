@@ -282,7 +282,7 @@ def test_a_server_that_stops_at_any_moment_changes_nothing(
 def test_what_an_engine_cannot_do_now_is_requested_again(
     house: House, llama: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_module, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(attempt_module, "PAUSE_S", 0.01)
     house.serve(llama)
     job = house.submit(ROWS)
     house.run(job)
@@ -319,7 +319,7 @@ def test_a_row_that_cannot_be_answered_says_why(house: House, llama: LocalEngine
 def test_a_row_at_which_the_engine_fails_is_given_up(
     house: House, llama: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(attempt_module, "PAUSE_S", 0.0)
     house.serve(llama)
     house.engines.add(Refusing(llama, [ShareComputeError("a mistake")] * 3))
     job = house.submit(ROWS[:2], concurrency=1)
@@ -442,7 +442,8 @@ def test_files_that_change_meanwhile_end_the_batch(house: House, folder: Path) -
 
 
 def test_a_batch_has_a_deployment_for_itself(house: House, llama: LocalEngine, folder: Path) -> None:
-    job = house.submit(ROWS, deployment=None, model={"path": str(folder)})
+    wanted = {"only": ["site=paris"]}
+    job = house.submit(ROWS, deployment=None, model={"path": str(folder)}, parallelism=wanted)
     engine = LocalEngine(job.id, folder, max_sequences=4)
 
     async def main() -> None:
@@ -451,6 +452,7 @@ def test_a_batch_has_a_deployment_for_itself(house: House, llama: LocalEngine, f
             await house.until(lambda: "it is pending" in house.store.jobs.get(job.id).reason)
             house.engines.add(engine)
             made = house.store.deployments.get(job.id)
+            assert made.spec.parallelism.only == ("site=paris",)
             for state in (DeploymentState.loading, DeploymentState.ready):
                 house.store.deployments.set_state(made.id, state, state.value)
             house.store.deployments.set_replicas(made.id, ReplicasSpec(min=1, max=3))

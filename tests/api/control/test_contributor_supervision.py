@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.api.playing import laid
-from tests.databases import make_schema
+from tests.databases import make_schema, writing
 
 from share_compute.errors import ContributorLost
 from share_compute.lifecycle.attempt_events import Measured, Planned
@@ -72,7 +72,7 @@ class Cluster:
         self.started: list[Played] = []
         self.news = asyncio.Condition()
         self.refusal: ContributorLost | None = None
-        self.measurements = Measurements(self.store, self._start)
+        self.measurements = Measurements(self.store, self.start)
         self.alive: set[str] = set()
         self.address = ADDRESS
         self.addresses: dict[str, str] = {}
@@ -81,9 +81,9 @@ class Cluster:
         self.suspension = timedelta()
         """Time for which the server is suspended while it asks for Ray's nodes the next time."""
         self.resumed = asyncio.Event()
-        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes, LOST_AFTER)
+        self.supervisor = ContributorSupervisor(self.store, self.measurements, self.nodes, LOST_AFTER)
 
-    async def _nodes(self) -> list[NodeFacts]:
+    async def nodes(self) -> list[NodeFacts]:
         if self.suspension:
             self.now += self.suspension
             self.suspension = timedelta()
@@ -100,7 +100,7 @@ class Cluster:
             for name in self.alive
         ]
 
-    async def _start(self, contributor_id: str, node_id: str | None) -> Machine:
+    async def start(self, contributor_id: str, node_id: str | None) -> Machine:
         if self.refusal is not None:
             raise self.refusal
         machine = Played(contributor_id, node_id)
@@ -244,14 +244,13 @@ def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Setti
     async def story(cluster: Cluster) -> None:
         ada = cluster.arrive("ada")
         machine = await cluster.machine(ada)
-        writing = cluster.store._database._writing_engine
-        with writing.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE events RENAME TO away")
+        with writing(cluster.store) as session:
+            session.connection().exec_driver_sql("ALTER TABLE events RENAME TO away")
         machine.devices.set_exception(ValueError())
         while cluster.measurements.is_measuring(ada):  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(0.01)
-        with writing.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE away RENAME TO events")
+        with writing(cluster.store) as session:
+            session.connection().exec_driver_sql("ALTER TABLE away RENAME TO events")
         await cluster.supervisor.poll()
         assert cluster.store.contributors.get(ada).state == "probing"
         cluster.now += timedelta(seconds=31)
@@ -264,7 +263,7 @@ def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Setti
 
 def test_the_wait_for_ones_turn_is_no_part_of_the_time_to_measure(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
-        cluster.measurements = Measurements(cluster.store, cluster._start, timeout_s=1.0)
+        cluster.measurements = Measurements(cluster.store, cluster.start, timeout_s=1.0)
         both = [cluster.arrive("ada"), cluster.arrive("grace")]
         async with cluster.news:
             await cluster.news.wait_for(lambda: cluster.started)
@@ -279,7 +278,7 @@ def test_the_wait_for_ones_turn_is_no_part_of_the_time_to_measure(settings: Sett
 
 def test_a_node_that_was_measured_keeps_its_figures(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
-        cluster.measurements = Measurements(cluster.store, cluster._start, actor_after_s=0.5)
+        cluster.measurements = Measurements(cluster.store, cluster.start, actor_after_s=0.5)
         ada, measured = await cluster.ready("ada")
         before = cluster.store.contributors.get(ada)
         cluster.now += timedelta(seconds=30)
@@ -343,9 +342,9 @@ async def two_ready(cluster: Cluster) -> tuple[str, str]:
 
 def test_dead_links_are_measured_again(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
-        cluster.measurements = Measurements(cluster.store, cluster._start, relink_s=0)
+        cluster.measurements = Measurements(cluster.store, cluster.start, relink_s=0)
         cluster.supervisor = ContributorSupervisor(
-            cluster.store, cluster.measurements, cluster._nodes, LOST_AFTER
+            cluster.store, cluster.measurements, cluster.nodes, LOST_AFTER
         )
         other, _ = await cluster.ready("ada")
         linked, machine = await cluster.ready("grace")
@@ -649,15 +648,37 @@ def test_a_share_is_an_equal_part_of_the_processors(
     run(settings, story)
 
 
-def test_a_server_that_is_suspended_in_the_middle_of_a_check_waits_for_heartbeats(settings: Settings) -> None:
+class Pauses:
+    """Notes when the supervisor pauses between two checks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sleep, self._begun = asyncio.sleep, asyncio.Event()
+        monkeypatch.setattr(asyncio, "sleep", self._noted)
+
+    async def _noted(self, seconds: float) -> None:
+        if seconds == POLL_S:
+            self._begun.set()
+        await self._sleep(seconds)
+
+    async def next(self) -> None:
+        """Wait until the next pause begins."""
+        self._begun.clear()
+        await self._begun.wait()
+
+
+def test_a_server_that_is_suspended_in_the_middle_of_a_check_waits_for_heartbeats(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(cluster: Cluster) -> None:
+        pauses = Pauses(monkeypatch)
         supervising = asyncio.create_task(cluster.supervisor.run())
-        await asyncio.sleep(0.1)  # the check for machines of an earlier server is done; there are none
+        await pauses.next()  # the check for machines of an earlier server is done; there are none
         ada, grace = await two_ready(cluster)
         joining = cluster.join("lin")
         cluster.suspension = timedelta(minutes=5)
         await cluster.resumed.wait()
-        await asyncio.sleep(2 * POLL_S)  # another check follows
+        for _ in range(2):  # another check follows
+            await pauses.next()
         supervising.cancel()
         assert states(cluster, ada, grace, joining) == ["ready", "ready", "joining"]
         await assert_that_only_the_unresponsive_is_lost(cluster, ada, grace)
@@ -669,22 +690,13 @@ def test_a_server_that_was_suspended_first_waits_for_heartbeats(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(cluster: Cluster) -> None:
-        sleep, sleeps = asyncio.sleep, asyncio.Event()
-
-        async def noted(seconds: float) -> None:
-            if seconds == POLL_S:
-                sleeps.set()
-            await sleep(seconds)
-
-        monkeypatch.setattr(asyncio, "sleep", noted)
+        pauses = Pauses(monkeypatch)
         supervising = asyncio.create_task(cluster.supervisor.run())
-        await sleeps.wait()
+        await pauses.next()
         ada, grace = await two_ready(cluster)
-        sleeps.clear()
-        await sleeps.wait()  # so that the server is suspended between two polls
+        await pauses.next()  # so that the server is suspended between two polls
         cluster.now += timedelta(minutes=5)
-        sleeps.clear()
-        await sleeps.wait()
+        await pauses.next()
         supervising.cancel()
         assert states(cluster, ada, grace) == ["ready", "ready"]
         await assert_that_only_the_unresponsive_is_lost(cluster, ada, grace)

@@ -31,9 +31,10 @@ from share_compute.topology import Topology
 from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.scheduler_service import SchedulerService
 from share_compute_api.connection.notifier import Notifier
+from share_compute_api.control.deployments import serving
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
 from share_compute_api.control.deployments.replicas import Slot
-from share_compute_api.control.deployments.serving import HURRIED_POLL_S, HURRIED_S, POLL_S
+from share_compute_api.control.deployments.serving import HURRIED_POLL_S, HURRIED_S, POLL_S, poll_pause_s
 from share_compute_api.control.patience import Patience
 from share_compute_api.openai.engine import Engines, Stream
 from share_compute_api.openai.metrics import PrometheusMetrics
@@ -441,24 +442,22 @@ def test_a_machine_that_comes_back_with_members_of_the_replica_is_given_to_it_ag
     run(store, tmp_path, story)
 
 
-def test_a_replica_that_starts_is_polled_more_often_until_it_is_ready(store: Store, tmp_path: Path) -> None:
+def test_a_replica_that_starts_is_polled_more_often_until_it_is_ready(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Streams wait for it after a restart of the server."""
+    assert poll_pause_s(HURRIED_S - 1.0, is_starting=True) == HURRIED_POLL_S
+    assert poll_pause_s(HURRIED_S + 1.0, is_starting=True) == POLL_S
+    assert poll_pause_s(0.0, is_starting=False) == POLL_S
 
     async def story(house: House) -> None:
         ada = house.cluster.contributor("ada")
         record = house.deploy()
         replica = await house.replicas.get()
-        serving, _ = house.supervisor._serving[record.id]
-        await house.until(lambda: replica.num_polls > 1)
-        assert serving._pause_s == HURRIED_POLL_S
+        monkeypatch.setattr(serving, "POLL_S", 1e6)  # no further poll
+        await house.until(lambda: replica.num_polls > 3)
         replica.serve(ada)
         await house.until(lambda: house.state(record) is DeploymentState.ready)
-        assert serving._pause_s == POLL_S
-        replica.stand_still()
-        await house.until(lambda: house.state(record) is DeploymentState.degraded)
-        assert serving._pause_s == HURRIED_POLL_S
-        serving._started_s -= HURRIED_S
-        assert serving._pause_s == POLL_S
 
     run(store, tmp_path, story)
 

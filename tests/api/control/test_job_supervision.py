@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.api.playing import Cluster, planned, run, step
+from tests.databases import writing
 
 from share_compute.errors import ContributorLost
 from share_compute.lifecycle.attempt_events import (
@@ -172,11 +173,11 @@ def test_a_waiting_job_does_not_keep_the_server_busy(store: Store, tmp_path: Pat
 @contextmanager
 def without_table(store: Store, name: str) -> Iterator[None]:
     """Let every statement fail that needs a table, as it would on a full disk."""
-    with store._database._writing_engine.begin() as connection:
-        connection.exec_driver_sql(f"ALTER TABLE {name} RENAME TO away")
+    with writing(store) as session:
+        session.connection().exec_driver_sql(f"ALTER TABLE {name} RENAME TO away")
     yield
-    with store._database._writing_engine.begin() as connection:
-        connection.exec_driver_sql(f"ALTER TABLE away RENAME TO {name}")
+    with writing(store) as session:
+        session.connection().exec_driver_sql(f"ALTER TABLE away RENAME TO {name}")
 
 
 async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:

@@ -213,7 +213,7 @@ def test_it_scales_to_zero_in_the_middle_of_a_prefill_only_when_that_is_over(
 def test_another_replica_goes_on_with_what_one_cannot(
     happens: Callable[[Replica], None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routing, "_MOVES_AFTER_S", 0.2)
+    monkeypatch.setattr(routing, "MOVES_AFTER_S", 0.2)
 
     async def story(house: House) -> None:
         ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")

@@ -21,9 +21,9 @@ from share_compute.store import Store
 LOST = AttemptEnded(outcome="failed", reason="all were lost", error={"code": "contributor-lost"})
 
 
-def submit(store: Store, **training: Any) -> str:
+def submit(store: Store, **fields: Any) -> str:
     data = {"files": ["/data/rows.libsvm"]}
-    spec = {"kind": "sparse", "model": {"name": "logistic"}, "data": data, "training": training}
+    spec = {"kind": "sparse", "model": {"name": "logistic"}, "data": data, **fields}
     return store.jobs.create(parse_any_job(spec)).id
 
 
@@ -59,6 +59,19 @@ def test_it_keeps_the_machines_that_it_names_and_counts_steps(store: Store, tmp_
     run(store, tmp_path, story)
 
 
+def test_it_takes_only_machines_that_the_job_may_use(store: Store, tmp_path: Path) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.contributor("ada", site="rome")
+        job_id = submit(store, parallelism={"only": ["site=paris"]})
+        reason = "waiting for contributors: needs 1, none is ready; waits for a machine with site=paris"
+        await cluster.until(job_id, lambda job: job.reason == reason)
+        grace = cluster.contributor("grace", site="paris")
+        attempt = await cluster.attempts.get()
+        assert [one.id for one in attempt.assignment.topology.contributors] == [grace]
+
+    run(store, tmp_path, story)
+
+
 def test_a_lost_attempt_is_made_again_from_the_start(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         ada = cluster.contributor("ada")
@@ -81,7 +94,7 @@ def test_a_lost_attempt_is_made_again_from_the_start(store: Store, tmp_path: Pat
 
 def test_it_waits_for_one_machine_only(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
-        job_id = submit(store, workers=8, servers=4)
+        job_id = submit(store, training={"workers": 8, "servers": 4})
         await cluster.until(
             job_id, lambda job: job.reason == "waiting for contributors: needs 1, none is ready"
         )

@@ -608,9 +608,9 @@ def test_a_request_without_content_type_is_told_so(raw: httpx.Client, says: Says
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        ({"role": "wizard", "content": "x"}, "messages.0.role: Input should be 'system', 'developer'"),
+        ({"role": "wizard", "content": "x"}, "messages.0.role: must be 'system', 'developer'"),
         ({"role": "user", "content": 5}, "messages.0.content: give text, or a list of parts of type text"),
-        ({"content": "x"}, "messages.0.role: Field required"),
+        ({"content": "x"}, "messages.0.role: is missing"),
     ],
 )
 def test_a_wrong_message_is_one_error(
@@ -773,7 +773,7 @@ def open_stream(served: Plane, name: str, **options: Any) -> socket.socket:
 def test_a_client_that_never_reads_is_given_up(
     served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_stream, "_UNREAD_S", 0.3)
+    monkeypatch.setattr(answer_stream, "UNREAD_S", 0.3)
     speaker = says(lambda _: [200] * WINDOW)
     speaker.pause_after = 200
     with open_stream(served, speaker.facts.name, max_tokens=WINDOW - 1, n=128, logprobs=20):
@@ -781,7 +781,7 @@ def test_a_client_that_never_reads_is_given_up(
 
 
 def test_an_idle_stream_sends_keep_alives(served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "QUIET_S", 0.05)
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
     speaker = says()
     speaker.pause_after = 1
     with open_stream(served, speaker.facts.name) as connection:

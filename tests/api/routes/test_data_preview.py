@@ -129,7 +129,7 @@ def test_the_command_prints_a_table(run: Callable[..., Any], table: Path) -> Non
     table.write_text("size,kind\n20261129,a\n0.333333333,b\n1234567.891,a\n,b\n")
     text = text.replace("target: kind", "target: kind, missing: fill")
     numbers = [line.split()[0] for line in run("preview-data", "-", text=text).stdout.splitlines()[1:]]
-    assert numbers == ["20261129", "0.333333", "1234567.89", "-"]
+    assert numbers == ["20261129", "0.333333", "1234568", "-"]
     table.write_text("size,kind\n0,a\n")
     found = json.loads(run("preview-data", "-", "--json", text=text).stdout)
     assert found["tasks"][0]["data"]["rows"][0] == [0.0, "a"]

@@ -120,7 +120,7 @@ def test_a_card_shows_measured_beside_predicted(plane: Plane, client: Client, ru
     assert "requests 4 running, 2 queued -" in lines
     assert "batch size 3.5 in a step -" in lines
     assert "KV cache 25% of 400 tokens in use, 10% kept -" in lines
-    assert "0 ada 0-1 50% 80% 1.0 GiB 512 MiB" in lines
+    assert "1 ada layers 0-1 50% 80% 1.0 GiB 512 MiB" in lines
     shown = json.loads(run("deployments", "llama", "--json").stdout)
     assert shown["deployment"]["replicas"]["wanted"] == 2
     assert shown["status"]["replicas"][0]["queue"]["batch_size"] == 3.5
@@ -238,7 +238,7 @@ def test_a_deployment_is_taken_as_json_and_as_yaml(http: httpx.Client, model: Pa
     assert made.status_code == 201, made.text
     problem = http.post("/jobs", content=text, headers=headers)
     assert problem.status_code == 422
-    assert "/api/v1/deployments" in problem.json()["hint"]
+    assert "the route of deployments" in problem.json()["hint"]
     wrong = http.post("/deployments", json={"name": "a/b", "model": {}})
     assert [one["field"] for one in wrong.json()["details"]["fields"]] == ["name", "model"]
     assert http.post("/deployments", content=b"x").status_code == 415
@@ -359,7 +359,7 @@ def test_a_deployments_life_from_the_terminal(run: Run, model: Path) -> None:
     assert made.exit_code == 0, made.output
     assert "pending" in made.stdout
     assert "/v1, model tiny-llama" in made.stdout
-    listed = json.loads(run("deployments", "--json").stdout)["deployments"][0]
+    listed = json.loads(run("deployments", "--json").stdout)["items"][0]
     spec = listed["spec"]
     assert (spec["dtype"], spec["objective"], spec["max_seq"]) == ("bfloat16", "throughput", 64)
     table = " ".join(run("deployments").stdout.split())

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from tests.api.conftest import DEADLINE_S, Plane, wait_until
 from tests.api.speaking import make_llama
 from tests.hub_server import Hub, Repository, hub_server
 
-from share_compute_api.hub import fetching
 from share_compute_api.hub.fetching import HubModels
 from share_compute_api.server.budget import Budget
 
@@ -30,18 +30,35 @@ SHORT_S = 0.1
 """Time that a request waits for a model whose fetch is held up."""
 
 
+@contextmanager
+def short_waits(plane: Plane) -> Iterator[None]:
+    """Let requests inside the block wait for a model for a short time only."""
+    hub: HubModels = plane.app.state.context.hub
+    hub.wait_s = SHORT_S
+    yield
+    hub.wait_s = DEADLINE_S
+
+
+def wait_for_fetches() -> None:
+    """Wait until no model is being fetched; the name of a thread says what it does."""
+    for thread in threading.enumerate():
+        if thread.name == "hub-fetch":
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+
+
 def weights(seed: int, size: int = 1000) -> bytes:
     return save({f"layer.{seed}": np.full(size, seed, np.float32)})
 
 
 @pytest.fixture
-def hub(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    # Requests wait until a model has arrived, also on a busy machine.
-    for limit in ("_WAIT_S", "_TIMEOUT_S"):
-        monkeypatch.setattr(fetching, limit, DEADLINE_S)
+def hub(plane: Plane) -> Iterator[Hub]:
     with hub_server() as hub:
         context = plane.app.state.context
-        context.hub = HubModels(context.uploads, context.isolated, hub.url)
+        # Requests wait until a model has arrived, also on a busy machine.
+        context.hub = HubModels(
+            context.uploads, context.isolated, hub.url, wait_s=DEADLINE_S, timeout_s=DEADLINE_S
+        )
         hub.repositories["org/tiny"] = Repository(
             {
                 "config.json": json.dumps(LLAMA).encode(),
@@ -128,10 +145,10 @@ def test_a_repeated_submission_finds_the_first_although_the_branch_has_moved(
 
 
 def test_a_request_does_not_wait_for_a_large_model(
-    http: httpx.Client, hub: Hub, job: dict[str, Any], run: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    plane: Plane, http: httpx.Client, hub: Hub, job: dict[str, Any], tmp_path: Path,
+    run: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fetching, "_WAIT_S", SHORT_S)
+    plane.app.state.context.hub.wait_s = SHORT_S
     hub.opened.clear()
     waiting = http.post("/jobs", json=job)
     assert (waiting.status_code, waiting.json()["code"]) == (503, "fetch-under-way")
@@ -182,15 +199,14 @@ def test_plans_and_checks_of_sweeps_need_only_the_configuration(
 
 
 def test_the_error_of_a_fetch_is_shown_once_to_a_request_that_comes_later(
-    plane: Plane, http: httpx.Client, hub: Hub, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    plane: Plane, http: httpx.Client, hub: Hub, job: dict[str, Any]
 ) -> None:
     hub.opened.clear()
     hub.damaged.add("model-00001-of-00002.safetensors")
-    with monkeypatch.context() as patch:
-        patch.setattr(fetching, "_WAIT_S", SHORT_S)
+    with short_waits(plane):
         assert http.post("/jobs", json=job).json()["code"] == "fetch-under-way"
     hub.opened.set()
-    wait_until(lambda: not plane.app.state.context.hub._fetches)
+    wait_for_fetches()
     hub.damaged.clear()
     assert "arrived damaged" in refused(http, job)["detail"]
     assert http.post("/jobs", json=job).status_code == 201
@@ -209,7 +225,7 @@ def test_waits_for_the_hub_leave_capacity_for_other_submissions(
     with ThreadPoolExecutor(2) as executor:
         waiting = [executor.submit(http.post, "/jobs/check", json=job) for _ in range(2)]
         try:
-            wait_until(lambda: context.checks._away.total() == 2)
+            wait_until(lambda: len(hub.asked) == 2)
             assert http.post("/jobs", json=digits).status_code == 201
             busy = http.post("/jobs", json=job)
             assert (busy.status_code, busy.json()["detail"]) == (
@@ -219,19 +235,18 @@ def test_waits_for_the_hub_leave_capacity_for_other_submissions(
         finally:
             hub.answers.set()
         assert [one.result().json()["problems"] for one in waiting] == [[], []]
-    assert not context.checks._away
+    assert http.post("/jobs", json=job).status_code == 201
 
 
 def test_a_key_fetches_two_models_at_a_time_and_can_end_a_fetch(
-    plane: Plane, http: httpx.Client, hub: Hub, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    plane: Plane, http: httpx.Client, hub: Hub, job: dict[str, Any]
 ) -> None:
     files = hub.repositories["org/tiny"].files
     large = {**files, "model-00001-of-00002.safetensors": weights(1, size=15 << 20)}
     hub.repositories |= {name: Repository(dict(large)) for name in ("org/a", "org/b", "org/c")}
     hub.pieces = threading.Semaphore(0)
     wanted = [{**job, "model": {"hub": name}} for name in ("org/a", "org/b", "org/c")]
-    with monkeypatch.context() as patch:
-        patch.setattr(fetching, "_WAIT_S", SHORT_S)
+    with short_waits(plane):
         for one in wanted[:2]:
             assert http.post("/jobs", json=one).json()["code"] == "fetch-under-way"
     busy = http.post("/jobs", json=wanted[2])
@@ -240,7 +255,7 @@ def test_a_key_fetches_two_models_at_a_time_and_can_end_a_fetch(
     for upload in http.get("/uploads").json()["uploads"]:
         assert http.delete(f"/uploads/{upload['id']}").is_success
     hub.pieces.release(40)  # each of the two files has 60 MiB, so both fetches end before their files do
-    wait_until(lambda: not plane.app.state.context.hub._fetches)
+    wait_for_fetches()
     assert "upload" in refused(http, wanted[0])["detail"]
     hub.pieces = None
     assert http.post("/jobs", json=wanted[2]).status_code == 201

@@ -49,7 +49,7 @@ def test_labels_are_changed_at_any_time(
     assert client.label(job.id, group=None).group is None
     done = run("tag", job.id, "--add", "c", "--remove", "a", "--group", "new")
     assert done.stdout.strip() == f"{job.id}  tags: b, c  group: new"
-    assert [one["id"] for one in json.loads(run("jobs", "--tag", "c", "--json").stdout)["jobs"]] == [job.id]
+    assert [one["id"] for one in json.loads(run("jobs", "--tag", "c", "--json").stdout)["items"]] == [job.id]
     assert client.jobs(tags=["c", "b"], group="new").jobs[0].id == job.id
     assert client.jobs(tags=["first"]).jobs == []
     assert "tags        b, c" in run("show", job.id).stdout

@@ -116,7 +116,7 @@ def test_rows_are_never_all_in_memory(format_: SeriesFormat) -> None:
 
 def test_pages_of_the_store_are_joined(plane: Plane, job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = list(rows_of(plane.store, job_id))
-    monkeypatch.setattr("share_compute_api.server.series._ROWS", 1)
+    monkeypatch.setattr("share_compute_api.server.series.ROWS", 1)
     assert list(rows_of(plane.store, job_id)) == whole
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.api.routes.test_rest import problem
 
 from share_compute.scopes import Scope
-from share_compute_api.server import streams
+from share_compute_api.connection import sse
 from share_compute_api.server.sessions import Sessions
 
 LIFE = timedelta(days=7)
@@ -121,7 +121,7 @@ def test_a_session_ends_with_its_key(plane: Any, browser: httpx.Client) -> None:
 def test_a_stream_ends_with_its_key(
     plane: Any, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_KEEPALIVE_S", 0.05)
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
     record, key = plane.store.keys.create("lent", [Scope.read])
     sign_in(browser, key)
     with browser.stream("GET", "/api/v1/events", timeout=30) as stream:

@@ -204,7 +204,7 @@ class TestInputs:
             Inputs([tmp_path / "gone.jsonl"], "q").survey()
 
     def test_a_line_without_end_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(inputs_module, "_MOST_LINE_BYTES", 1 << 20)
+        monkeypatch.setattr(inputs_module, "MOST_LINE_BYTES", 1 << 20)
         file = lines(tmp_path / "a.jsonl", [{"q": "a" * (1 << 20)}])
         with pytest.raises(UserError, match="a line of more than 1 MiB"):
             Inputs([file], "q").survey()

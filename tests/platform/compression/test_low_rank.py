@@ -90,5 +90,5 @@ def test_the_first_vectors_depend_on_seed_and_name() -> None:
 def test_sizes_are_those_of_the_hook_of_torch(shape: tuple[int, ...], rank: int) -> None:
     matrix = torch.zeros(shape).view(shape[0], -1)
     least = min(*matrix.shape, rank)
-    compresses, before, after = powerSGD_hook._should_compress(*matrix.shape, least, 2)
+    compresses, before, after = powerSGD_hook._should_compress(*matrix.shape, least, 2)  # noqa: SLF001
     assert PowerSgdCodec(rank).num_bytes(shape) == 4 * (after if compresses else before)

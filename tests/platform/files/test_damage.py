@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from share_compute.errors import UserError
-from share_compute.files.damage import damage_of
+from share_compute.files.damage import damage_of, unreadable
 from share_compute.sparse.readers.ratings import ratings_blocks
 
 FILE = Path("/data/rows.csv")
@@ -33,6 +33,7 @@ def json_error(text: str) -> Exception:
         (pa.ArrowInvalid("CSV conversion error to string: invalid UTF8 data"), "it is not UTF-8 text"),
         (pa.ArrowInvalid("Empty CSV file"), "it is empty"),
         (pa.ArrowNotImplementedError("bits"), "it has a type that is not read"),
+        (pa.ArrowMemoryError("malloc of size 64 failed"), "memory was lacking while it was read"),
         (pa.ArrowInvalid("in pyarrow's own words"), "it is no .csv file, or it is damaged"),
         (OSError("Couldn't deserialize thrift"), "it is no .csv file, or it is damaged"),
         (OSError(errno.EACCES, "Permission denied"), "Permission denied"),
@@ -46,12 +47,26 @@ def test_errors_of_libraries_are_translated(failure: Exception, reason: str) -> 
     assert damage_of(FILE, failure) == reason
 
 
+def test_a_lack_of_memory_is_not_blamed_on_the_file() -> None:
+    failure = unreadable(FILE, pa.ArrowMemoryError("malloc of size 64 failed"), "check its content")
+    assert (
+        failure.message
+        == "data file /data/rows.csv cannot be read as .csv: memory was lacking while it was read"
+    )
+    assert failure.hint == "free memory on the machine that reads it, or let fewer processes run there"
+    assert (
+        unreadable(FILE, pa.ArrowInvalid("Empty CSV file"), "check its content").hint == "check its content"
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"user,item,rating\n1,2,\xff\n", "it is not UTF-8 text"),
         (b"user,item,rating\n1,2," + b"x" * (9 << 20) + b"\n", "a row is longer than 4 MiB"),
         (b"", "has no column 'user'"),
+        (b"\nuser,item,rating\n1,2,3\n", "line 1: it is blank"),
+        (b"\xef\xbb\xbf\r\nuser,item,rating\r\n1,2,3\r\n", "line 1: it is blank"),
     ],
 )
 def test_sentences_of_pyarrow_are_known(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -149,12 +149,12 @@ def test_packed_weights_compute_the_same(tied: bool, sealed: tuple[bool, ...]) -
     model.requires_grad_(requires_grad=False).eval()
     stage = ServingStage(config, Shard("m", 0, 3, LAYERS), CPU)
     fill(stage, model, *sealed)
-    packed = [part for part in stage._model.modules() if isinstance(part, PackedLinear)]
+    packed = [part for part in stage.module.modules() if isinstance(part, PackedLinear)]
     assert bool(packed) == torch.backends.mkldnn.is_available()
-    assert all((part._weights[0] is not None) == sealed[-1] for part in packed)
+    assert all(part.keeps_plain == sealed[-1] for part in packed)
     if packed:
         # Weights that a tied embedding holds are not packed: that would store them twice.
-        assert isinstance(stage._model.lm_head, PackedLinear) == (sealed[-1] or not tied)
+        assert isinstance(stage.module.lm_head, PackedLinear) == (sealed[-1] or not tied)
     serving = Serving([stage])
     for rows in (1, 2, 5):
         chunk = Chunk(rows, 0, rows, tuple(PROMPTS[1][:rows]), samples=True)
@@ -190,7 +190,7 @@ def test_stretched_positions_depend_on_the_window_alone(window: int) -> None:
             "original_max_position_embeddings": 64}  # fmt: skip
     config = {**small_config("llama"), "rope_parameters": rope}
     stage = ServingStage(config, Shard("m", 0, 3, LAYERS), CPU, window_tokens=window)
-    rotary = next(part for part in stage._model.modules() if hasattr(part, "inv_freq"))
+    rotary = next(part for part in stage.module.modules() if hasattr(part, "inv_freq"))
     before = rotary.inv_freq.clone()
     rotary(torch.empty(1), torch.tensor([[window + 50]]))
     assert torch.equal(rotary.inv_freq, before)

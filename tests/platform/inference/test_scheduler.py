@@ -391,9 +391,9 @@ def test_a_slot_grows_with_the_answer_and_without_a_pause() -> None:
 def test_a_sequence_without_more_capacity_continues_before_new_ones() -> None:
     one = world(kv_tokens=150, answer_tokens=10)
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=100) for sequence in range(4)))
-    while not one.scheduler.stats().interrupted:
+    while not one.preempted:
         one.go_on()
-    sent, waiting = len(one.steps), {live.id for live in one.scheduler._queue.queued()}
+    sent, waiting = len(one.steps), one.preempted
     one.submit(generation(4, (4, 1), max_tokens=100, owner="bob"))
     one.finish()
     begun = [opening.sequence for step in one.steps[sent:] for opening in step.opens]
@@ -417,9 +417,14 @@ def test_a_number_may_be_given_again_while_its_old_tokens_are_on_their_way() -> 
     one = world(kv_tokens=170, window_tokens=300, answer_tokens=8, run_ahead=2)
     requests = [generation(sequence, (sequence, *range(30)), max_tokens=100) for sequence in range(4)]
     one.submit(*requests)
-    while not (flying := [live for live in one.scheduler._queue.queued() if live.num_emitted < live.planned]):
+
+    def sampled(sequence: int) -> int:
+        """Return the number of tokens that the stages sample, or have sampled."""
+        return sum(chunk.samples for step in one.steps for chunk in step.chunks if chunk.sequence == sequence)
+
+    while not (flying := [each for each in one.preempted if sampled(each) > len(one.text[each])]):
         assert one.go_on()
-    number = flying[0].id
+    number = flying[0]
     one.cancel(number)
     del one.ends[number]
     one.submit(requests[number].model_copy(update={"emitted": tuple(one.text[number])}))
@@ -441,10 +446,9 @@ def test_a_number_may_be_given_again_while_its_slot_is_kept() -> None:
 def test_a_preempted_sequence_may_be_cancelled() -> None:
     one = world(kv_tokens=150, answer_tokens=10)
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=100) for sequence in range(4)))
-    while not one.scheduler.stats().interrupted:
+    while not one.preempted:
         one.go_on()
-    waiting = [live.id for live in one.scheduler._queue.queued()]
-    one.cancel(waiting[0])
+    one.cancel(one.preempted[0])
     one.finish()
 
 

@@ -68,6 +68,15 @@ class World:
         """Sequences that have not ended."""
         return [sequence for sequence in self.requested if sequence not in self.ends]
 
+    @property
+    def preempted(self) -> list[int]:
+        """Sequences that have not ended, whose KV slots were closed and not opened again."""
+        closed: dict[int, bool] = {}
+        for step in self.steps:
+            closed |= dict.fromkeys(step.closes, True)
+            closed |= {opening.sequence: False for opening in step.opens}
+        return [sequence for sequence in self.running if closed.get(sequence)]
+
     def cancel(self, sequence: int) -> None:
         had_ended = sequence in self.ends
         events = self.scheduler.cancel(sequence)

@@ -38,7 +38,7 @@ def test_a_profile_is_found_again(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_another_version_of_a_library_makes_the_profile_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.cached_profile("facts", lambda: PROFILE)
-    monkeypatch.setattr(cache, "_software", lambda: ["newer"])
+    monkeypatch.setattr(cache, "version", lambda _: "newer")
     assert cache.stored_profile("facts") is None
 
 
@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(folder: Path) -> None:
 
 
 def test_the_number_of_files_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_MOST_FILES", 3)
+    monkeypatch.setattr(cache, "MOST_FILES", 3)
     for number in range(6):
         cache.cached_profile(number, lambda: PROFILE)
     assert len(list(folder.iterdir())) == 3

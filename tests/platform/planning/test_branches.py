@@ -15,6 +15,7 @@ from share_compute.errors import PlanInfeasible
 from share_compute.models.profiles.profile import LayerProfile, ModelProfile
 from share_compute.planning.branches import (
     BranchPlace,
+    can_hold,
     contribution_bytes,
     exchange_s,
     idle_machines,
@@ -106,6 +107,8 @@ def test_machines_that_can_hold_the_model_only_together_are_one_island() -> None
     )
     with pytest.raises(PlanInfeasible):
         place_branches(local(1), Topology(topology.contributors[:1]), PROFILE)
+    assert not can_hold(local(1), Topology(topology.contributors[:1]), PROFILE)
+    assert can_hold(local(1), topology, PROFILE)
     places = place_branches(local(2), topology, PROFILE)
     assert [place.machines for place in places] == [("a", "b"), ("c", "d")]
 
@@ -149,6 +152,24 @@ def test_each_branch_is_on_one_island(seed: int, count: int, branches: int) -> N
     for place in places:
         # The plan for one of the island's branches fits.
         solve(spec, island_topology(topology, place), PROFILE, 0, {})
+
+
+@pytest.mark.parametrize("strategy", ["latency", "location"])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_time_of_a_step_is_that_of_the_strategys_plan(strategy: str, seed: int) -> None:
+    topology = fleet(seed, 4)
+    spec = job(
+        microbatches=None,
+        strategy=strategy,
+        training={"batch_size": 8, "synchronization": {"kind": "local", "branches": 1, "every": 20}},
+    )
+    try:
+        (place,) = place_branches(spec, topology, PROFILE)
+    except PlanInfeasible:
+        return
+    prediction = solve(spec, island_topology(topology, place), PROFILE, 0, {}).plan.prediction
+    assert prediction is not None
+    assert place.step_s == prediction.step_s
 
 
 def test_the_topology_of_an_island_divides_the_memory() -> None:

@@ -83,7 +83,7 @@ def test_rows_of_several_blocks_are_dealt_out_in_turn(tmp_path: Path) -> None:
 
 
 def test_rows_of_many_workers_do_not_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "_MOST_BUFFERED", 40)
+    monkeypatch.setattr(preparation, "MOST_BUFFERED", 40)
     rows = read_rows([libsvm(tmp_path, 9)] * 3, "libsvm", COLUMNS, Targets("zero_one"))
     prepared = deal_out(rows, 3, tmp_path)
     assert [len(names) for names in prepared.files] == [2, 2, 2]
@@ -92,7 +92,7 @@ def test_rows_of_many_workers_do_not_wait_in_memory(tmp_path: Path, monkeypatch:
 
 
 def test_the_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "_KEPT_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(preparation, "KEPT_FREE_BYTES", 1 << 60)
     rows = read_rows([libsvm(tmp_path, 20)], "libsvm", COLUMNS, Targets("zero_one"))
     with pytest.raises(Unavailable, match="do not fit on the disk"):
         deal_out(rows, 2, tmp_path)

@@ -17,7 +17,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from share_compute.errors import UserError
 from share_compute.sparse.blocks import RawRows
 from share_compute.sparse.readers.bags import BagCounts, bag_blocks, bag_header
-from share_compute.sparse.readers.libsvm import _parsed, libsvm_blocks
+from share_compute.sparse.readers.libsvm import libsvm_blocks
 from share_compute.sparse.readers.parts import FilePart, split_files
 from share_compute.sparse.readers.ratings import ratings_blocks, write_triples
 
@@ -112,12 +112,20 @@ def test_each_entry_has_one_colon_and_a_target_has_none(tmp_path: Path, text: st
 
 @given(st.text(alphabet="01.:- \n+e#xq", max_size=60))
 @settings(max_examples=500, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     """The fast parser accepts only what the plain rule accepts: a target, then key:value words."""
-    rows = _parsed(f"{text.split('#', maxsplit=1)[0]}\n".encode())
-    if rows is None:
+    file = tmp_path_factory.getbasetemp() / "any.libsvm"
+    file.write_text(text)
+    try:
+        blocks = list(libsvm_blocks(file))
+    except UserError:
         return
-    lines = [line.split() for line in text.split("#", maxsplit=1)[0].splitlines() if line.split()]
+    plain = [line.partition("#")[0].split() for line in text.splitlines()]
+    lines = [line for line in plain if line]
+    if not lines:
+        assert blocks == []
+        return
+    rows = joined(blocks)
     assert rows.targets.tolist() == [float(line[0]) for line in lines]
     pairs = [
         sorted((int(word.split(":")[0]), float(word.split(":")[1])) for word in line[1:]) for line in lines

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from share_compute.errors import UserError
-from share_compute.specification import TrainJob, parse_deployment, parse_job
+from share_compute.specification import TrainJob, parse_any_job, parse_deployment, parse_job
 from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.topology import Contributor, Device
 
 JOB = {"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}}
+SPARSE = {"kind": "sparse", "model": {"name": "logistic"}, "data": {"files": ["/rows.libsvm"]}}
+BATCH = {"kind": "embed", "data": {"files": ["/rows.jsonl"]}}
 MACHINES = tuple(
     Contributor(f"con-{name}", name, (), labels=labels)
     for name, labels in (
@@ -51,10 +53,19 @@ def test_jobs_and_deployments_share_the_fields() -> None:
     fields = {"only": ["site=paris"], "avoid": ["ada"]}
     job = parse_job({**JOB, "parallelism": fields})
     deployment = parse_deployment({"name": "x", "model": {"path": "/x"}, "parallelism": fields})
-    for spec in (job, deployment):
+    sparse = parse_any_job({**SPARSE, "parallelism": fields})
+    batch = parse_any_job({**BATCH, "model": {"path": "/x"}, "parallelism": fields})
+    for spec in (job, deployment, sparse, batch):
         assert spec.parallelism.only == ("site=paris",)  # type: ignore[union-attr]
         assert spec.parallelism.avoid == ("ada",)  # type: ignore[union-attr]
         assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize("field", ["only", "avoid"])
+def test_a_batch_does_not_choose_the_machines_of_a_deployment(field: str) -> None:
+    with pytest.raises(UserError, match=rf"parallelism\.{field}: the deployment has machines of its own"):
+        parse_any_job({**BATCH, "deployment": "poet", "parallelism": {field: ["ada"]}})
+    parse_any_job({**BATCH, "deployment": "poet", "parallelism": {field: []}})
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_replicas_are_a_number_or_a_range(given: Any, least: int, most: int) -> 
 def test_a_deployment_is_no_job() -> None:
     with pytest.raises(UserError, match="asks for a deployment") as caught:
         parse_job(TEXT)
-    assert "/api/v1/deployments" in (caught.value.hint or "")
+    assert "the route of deployments" in (caught.value.hint or "")
     with pytest.raises(UserError, match="did you mean 'serve'"):
         parse_submission("kind: serv")
     with pytest.raises(UserError, match="kind"):

@@ -89,7 +89,7 @@ def test_a_trial_is_the_job_with_other_values() -> None:
         ({"training.steps.most": {"values": [1]}}, "training.steps has no parts"),
         ({"model.layers.3.options.bias": {"values": [True]}}, "has no parts"),
         ({f"model.layers.{'9' * 5000}": {"values": [True]}}, "has no parts"),
-        ({RATE: {"values": [0.1, -1]}}, r"trial 2 \(training.optimizer.learning_rate = -1\).*greater than 0"),
+        ({RATE: {"values": [0.1, -1]}}, r"trial 2 \(training.optimizer.learning_rate = -1\).*more than 0"),
         ({"data.validation_fraction": {"values": [0]}}, "metric needs samples to validate on"),
     ],
 )
@@ -145,7 +145,7 @@ def test_trials_are_compared_after_a_validation() -> None:
             {"fields": {"training.seed": {"integers": [1, 1000]}, RATE: {"values": [1] * 100}}},
             "100,000 points",
         ),
-        ({"fields": {"training.seed": {"integers": [10**400, 1]}}}, "less than or equal to"),
+        ({"fields": {"training.seed": {"integers": [10**400, 1]}}}, "at most"),
         ({"fields": {"model.layers": {"values": ["x" * 4095]}}}, "4,097 bytes as JSON"),
         ({"fields": {"name": {"values": ["a"]}}}, "cannot be searched"),
         ({"fields": {"model.hub": {"values": ["org/a"]}}}, "model.hub cannot be searched"),

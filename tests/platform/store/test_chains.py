@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.databases import reading, writing
 
 from share_compute.errors import Conflict, UserError
 from share_compute.lifecycle.attempt_events import AttemptEnded
@@ -184,7 +185,7 @@ def test_a_job_that_succeeds_while_it_stops_starts_nothing(store: Store, tmp_pat
 def test_nothing_is_started_from_a_job_that_will_be_deleted(store: Store) -> None:
     job = store.jobs.create(spec(serve=SERVE))
     ended(store, job)
-    with store._database.write() as session:
+    with writing(store) as session:
         job_row(session, job.id).delete_requested_at = store.jobs.get(job.id).created_at
     assert store.chains.due() == []
     with pytest.raises(Conflict, match="does not wait to be started"):
@@ -245,7 +246,7 @@ def test_files_of_a_link_are_in_use(store: Store, tmp_path: Path) -> None:
     user = store.jobs.create(spec(generate=rows))
 
     def users() -> tuple[str | None, list[str]]:
-        with store._database.read() as session:
+        with reading(store) as session:
             return user_of(session, used.id), [job.id for job in store.jobs.with_needed_files()]
 
     assert users() == (f"job {user.id}", [user.id])

@@ -197,7 +197,7 @@ def test_what_is_used_is_not_pruned(store: Store, clock: Clock, tmp_path: Path) 
 def test_events_go_in_pieces(
     store: Store, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("share_compute.store.retention._ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("share_compute.store.retention.ROWS_AT_ONCE", 7)
     for number in range(50):
         store.events.record("alert", {"number": number})
     clock.now += timedelta(days=2)

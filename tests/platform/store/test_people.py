@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.databases import Clock
+from tests.databases import Clock, reading, writing
 
 from share_compute.errors import (
     Conflict,
@@ -105,7 +105,8 @@ def test_no_secret_is_in_the_database(store: Store) -> None:
     _, key = store.keys.create("first")
     _, code = store.invites.create("label")
     _, own_key = join(store, code)
-    with store._database.engine.connect() as connection:
+    with reading(store) as session:
+        connection = session.connection()
         rows = [
             str(tuple(row))
             for table in ("api_keys", "invites", "contributors", "events")
@@ -304,7 +305,7 @@ def test_a_host_does_not_shed_a_quarantine_by_another_device(store: Store) -> No
     first, _ = joined(store, "box.cuda0")
     second, _ = sibling(store, first.id, "box.cuda1")
     offence = Offended(machine=second.id, step=3, what="NaN", quarantined=True, sentence="it did")
-    with store._database.write() as session:
+    with writing(store) as session:
         note_offence(session, second.id, store.clock(), job_id="job-1", offence=offence)
     for device in (first, second):
         with pytest.raises(NotAuthorized, match=r"box\.cuda1 of this host is quarantined"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from share_compute.planning.plan import Plan
 from share_compute.scopes import Scope
 from share_compute.specification import parse_job
 from share_compute.store import Store, migrations, upgrade
-from share_compute.store.database.database import migration_config
+from share_compute.store.database.database import Database, migration_config
 from share_compute.store.database.tables import Base
 from share_compute.store.secret import digest
 
@@ -41,14 +41,12 @@ def test_upgrading_twice_changes_nothing(database_url: str) -> None:
 def test_sqlite_keeps_what_was_committed_through_a_power_cut(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'deep' / 'folder' / 'store.db'}"
     upgrade(url)
-    store = Store(url)
-    with store._database.read() as session:
+    with closing(Database(url)) as database, database.read() as session:
         connection = session.connection()
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         }
-    store.close()
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000}
 
 
@@ -70,15 +68,16 @@ def test_a_migration_does_not_change_with_the_tables() -> None:
         assert "share_compute" not in file.read_text()
 
 
-def test_a_pool_without_free_connections_is_unavailable(open_store: Callable[[], Store]) -> None:
-    store = open_store()
-    store._database.engine.pool._timeout = 0.01  # type: ignore[attr-defined]
-    engine = store._database.engine
-    with ExitStack() as stack:
-        for _ in range(engine.pool.size() + engine.pool._max_overflow):  # type: ignore[attr-defined]
-            stack.enter_context(engine.connect())
-        with pytest.raises(Unavailable, match="does not answer"):
-            store.jobs.counts()
+def test_a_pool_without_free_connections_is_unavailable(database_url: str) -> None:
+    with closing(Database(database_url)) as database:
+        database.engine.dispose()
+        database.engine = create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=0.01)
+        with (
+            database.engine.connect(),
+            pytest.raises(Unavailable, match="does not answer"),
+            database.read() as session,
+        ):
+            session.connection()
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://host/name"])

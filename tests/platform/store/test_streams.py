@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, select
-from tests.databases import Clock
+from tests.databases import Clock, reading
 
 from share_compute.store import Store, StreamRecord
 from share_compute.store.database.tables import StreamPartRow
@@ -31,7 +31,7 @@ def stream(name: str, owner: str = "key-1", tokens: int = 10) -> StreamRecord:
 
 
 def num_parts(store: Store) -> int:
-    with store._database.read() as session:
+    with reading(store) as session:
         return session.scalar(select(func.count()).select_from(StreamPartRow)) or 0
 
 

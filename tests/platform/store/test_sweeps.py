@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.databases import Clock
+from tests.databases import Clock, reading
 
 from share_compute.errors import Conflict, NotFound
 from share_compute.lifecycle.attempt_events import AttemptEnded, Validated
@@ -186,7 +186,7 @@ def test_a_sweep_is_deleted_with_its_trials(store: Store, tmp_path: Path) -> Non
     sweep = begun(store)
     job, other = started(store, sweep, 1), started(store, sweep, 2)
     store.jobs.cancel(other.id)
-    with store._database.read() as session:
+    with reading(store) as session:
         assert user_of(session, other.id) == f"sweep {sweep.id}"
         assert user_of(session, sweep.id) == f"job {job.id}"
     with pytest.raises(Conflict, match=f"sweep {sweep.id} uses"):

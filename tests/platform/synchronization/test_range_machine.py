@@ -55,6 +55,8 @@ class World:
         """Number of times that a machine joins, a branch is lost, or the coordinator is replaced."""
         self.machines = [f"m{number}" for number in range(6)]
         self.files: dict[Holder, Files] = {}
+        self.digests: dict[tuple[Holder, int], str] = {}
+        """Digest of each merge that a machine computed or copied, by version."""
         self.head: list[tuple[tuple[str, ...], ...]] = [((),) * RANGES]
         self.machine = RangesMachine(RANGES, 0)
         self.pending: list[RangeEffect | HolderLost] = []
@@ -223,14 +225,16 @@ class World:
                     files.versions[effect.record.version] = (*before, *keys(effect.record))
                     flip = self.flips and self.draw.random() < 0.3
                     digest = f"{files.versions[effect.record.version]}{self.draw.random() if flip else ''}"
+                    self.digests[effect.holder, effect.record.version] = digest
                     self.tell(RangeMerged(effect.holder, effect.record, digest))
             case CopyMerge():
                 source = self.files.get(Holder(effect.holder.range, effect.source))
                 if source is not None and effect.holder in self.files:
                     version = effect.record.version
                     self.files[effect.holder].versions[version] = source.versions[version]
-                    server = self.machine._ranges[effect.holder.range][0]
-                    self.tell(RangeMerged(effect.holder, effect.record, server.digest or ""))
+                    digest = self.digests.get((Holder(effect.holder.range, effect.source), version), "")
+                    self.digests[effect.holder, version] = digest
+                    self.tell(RangeMerged(effect.holder, effect.record, digest))
             case Follow():
                 if self.follow(effect):
                     self.tell(RangesFollowed(effect.record))

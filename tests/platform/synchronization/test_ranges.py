@@ -49,10 +49,10 @@ def training(codec: str = "none", outer: str = "nesterov", **options: Any) -> Tr
     return TrainingSpec.model_validate({"steps": 20, "synchronization": policy, "compression": SPECS[codec]})
 
 
-def begin(aggregator: Aggregator) -> None:
+def begin(aggregator: Aggregator, **facts: Any) -> None:
     weights = drawn(0)
     shards = [InitialShard({name: weights[name] for name in group}, {}) for group in GROUPS]
-    aggregator.begin(shards, {"step": 0})
+    aggregator.begin(shards, {"step": 0, **facts})
 
 
 def payloads(spec: TrainingSpec, run: BranchRun) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def load_from(folder: Path, wanted: Mapping[str, Tensor]) -> None:
 
 def copied(aggregator: RangeAggregator, version: int, source: Aggregator) -> None:
     """Copy a version from another aggregator, with its outer optimizer's state."""
-    outer = source._outer_folder(version)
+    outer = source.outer_folder(version)
     slots = WeightFolder(outer).shapes() if any(outer.glob("model*")) else {}
     own = {slot: shape for slot, shape in slots.items() if slot.partition("::")[0] in aggregator.names}
     weights = partial(load_from, source.version_folder(version))

@@ -129,7 +129,7 @@ def test_the_head_reaches_its_own_folders_and_no_secret(
         private.chmod(0o600)
     run_folder = folder / "runs/run"
     run_folder.mkdir(parents=True, mode=0o700)
-    policy = head._policy(Settings(data_folder=data_folder), run_folder, data_folder / "ray-tables")
+    policy = head.head_policy(Settings(data_folder=data_folder), run_folder, data_folder / "ray-tables")
     assert policy.user == user
     for path in (*map(Path, policy.write), Path(policy.home)):
         assert can(user, "touch", path / "new"), path

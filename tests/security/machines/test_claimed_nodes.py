@@ -135,7 +135,7 @@ def test_a_lie_about_the_node_changes_nothing(store: Store, tmp_path: Path) -> N
 def test_a_node_that_the_head_does_not_know_is_refused_after_a_while(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "_NODE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(agents, "NODE_PATIENCE_S", 0.0)
     app = create_app(Settings(data_folder=tmp_path, database_url=None), store)
     context: Context = app.state.context
     context.measurements = Measurements(store, started)

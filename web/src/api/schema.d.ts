@@ -3960,6 +3960,14 @@ export interface components {
              */
             output: components["schemas"]["BatchOutputSpec"];
             /**
+             * @description Machines that may hold ``model``; a deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpec"];
+            /**
              * Tags
              * @description Tags by which the job is found.
              * @default []
@@ -4016,6 +4024,14 @@ export interface components {
              *     }
              */
             output: components["schemas"]["BatchOutputSpecRequest"];
+            /**
+             * @description Machines that may hold ``model``; a deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpecRequest"];
             /**
              * Tags
              * @description Tags by which the job is found.
@@ -4578,6 +4594,14 @@ export interface components {
              */
             output: components["schemas"]["BatchOutputSpec"];
             /**
+             * @description Machines that may hold ``model``; a deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpec"];
+            /**
              * @description Sampling options and end conditions of answers.
              * @default {
              *       "logit_bias": {},
@@ -4644,6 +4668,14 @@ export interface components {
              *     }
              */
             output: components["schemas"]["BatchOutputSpecRequest"];
+            /**
+             * @description Machines that may hold ``model``; a deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpecRequest"];
             /**
              * @description Sampling options and end conditions of answers.
              * @default {
@@ -9301,6 +9333,42 @@ export interface components {
          */
         Scope: "chat" | "read" | "submit" | "contribute" | "admin";
         /**
+         * SelectionSpec
+         * @description The machines that a job or a deployment may use.
+         */
+        SelectionSpec: {
+            /**
+             * Avoid these machines
+             * @description Names, ids or labels (`gpu=no`) of machines that are never used.
+             * @default []
+             */
+            avoid: string[];
+            /**
+             * Only these machines
+             * @description Names, ids or labels (`site=paris`) of machines: the others are never used. Empty allows all machines.
+             * @default []
+             */
+            only: string[];
+        };
+        /**
+         * SelectionSpec
+         * @description The machines that a job or a deployment may use.
+         */
+        SelectionSpecRequest: {
+            /**
+             * Avoid these machines
+             * @description Names, ids or labels (`gpu=no`) of machines that are never used.
+             * @default []
+             */
+            avoid: string[];
+            /**
+             * Only these machines
+             * @description Names, ids or labels (`site=paris`) of machines: the others are never used. Empty allows all machines.
+             * @default []
+             */
+            only: string[];
+        };
+        /**
          * ServeJob
          * @description Serve a model to clients of the OpenAI API until it is taken down.
          */
@@ -10117,6 +10185,14 @@ export interface components {
              */
             name: string;
             /**
+             * @description Machines that the job may use.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpec"];
+            /**
              * Tags
              * @description Tags by which the job is found.
              * @default []
@@ -10170,6 +10246,14 @@ export interface components {
              * @default sparse
              */
             name: string;
+            /**
+             * @description Machines that the job may use.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpecRequest"];
             /**
              * Tags
              * @description Tags by which the job is found.

@@ -32,7 +32,8 @@ class CopyQuota:
         self.folder = folder or temporary_folder()
         self._lent_bytes = lent_bytes
         self._is_memory = is_memory(self.folder)
-        self._taken = 0
+        self.taken_bytes = 0
+        """Number of bytes that all copies take."""
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
@@ -44,12 +45,12 @@ class CopyQuota:
         with self._lock:
             if size:
                 self.require(size)
-            self._taken += size
+            self.taken_bytes += size
 
     def give_back(self, size: int) -> None:
         """Release this many bytes after their data was deleted."""
         with self._lock:
-            self._taken -= size
+            self.taken_bytes -= size
 
     def require(self, size: int) -> None:
         """Check that there is space for this many more bytes.
@@ -57,7 +58,7 @@ class CopyQuota:
         Raises:
             Unavailable: there is not enough space, or the folder does not exist.
         """
-        left = self._left()
+        left = self.left_bytes()
         if size <= left:
             return
         where, hint = str(self.folder), "free disk space there"
@@ -68,7 +69,12 @@ class CopyQuota:
             hint=f"{hint}, or set parallelism.backups to false",
         )
 
-    def _left(self) -> int:
+    def left_bytes(self) -> int:
+        """Return how many more bytes copies may take; negative if less than the reserve is free.
+
+        Raises:
+            Unavailable: the folder does not exist.
+        """
         try:
             disk = psutil.disk_usage(str(self.folder))
         except OSError as failure:
@@ -82,7 +88,7 @@ class CopyQuota:
         memory = psutil.virtual_memory().available
         if self._lent_bytes:
             # Reserve this process's peak memory, because the next step may need as much again.
-            memory = min(memory, self._lent_bytes - peak_resident_bytes() - self._taken)
+            memory = min(memory, self._lent_bytes - peak_resident_bytes() - self.taken_bytes)
         return min(left, memory) if disk.total else memory  # some file systems report no size
 
 

@@ -24,9 +24,6 @@ from share_compute_actors.transport.pieces import Piece
 
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
-_MOST_STAGED_BYTES = 256 * 2**20
-"""Maximum total size of the clones for several backup members, in bytes. Clones for a single backup member have no
-limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +137,19 @@ class Copier:
         run: runs a function on the compute thread, and returns its result.
         here: returns the runner (None before weights are loaded), and the last step whose update its weights include.
             It is called on the compute thread.
+        most_cloned_bytes: maximum total size of the clones for several backup members, in bytes. Clones for a single
+            backup member have no limit.
     """
 
     def __init__(
         self,
         run: Callable[[Callable[[], Any]], Any],
         here: Callable[[], tuple[ShardState | None, int]],
+        most_cloned_bytes: int = 256 * 2**20,
     ) -> None:
         self._run = run
         self._here = here
+        self._most_cloned_bytes = most_cloned_bytes
         self._ticket = 0
         """The last ticket that was issued."""
         self._staged: dict[Worker, tuple[int, dict[str, Tensor]]] = {}
@@ -211,7 +212,7 @@ class Copier:
         found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
         others = [tensors for one, (_, tensors) in list(self._staged.items()) if one != backup]
         staged_bytes = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
-        if found and any(others) and staged_bytes > _MOST_STAGED_BYTES:
+        if found and any(others) and staged_bytes > self._most_cloned_bytes:
             raise StaleEpoch(
                 "other members fetch copies from this member now",
                 hint="no action needed: the fetch is repeated",

@@ -47,9 +47,6 @@ from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, Gradien
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
-_BATCH_BYTES = 64 * 2**20
-"""Maximum size in bytes of the parameters and buffers that the primary clones in one call, without optimizer state. A
-larger tensor is cloned alone."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 """Maximum number of pending gradients. Beyond this limit, they are applied to the snapshot."""
@@ -86,6 +83,8 @@ class Follower:
             copy is bit-identical to the primary's shard.
         fail: called with an error, on the copy's own thread, when the copy has become unusable.
         quota: limits the space that all copies of this member take.
+        batch_bytes: maximum size in bytes of the parameters and buffers that the primary clones in one call, without
+            optimizer state. A larger tensor is cloned alone.
     """
 
     def __init__(
@@ -95,9 +94,11 @@ class Follower:
         device: torch.device,
         fail: Callable[[Exception], None],
         quota: CopyQuota,
+        batch_bytes: int = 64 * 2**20,
     ) -> None:
         self.shard = shard
         self._quota = quota
+        self._batch_bytes = batch_bytes
         self._training = training
         self._device = device
         self._fail = fail
@@ -149,8 +150,10 @@ class Follower:
 
     # -- updating ----------------------------------------------------------------------------------------------------
 
-    def follow(self, owner: object, reach: Callable[[threading.Event], Primary]) -> None:
+    def follow(self, owner: object, reach: Callable[[threading.Event], Primary]) -> Future[None] | None:
         """Start to fetch missing data from a primary, in the background; stop a fetch from an earlier primary.
+
+        Return a future of the fetch; None if nothing is missing.
 
         Args:
             owner: identifies the primary. A running fetch from the same primary continues.
@@ -158,12 +161,15 @@ class Follower:
                 `StaleEpoch`.
         """
         is_under_way = self._fetching is not None and not self._fetching.done()
-        if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
-            return
+        if self._is_fetched:
+            return None
+        if is_under_way and owner == self._owner and not self._stopping.is_set():
+            return self._fetching
         self._stopping.set()
         self._owner, self._stopping = owner, threading.Event()
         primary, stopping = reach(self._stopping), self._stopping
         self._fetching = self._submit(lambda: self._fetch(primary, stopping))
+        return self._fetching
 
     def inherit(self, outline: ShardOutline, legacies: Sequence[Legacy]) -> Future[None]:
         """Start this copy from data on this machine, in the background; return a future of this work.
@@ -367,7 +373,7 @@ class Follower:
             self._quota.require(outline.copy_bytes(self._training.state_tensors))
             self._trained, self._outline = dict(_places(outline)), outline
         missing = {name: size for name, size in self._outline.sizes.items() if name not in self._have}
-        for names in batches(missing, _BATCH_BYTES):
+        for names in batches(missing, self._batch_bytes):
             copied = owner.copy(self.shard, names)
             for part in copied.parts:
                 self._snapshot.put(part.name, self._received(owner, stopping, copied.ticket, part))

@@ -9,15 +9,13 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import LinkLost, PlanInfeasible, ShardStoreLost, StaleEpoch
+from share_compute.errors import LinkLost, ShardStoreLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, Note, Planned
 from share_compute.models.factory import dissect
-from share_compute.planning.cost.timings import Timings, holding
-from share_compute.planning.planner import Solution, solve
+from share_compute.planning.planner import Solution
 from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
-from share_compute.specification import TrainJob
 from share_compute.specification.boundaries import (
     BoundaryCompression,
     FixedBoundaryCompressionSpec,
@@ -27,6 +25,7 @@ from share_compute.topology import Topology
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.training.coordinator.connections import Connections
+from share_compute_actors.training.coordinator.planning import plan_attempt, valid_timings
 from share_compute_actors.training.coordinator.training_run import TrainingRun
 from share_compute_actors.training.membership.epochs import machines_lost
 from share_compute_actors.training.membership.takeover import Start, find_takeover, solution_of, state_of
@@ -114,14 +113,14 @@ class TrainingAttempt:
         takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), step_log)
         if takeover is None:
             step_log.rewind(facts.first_step - 1, facts.version or 0)
-            solution = self._plan(facts, topology)
+            solution = plan_attempt(self._assignment, facts, topology, self._note)
             runs = facts.runs or max(solution.plan.shares, key=len)
             return Start(facts, solution, runs, facts.state, boundaries=self._boundaries(facts, solution))
         boundaries = takeover.facts.boundaries
         spec = self._assignment.spec.with_microbatches(takeover.facts.plan.microbatches).with_boundaries(
             boundaries
         )
-        profile, timings = dissect(facts.blueprint), self._timings(spec)
+        profile, timings = dissect(facts.blueprint), valid_timings(self._assignment, spec)
         solution = solution_of(takeover, spec, topology, profile, timings)
         state = state_of(step_log, facts.state)
         self._note(
@@ -129,31 +128,6 @@ class TrainingAttempt:
             + listed(sorted(topology[worker].name for worker in takeover.actors))
         )
         return Start(facts, solution, takeover.facts.runs, state, takeover, boundaries)
-
-    def _plan(self, facts: ShardStoreFacts, topology: Topology) -> Solution:
-        spec, pinned = self._assignment.spec, self._assignment.spec.parallelism.plan
-        if facts.microbatches is not None:
-            spec = spec.with_microbatches(facts.microbatches)
-        elif (
-            pinned is not None
-        ):  # also where the job is planned anew, so that a later attempt can use the pinned plan
-            spec = spec.with_microbatches(pinned.microbatches)
-        if facts.boundaries is not None:
-            spec = spec.with_boundaries(facts.boundaries)
-        timings = self._timings(spec)
-        if timings:
-            count = sum(map(len, timings.values()))
-            self._note(f"planned with {count} measured times of layers, which earlier attempts left")
-        profile, epoch = dissect(facts.blueprint), self._assignment.epoch
-        try:
-            return solve(spec, topology, profile, epoch, timings)
-        except PlanInfeasible as failure:
-            if pinned is None or not self._assignment.has_run:
-                raise
-            self._note(
-                f"the pinned plan no longer holds, and the job is planned anew: {failure.message}", "warning"
-            )
-            return solve(spec.without_pinned_plan(), topology, profile, epoch, timings)
 
     def _boundaries(self, facts: ShardStoreFacts, solution: Solution) -> BoundaryCompression:
         """Return the compression at boundaries, which stays the same for the whole job, and report it."""
@@ -171,16 +145,6 @@ class TrainingAttempt:
             else "activations and gradients are not compressed: the first plan has no boundary that needs it"
         )
         return boundaries
-
-    def _timings(self, spec: TrainJob) -> Timings:
-        """Return the layer timings of earlier attempts that are still valid.
-
-        Return an empty dictionary if ``spec`` fixes no number of microbatches.
-        """
-        if spec.training.microbatches is None:
-            return {}
-        kept, size = self._assignment.timings, spec.training.microbatch_size
-        return holding(kept, self._assignment.topology, size)
 
     def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
         self._report(Note(message=message, level=level))

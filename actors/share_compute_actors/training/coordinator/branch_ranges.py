@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from share_compute.backoff import backoff_s
 from share_compute.errors import (
     ContributorLost,
     ShareComputeError,
@@ -41,7 +42,7 @@ from share_compute_actors.training.shard_store import TrainingState
 from share_compute_actors.wire import NAMES, Undeclared
 
 _RETRY_S = 0.5
-"""Pause before a lost part is sent again, in seconds. It doubles each time."""
+"""First pause before a lost part is sent again, in seconds."""
 _LONGEST_RETRY_S = 5.0
 """Longest pause before a lost part is sent again, in seconds."""
 
@@ -106,7 +107,7 @@ class BranchRanges:
         handles = [self._group.handle(worker) for worker in first]
         arguments = key, RUN.pack(BranchRun(number, branch.number)), SOURCES.pack(tuple(members)), *handles
         parts: dict[str, ContributionPart] = {}
-        pause_s = _RETRY_S
+        repeats = 0
         while True:
             servers = self._servers()
             calls = {
@@ -124,8 +125,8 @@ class BranchRanges:
             if servers and all(server.actor in parts for server in servers):
                 return Sent(key=key, parts=tuple(parts[server.actor] for server in servers))
             self._require_all(state)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+            time.sleep(backoff_s(_RETRY_S, repeats, _LONGEST_RETRY_S))
+            repeats += 1
 
     def _require_all(self, state: TrainingState) -> None:
         """End the wait for a server of a range if members are lost, or if the attempt should end."""

@@ -44,16 +44,13 @@ from share_compute.protocol.coordinator import (
     WriteStepLog,
 )
 from share_compute.protocol.doubts import UNBELIEVED
-from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
-from share_compute.protocol.points import RECEIVED, SENDING, Point
 from share_compute.quantities import bytes_text
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.messages import StepFigures
-from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.training.coordinator import verdict
 from share_compute_actors.training.coordinator.connections import InboxItem
 from share_compute_actors.training.coordinator.progress import Listener
@@ -114,7 +111,6 @@ class Conductor:
         self._changes = changes
         self._report = report
         self._links = MemberLinks(group, self._note)
-        self._injector = FaultInjector(group.failures, None)
         standing = step_log.read()
         self._machine = CoordinatorMachine(
             standing.epoch, standing.committed, self._decide, math.ceil(_QUIET_S / _TICK_S)
@@ -220,26 +216,29 @@ class Conductor:
 
     def _run(self) -> None:
         while not self._is_paused:
-            try:
-                item = self._inbox.get(timeout=_POLL_S)
-            except queue.Empty:
-                pass
-            else:
-                self._open(*item)
-            if self._changes.requests.cancelled.is_set():
-                raise Cancelled
-            self._lose(self._group.check_members())
-            for repeated in self._group.repeated_messages():
-                self._open(*repeated)
-            if not self._group.workers:
-                raise machines_lost(self._group.topology, self._lost)
-            self._pause_if_due()
-            if time.monotonic() - self._ticked_s > _TICK_S:
-                self._ticked_s = time.monotonic()
-                self._handle(Tick())
-                self._detect_cuts()
-                self._listener.ticked()
-            self._injector.messages.flush()
+            self._work()
+
+    def _work(self) -> None:
+        """Wait up to `_POLL_S` seconds for a message and process it; then check the requests, the members and ticks."""
+        try:
+            item = self._inbox.get(timeout=_POLL_S)
+        except queue.Empty:
+            pass
+        else:
+            self._open(*item)
+        if self._changes.requests.cancelled.is_set():
+            raise Cancelled
+        self._lose(self._group.check_members())
+        for repeated in self._group.repeated_messages():
+            self._open(*repeated)
+        if not self._group.workers:
+            raise machines_lost(self._group.topology, self._lost)
+        self._pause_if_due()
+        if time.monotonic() - self._ticked_s > _TICK_S:
+            self._ticked_s = time.monotonic()
+            self._handle(Tick())
+            self._detect_cuts()
+            self._listener.ticked()
 
     def _detect_cuts(self) -> None:
         """Check the links between members after 3, 6, 12, ... ticks without a new answer from any member.
@@ -337,7 +336,6 @@ class Conductor:
             known = self._figures.setdefault(worker, figures)
             if figures.targets > known.targets:  # reported again, because the member moved to the last stage
                 self._figures[worker] = replace(known, targets=figures.targets)
-        self._passes(RECEIVED[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
             self._changes.is_broken = True
         self._handle(message)
@@ -401,32 +399,21 @@ class Conductor:
             case WriteStepLog(epoch=epoch, step=None):
                 self._stop()
                 self._count_epochs()
-                self._passes(Point.epoch_recording)
-                recorded = _recorded(self._step_log.begin_epoch(epoch))
-                self._passes(Point.epoch_recorded)
-                return [recorded]
+                return [_recorded(self._step_log.begin_epoch(epoch))]
             case WriteStepLog(epoch=epoch, step=int(step), scale=scale, generation=generation):
-                self._passes(Point.step_recording)
                 assert self._verdict is not None
                 self._facts = self._listener.account(step, self._verdict, self._figures)
-                recorded = _recorded(self._step_log.commit(epoch, step, scale, self._facts, generation))
-                self._passes(Point.step_recorded)
-                return [recorded]
+                return [_recorded(self._step_log.commit(epoch, step, scale, self._facts, generation))]
             case SendToMember(worker=worker, message=message):
-                failures = self._passes(SENDING[type(message)])
-                self._injector.messages.send(worker, lambda: self._group.send(worker, message), failures)
+                self._group.send(worker, message)
             case PlanMembership():
-                self._passes(Point.planning)
-                answer = self._form(effect)
-                self._passes(Point.planned)
-                return answer
+                return self._form(effect)
             case Committed():
                 figures, self._figures = self._figures, {}
                 assert self._facts is not None
                 self._listener.committed(self._facts, figures)
                 self._expect_the_next()
             case Pause():
-                self._passes(Point.pausing)
                 self._is_paused = True
             case _:
                 return self._on_doubt(effect)
@@ -491,9 +478,6 @@ class Conductor:
 
     def _note(self, message: str) -> None:
         self._report(Note(message=message))
-
-    def _passes(self, point: Point) -> list[InjectedFailure]:
-        return self._injector.passes(point, self._machine.committed + 1)
 
     def _form(self, effect: PlanMembership) -> list[Event]:  # noqa: PLR0911 - a return for each failure
         cut, self._cut = self._cut, None

@@ -29,8 +29,10 @@ from share_compute_actors.training.coordinator.checkpoint_manager import Checkpo
 from share_compute_actors.training.coordinator.conductor import Conductor
 from share_compute_actors.training.coordinator.connections import Connections
 from share_compute_actors.training.coordinator.evaluation import Evaluation
+from share_compute_actors.training.coordinator.pauses import MissedWork, Pauses
 from share_compute_actors.training.coordinator.progress import Listener, TrainingProgress
 from share_compute_actors.training.coordinator.verdict import Verdict
+from share_compute_actors.training.faults import with_faults
 from share_compute_actors.training.membership.balancing import Balancer
 from share_compute_actors.training.membership.changes import Changes
 from share_compute_actors.training.membership.cuts import LinksCut
@@ -87,7 +89,7 @@ class TrainingRun(Listener):
             self._monitor,
             report,
         )
-        self._conductor = Conductor(
+        self._conductor = with_faults(Conductor, assignment.failures)(
             group, step_log, self._planner, self, connections.inbox, spec.training, self._changes, report
         )
         self._evaluation = Evaluation(spec, start.facts, shard_store, group, self._conductor, report)
@@ -97,6 +99,7 @@ class TrainingRun(Listener):
         self._traffic = TrafficReports(
             self._report_traffic, () if start.takeover is None else start.takeover.actors
         )
+        self._pauses = Pauses(spec.training, start.facts.sizes, is_first_branch=self._is_first_branch)
         self._synchronizer = connections.synchronizer
         self._rounds: BranchRounds | None = None
         self._began_s = time.monotonic()
@@ -173,29 +176,23 @@ class TrainingRun(Listener):
 
     def _train(self) -> None:
         """Run all remaining steps and the work at each pause; then test the model if there are test samples."""
-        progress, policy = self._progress, self._training.rounds
+        progress = self._progress
         # An earlier coordinator may have died between the last step and the work that follows it.
-        has_trained = self._start.state.step >= self._start.facts.first_step
         is_merging = self._step_log.is_merging(progress.state.step)
         if self._rounds is not None:
             self._rounds.resume(progress.state, self._contributed)
             is_merging = is_merging or self._rounds.is_due(progress.state.step)
         step = progress.state.step
-        is_done = step == self._training.steps and all(
-            validated < step for validated, _ in progress.state.validations
-        )
-        # A checkpoint may have been saved before the validation after its step, e.g. because machines were cut off.
-        is_due = self._validates_after(step) and all(each != step for each, _ in progress.state.validations)
-        if is_merging or is_done or (has_trained and self._pauses_after(step)):
+        has_trained = self._start.state.step >= self._start.facts.first_step
+        missed = self._pauses.missed(progress.state, has_trained=has_trained, is_merging=is_merging)
+        if missed is MissedWork.pause:
             self._between(step)
-        elif is_due and not (policy is not None and policy.keeps_own_weights):
-            # The weights may be a merged version. Its round is over, so the branch must not contribute again. Weights
-            # that a branch keeps are not the merged ones, which are validated.
+        elif missed is MissedWork.validation:
             self._evaluate(step)
             self._save_after(step)
         while not progress.has_ended:
             following = range(progress.state.step + 1, self._training.steps + 1)
-            step = next(number for number in following if self._pauses_after(number))
+            step = next(number for number in following if self._pauses.is_after(number))
             progress.begin_steps()
             self._steps(step)
             self._between(step)
@@ -212,28 +209,6 @@ class TrainingRun(Listener):
         except NotFinite as failure:
             raise self._evaluation.locate(failure) from failure
 
-    def _pauses_after(self, step: int) -> bool:
-        policy = self._training.rounds
-        overlaps = policy is not None and step > policy.every and step % policy.every == policy.overlapping
-        return self._ends_round(step) or overlaps or self._has_work_after(step)
-
-    def _validates_after(self, step: int) -> bool:
-        """Return whether a validation follows a step, unless it ends the training."""
-        every = self._training.validate_every
-        has_samples = self._start.facts.sizes["validation"] > 0
-        return bool(self._is_first_branch and has_samples and every and step and step % every == 0)
-
-    def _has_work_after(self, step: int) -> bool:
-        training = self._training
-        return any(
-            every is not None and step % every == 0
-            for every in (
-                training.validate_every,
-                training.checkpoint_every,
-                training.samples.every if training.samples is not None else None,
-            )
-        )
-
     def _between(self, step: int) -> None:
         """Merge branches, validate, generate sample texts and save a checkpoint after a step, each if it is due."""
         if self._rounds is not None:
@@ -246,7 +221,9 @@ class TrainingRun(Listener):
     def _evaluate(self, step: int) -> None:
         """Validate and generate sample texts after a step, each if it is due."""
         training, progress = self._training, self._progress
-        if self._validates_after(step) or (progress.has_ended and self._start.facts.sizes["validation"]):
+        if self._pauses.validates_after(step) or (
+            progress.has_ended and self._start.facts.sizes["validation"]
+        ):
             figures = self._evaluation.figures("validation", step)
             self._step_log.validated(step, figures)
             if progress.validated(step, figures):
@@ -273,25 +250,18 @@ class TrainingRun(Listener):
 
         Merges overlap with training, unless other work after the step needs the merged weights.
         """
-        ends = self._ends_round(step)
+        ends = self._pauses.ends_round(step)
         if rounds.is_open and (ends or rounds.is_due(step)):
             self._apply_merge(rounds)
         if ends and not self._progress.was_ended:
             rounds.contribute(self._progress.state, self._contributed)
-            needs_merged = self._has_work_after(step) or step == self._training.steps
+            needs_merged = self._pauses.has_work_after(step) or step == self._training.steps
             if rounds.is_open and (needs_merged or rounds.is_due(step)):
                 self._apply_merge(rounds)
 
     def _apply_merge(self, rounds: BranchRounds) -> None:
         if rounds.merge(self._progress.state, self._contributed):
             self._progress.end("all rounds are merged")
-
-    def _ends_round(self, step: int) -> bool:
-        """Return whether a round of branches, or the whole training, ends after a step."""
-        training = self._training
-        return step == training.steps or (
-            training.rounds is not None and training.rounds.ends_round(step, training.steps)
-        )
 
     @property
     def _is_first_branch(self) -> bool:

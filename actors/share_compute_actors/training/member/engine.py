@@ -40,12 +40,11 @@ from share_compute.protocol.member_events import (
 )
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
-from share_compute.protocol.points import Point
 from share_compute.protocol.schedule import Action
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
-from share_compute_actors.messages import Followed, StepFigures
+from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.copying import Copier, Legacy
 from share_compute_actors.training.member.outbox import POLL_S, Outbox
@@ -93,7 +92,7 @@ class TrainingEngine(ComputeThread):
         self._notify = notify
         self.copies = copies
         self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
-        self._outbox = self._make_outbox()
+        self._outbox = Outbox()
         self.runner: Runner | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
@@ -107,9 +106,6 @@ class TrainingEngine(ComputeThread):
         self._clock = StepClock()
         self._polled_s = time.monotonic()
         self._start()
-
-    def _make_outbox(self) -> Outbox:
-        return Outbox()
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -133,8 +129,12 @@ class TrainingEngine(ComputeThread):
         if channel is not None:
             channel.wake()
 
-    def wait_while_cut(self) -> None:
-        """Do nothing; `FaultyEngine` waits here while it cuts the link to the coordinator."""
+    def progress(self) -> tuple[int, int]:
+        """Return the last applied step, and the last step that was applied or has a complete gradient; thread-safe."""
+        # The compute thread may apply a step between these reads. `max` keeps the second number >= the first.
+        reached = self._machine.applied + self._machine.is_complete
+        applied = self._machine.applied
+        return applied, max(applied, reached)
 
     def use_shard_store(self, shard_store: Any) -> None:
         """Switch to another shard store; a wait for samples of the previous shard store ends."""
@@ -202,16 +202,15 @@ class TrainingEngine(ComputeThread):
             except Exception as failure:  # noqa: BLE001 - the coordinator gets the error
                 self._notify(as_reported(failure), None)
 
-    def _work(self) -> None:
-        """Do one piece of work, or wait for work.
+    def _work(self, longest_s: float = POLL_S) -> None:
+        """Do one piece of work, or wait up to ``longest_s`` seconds for work.
 
         Priority: messages from the coordinator, effects, calls of other threads, tensors.
         """
-        due_s = self._due_s()
         with self._news:
             is_idle = not self._events and not self._effects and not self._orders
             if is_idle and self.channel is None:
-                self._news.wait(due_s)
+                self._news.wait(longest_s)
             event = self._events.popleft() if self._events else None
             is_free = event is None and not self._effects
             order = self._next_order() if is_free else None
@@ -224,14 +223,7 @@ class TrainingEngine(ComputeThread):
         elif order is not None:
             run_order(order)
         elif self.channel is not None:
-            self._take(POLL_S if due_s is None else min(due_s, POLL_S))
-
-    def _due_s(self) -> float | None:
-        """Return the seconds until this method must be called again; None if there is no limit.
-
-        `FaultyEngine` sends its delayed messages here.
-        """
-        return None
+            self._take(longest_s)
 
     def _take_event(self, event: Event) -> None:
         if isinstance(event, Halt):
@@ -297,10 +289,7 @@ class TrainingEngine(ComputeThread):
         """Store one message of a primary's gradient; acknowledge the gradient once all its messages are here."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
-            self._acknowledge(channel, followed, label)
-
-    def _acknowledge(self, channel: Channel, followed: Followed, label: WireLabel) -> None:
-        self._outbox.acknowledge(channel, followed, label)
+            self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
         """Pass an event to the protocol machine, and queue the effects that it returns."""
@@ -331,9 +320,6 @@ class TrainingEngine(ComputeThread):
 
     def _is_finite(self, action: Action) -> bool:
         return self._runner.is_cell_finite(action.kind, action.microbatch)
-
-    def _reduces(self, point: Point) -> None:
-        """Do nothing at a protocol point of the reduction; `FaultyEngine` injects faults here."""
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -400,7 +386,6 @@ class TrainingEngine(ComputeThread):
         membership, worker, runner = self._machine.membership, self._machine.worker, self._runner
         if self.group is None:  # the stage has no other members
             runner.reduce([])
-            self._reduces(Point.reduce_done)
             return Reduced()
         if membership is None:  # halted meanwhile
             has_begun = runner.is_reducing
@@ -417,9 +402,7 @@ class TrainingEngine(ComputeThread):
         except ContributorLost:
             if not has_it:
                 runner.spoil()
-            self._reduces(Point.reduce_failed)
             return ReduceFailed()
-        self._reduces(Point.reduce_done)
         return Reduced()
 
     def _sums_held(self, membership: Membership, step: int) -> list[tuple[Node, ...]]:
@@ -460,7 +443,7 @@ class TrainingEngine(ComputeThread):
     def _report(self, message: ToCoordinator) -> None:
         """Send a message to the coordinator; add to `Prepared` the fields that only the runner knows."""
         if not isinstance(message, Prepared):
-            self._deliver(message, None)
+            self._notify(message, None)
             return
         runner, membership = self._runner, self._machine.membership
         if membership is None:
@@ -481,10 +464,7 @@ class TrainingEngine(ComputeThread):
             losses=runner.losses(),
             digest=runner.gradients.digest() if is_compared else "",
         )
-        self._deliver(prepared, figures)
-
-    def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
-        self._notify(message, figures)
+        self._notify(prepared, figures)
 
 
 def described(label: WireLabel) -> str:

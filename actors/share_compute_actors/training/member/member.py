@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from share_compute.shards import Shard
 from share_compute.training.finiteness import NonFiniteValue, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
+from share_compute_actors.group.failing import FailsOnRequest
 from share_compute_actors.group.fetching import SourceClient
 from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.linked_member import LinkedMember
@@ -37,12 +38,11 @@ from share_compute_actors.messages import (
     Sources,
     StepFigures,
 )
-from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
 from share_compute_actors.training.backups.copies import Copies, RemotePrimary
 from share_compute_actors.training.backups.copy_quota import CopyQuota
+from share_compute_actors.training.faults import with_faults
 from share_compute_actors.training.member.backup_calls import BackupCalls
-from share_compute_actors.training.member.engine import Forming, NotifyCoordinator, TrainingEngine
-from share_compute_actors.training.member.faulty_engine import FaultyEngine
+from share_compute_actors.training.member.engine import Forming, TrainingEngine
 from share_compute_actors.training.member.loading import build_runner, fill_runner
 from share_compute_actors.training.member.merging import MergesBranches
 from share_compute_actors.training.member.passing import Passing
@@ -64,7 +64,7 @@ _LAST_MESSAGE_S = 5.0
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
-class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
+class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnRequest):
     """Runs one machine's part of one job, in all its epochs.
 
     Methods of the concurrency group ``orders`` do their work on the compute thread, one after the other.
@@ -96,12 +96,8 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
             CopyQuota(setup.lent_bytes),
             partial(RemotePrimary, self._traffic),
         )
-        engine: Callable[[MemberMachine, SummationTree, NotifyCoordinator, Copies], TrainingEngine] = (
-            TrainingEngine
-        )
-        if setup.failures:
-            engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
-        self._engine = engine(self._machine, self._tree, self._notify, copies)
+        make_engine = with_faults(TrainingEngine, setup.failures, setup.worker)
+        self._engine = make_engine(self._machine, self._tree, self._notify, copies)
         self._own_state = ShardReader(self._engine.copies.of, lambda: self._runner)
         self._runner: Runner | None = None
         """Runner of the current shard; None before the first `adopt`.
@@ -406,19 +402,16 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
         return self._status()
 
     def _status(self) -> MemberStatus:
-        machine, runner = self._machine, self._runner
-        # The compute thread may apply a step between these reads. `max` below keeps `reaches` >= `step`.
-        reaches = machine.applied + machine.is_complete
+        runner, waiting = self._runner, self._next
         shard = runner.stage.shard if runner is not None else None
-        waiting = self._next
-        self._engine.wait_while_cut()
+        step, reaches = self._engine.progress()
         resident = psutil.Process().memory_info().rss
         return MemberStatus(
             worker=self._setup.worker,
-            step=machine.applied,
+            step=step,
             resident_bytes=resident,
             peak_resident_bytes=peak_resident_bytes(),
-            reaches=max(reaches, machine.applied),
+            reaches=reaches,
             holds=None if shard is None else (shard.start, shard.stop),
             loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
             loaded_step=self._next_applied,
@@ -426,8 +419,3 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember):
             received_bytes=self._traffic.received_bytes,
             unacknowledged=self._unacknowledged.overdue(),
         )
-
-    @ray.method(concurrency_group="control")
-    def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
-        """End this process at once ("kill"), or suspend it for ``duration_s`` seconds ("stop"); for tests."""
-        kill() if kind == "kill" else freeze(duration_s)

@@ -64,9 +64,9 @@ class Outbox:
             # Applying the step changes the gradient, so the repeated message carries a copy of it.
             content = tensor.clone() if is_repeated else tensor
             encoded = channel.write(log.holder, WireLabel("train", log.step, "log", place, stage), content)
-            self._post_log(channel, log.holder, place, encoded)
+            self._post_log(channel, log.holder, encoded)
 
-    def _post_log(self, channel: Channel, holder: Worker, place: int, encoded: EncodedTensor) -> None:  # noqa: ARG002
+    def _post_log(self, channel: Channel, holder: Worker, encoded: EncodedTensor) -> None:
         channel.post(holder, encoded)
 
     def acknowledge(self, channel: Channel, followed: Followed, log: WireLabel) -> None:

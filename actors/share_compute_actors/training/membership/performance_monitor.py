@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 
 from share_compute.lifecycle.attempt_events import (
@@ -39,6 +40,13 @@ _SIGMA = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations (Rousseeuw and Croux, 1993)."""
 
 
+def begin_in_thread(work: Callable[[], None]) -> Callable[[], bool]:
+    """Run a function in a daemon thread; return a function that returns whether the work still runs."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread.is_alive
+
+
 class PerformanceMonitor:
     """Compares measured with predicted step times of one attempt, and proposes better plans.
 
@@ -48,6 +56,7 @@ class PerformanceMonitor:
         report: receives events.
         changes: receives better plans; provides the usable machines and the pending plan.
         clock: returns the time in seconds.
+        begin: begins a search for a plan, for which training does not wait; see `begin_in_thread`.
     """
 
     def __init__(
@@ -57,6 +66,7 @@ class PerformanceMonitor:
         report: Callable[[AttemptEvent], None],
         changes: Changes,
         clock: Callable[[], float] = time.monotonic,
+        begin: Callable[[Callable[[], None]], Callable[[], bool]] = begin_in_thread,
     ) -> None:
         self._assignment = assignment
         self._solution = solution
@@ -75,7 +85,8 @@ class PerformanceMonitor:
             machine: dict(timed) for machine, timed in solution.cost.timings.items()
         }
         self._reported_s: float | None = None
-        self._planner: threading.Thread | None = None
+        self._begin = begin
+        self._is_planning: Callable[[], bool] = lambda: False
         self._planned_after = 0
         """Step after which the last search for a plan began; 0 if there was no search."""
         self._lock = threading.Lock()
@@ -202,14 +213,13 @@ class PerformanceMonitor:
         )
 
     def _plan_again(self, step: int) -> None:
-        """Search for a better plan in a thread, so that training does not wait.
+        """Begin a search for a better plan, for which training does not wait.
 
         Do nothing if a search is running, if a search already began after this step, if no step is left, or while
         the members carry out the plan that the job pins.
         """
         left = self._assignment.spec.training.steps - step
-        is_planning = self._planner is not None and self._planner.is_alive()
-        if left == 0 or step == self._planned_after or is_planning:
+        if left == 0 or step == self._planned_after or self._is_planning():
             return
         if self._solution.plan.carries_out(self._assignment.spec.parallelism.plan):
             return
@@ -218,10 +228,9 @@ class PerformanceMonitor:
         if self._is_given_up or usable != self._known:
             self._forget_proposal()
         self._known, self._is_disturbed, self._is_given_up = usable, False, False
-        self._planner = threading.Thread(
-            target=self._search, args=(step, left, self._known, self.timings(), self._noise()), daemon=True
+        self._is_planning = self._begin(
+            partial(self._search, step, left, self._known, self.timings(), self._noise())
         )
-        self._planner.start()
 
     def _forget_proposal(self) -> None:
         with self._lock:

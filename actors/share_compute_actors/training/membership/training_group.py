@@ -14,7 +14,6 @@ from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.cells import derive_seed
 from share_compute.planning.plan import Plan
-from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToMember
 from share_compute.quantities import listed
@@ -25,7 +24,6 @@ from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.group.naming import member_options
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.messages import MemberSetup, MemberStatus, Source, Sources, server_source
-from share_compute_actors.testing.fault_injection import require_carried_out
 from share_compute_actors.training.member.member import Member
 from share_compute_actors.training.member.schemas import STATUS
 from share_compute_actors.training.shard_store import ShardStoreFacts
@@ -66,7 +64,6 @@ class TrainingGroup(WorkerGroup):
     ) -> None:
         super().__init__(assignment.topology, cancelled, STATUS, note)
         self._note = note
-        require_carried_out(assignment.failures)
         self._assignment = assignment
         self._facts = facts
         self._shard_store = shard_store
@@ -200,11 +197,6 @@ class TrainingGroup(WorkerGroup):
         for worker in sorted(shards.keys() - adopted.keys()):
             self._note(f"lost machine {self.name(worker)} while it loaded")
         self.detector.are_loading = False
-
-    @property
-    def failures(self) -> tuple[InjectedFailure, ...]:
-        """Failures to inject, in tests."""
-        return self._assignment.failures
 
     @property
     def beginning(self) -> Sources | None:

@@ -199,39 +199,53 @@ def place_with_members(chosen: BranchPlace, held: Collection[str], topology: Top
 
 
 def other_place(
-    branch: BranchAttempt, branches: Sequence[BranchAttempt], left: Collection[str], why: str
+    branch: BranchAttempt,
+    branches: Sequence[BranchAttempt],
+    left: Collection[str],
+    can_hold: Callable[[BranchPlace], bool],
+    why: str,
 ) -> BranchPlace:
-    """Return machines for a branch that lost some of its own: those of the branch with the fewest neighbours.
+    """Return machines for a branch that lost some of its own.
 
-    If no other branch has all of its machines, these are the rest of the branch's own, or else all that are left.
+    These are the first that there are:
+
+    1. The rest of the branch's own machines, if they can hold the model. If all of them are in ``left``, the loss is
+       not known yet, so they do not count.
+    2. The machines of the branch with the fewest neighbours, among the branches that have all of theirs. Branches
+       without a coordinator are the second choice: their loss may not be known yet.
+    3. The rest of the branch's own machines, or else all that are left.
 
     Args:
         branch: the branch.
         branches: all branches of the job.
         left: ids of the machines that the job may use.
+        can_hold: returns whether an island can hold the model once for each of its branches.
         why: the reason of the loss, for the user.
 
     Raises:
         ContributorLost: no machine is left.
     """
-    there: dict[tuple[str, ...], list[BranchAttempt]] = {}
-    for other in branches:
-        if other is not branch and set(left).issuperset(other.place.machines):
-            there.setdefault(other.place.machines, []).append(other)
-    if there:
-        # Machines of branches without a coordinator are the second choice: their loss may not be known yet.
-        machines = min(
-            there, key=lambda key: (all(each.has_ended for each in there[key]), len(there[key]), key)
-        )
-        staying = [
-            other for other in there[machines] if not other.has_ended or other.begins_later is not None
-        ]
-        numbers = sorted([branch.number, *(other.number for other in staying)])
-        return BranchPlace(machines, tuple(numbers), there[machines][0].place.step_s)
-    own = tuple(machine for machine in branch.place.machines if machine in left)
     if not left:
         raise ContributorLost(why, hint="let a machine join; the job continues by itself")
-    return BranchPlace(own or tuple(sorted(left)), (branch.number,), branch.place.step_s)
+    others = [other for other in branches if other is not branch]
+    staying = [other for other in others if not other.has_ended or other.begins_later is not None]
+
+    def place_on(machines: tuple[str, ...], step_s: float) -> BranchPlace:
+        there = [other.number for other in staying if not set(machines).isdisjoint(other.place.machines)]
+        return BranchPlace(machines, tuple(sorted([branch.number, *there])), step_s)
+
+    rest = tuple(machine for machine in branch.place.machines if machine in left)
+    own = place_on(rest or tuple(sorted(left)), branch.place.step_s)
+    if rest and rest != branch.place.machines and can_hold(own):
+        return own
+    there: dict[tuple[str, ...], list[BranchAttempt]] = {}
+    for other in others:
+        if set(left).issuperset(other.place.machines):
+            there.setdefault(other.place.machines, []).append(other)
+    if not there:
+        return own
+    machines = min(there, key=lambda key: (all(each.has_ended for each in there[key]), len(there[key]), key))
+    return place_on(machines, there[machines][0].place.step_s)
 
 
 def await_ends(branches: Sequence[BranchAttempt]) -> None:

@@ -22,7 +22,7 @@ from share_compute_actors.wire import NOTHING
 
 BEAT_S = 2.0
 """Interval of heartbeats, in seconds."""
-_UNRESPONSIVE_S = 60.0
+UNRESPONSIVE_S = 60.0
 """Time without a heartbeat after which a process counts as lost, in seconds."""
 _START_S = 300.0
 """Time in which a new process answers its first heartbeat, in seconds: its imports are slow."""
@@ -202,7 +202,7 @@ class RangeProcesses:
                 self._beats[holder] = _Beat(process.actor.status.remote(), now_s)
             elif ray.wait([beat.ref], timeout=0)[0]:
                 self._hear(holder, beat, now_s)
-            elif now_s - beat.asked_s > (_UNRESPONSIVE_S if process.has_answered else _START_S):
+            elif now_s - beat.asked_s > (UNRESPONSIVE_S if process.has_answered else _START_S):
                 unresponsive.append(holder)
         if unresponsive and self._is_cut_off(unresponsive):
             self.own_link.wait()

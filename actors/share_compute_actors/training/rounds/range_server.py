@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 import torch
@@ -34,12 +34,12 @@ from share_compute.synchronization.ranges import (
 )
 from share_compute.synchronization.records import BranchRun, MergeRecord
 from share_compute_actors.group.answering import answered, answers
+from share_compute_actors.group.failing import FailsOnRequest
 from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.packed_fetching import PackedClient, filled, lost
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.machine.temporary import private_folder, temporary_folder
 from share_compute_actors.messages import Source, Sources, read_extents
-from share_compute_actors.testing.fault_injection import freeze, kill
 from share_compute_actors.transport.pieces import PIECES, Piece
 from share_compute_actors.transport.traffic import RateLimits, Traffic
 from share_compute_actors.unpickling import refuse_pickles
@@ -128,7 +128,7 @@ SLOTS: Schema[Slots | None] = Schema(Slots | None)
     max_task_retries=-1,
     concurrency_groups={"control": 1, "files": 4, "rows": 4, "merging": 1},
 )
-class RangeServer:
+class RangeServer(FailsOnRequest):
     """Has a range of the weights, and computes its merges.
 
     Tensors are served from the folders of the aggregator, as rows in pieces with checksums. Everything that is loaded
@@ -159,11 +159,6 @@ class RangeServer:
         """Answer, and restart the time limit of `Lifeline`."""
         if self._lifeline is not None:
             self._lifeline.pull()
-
-    @ray.method(concurrency_group="control")
-    def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
-        """End this process at once ("kill"), or suspend it for ``duration_s`` seconds ("stop"); for tests."""
-        kill() if kind == "kill" else freeze(duration_s)
 
     @ray.method(concurrency_group="merging")
     @answers(STANDING)

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, ReplanAbandoned, ReplanProposed
 from share_compute.models.profiles.profile import ModelProfile
-from share_compute.planning.branches import BranchPlace
+from share_compute.planning.branches import BranchPlace, can_hold, island_topology
 from share_compute.planning.rounds import Move, better_places
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
@@ -90,6 +90,15 @@ class Relocation:
             self._accepted = move
         else:
             self._report(ReplanAbandoned(reason="a machine of the better plan is gone"))
+
+    def can_hold(self, topology: Topology, place: BranchPlace) -> bool:
+        """Return whether an island can hold the model once for each of its branches.
+
+        Args:
+            topology: the machines that the job may use.
+            place: the island, and its branches.
+        """
+        return can_hold(self._spec, island_topology(topology, place), self._profile)
 
     def take(self, left: Collection[str]) -> dict[int, BranchPlace]:
         """Return the accepted places by branch, and forget them; empty if there are none or a machine is gone.

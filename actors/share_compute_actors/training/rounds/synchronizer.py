@@ -160,9 +160,8 @@ class Synchronizer:
         self._assignment = self._assignment.model_copy(update={"spec": spec})
         self._aggregator = aggregator_of(self._assignment.folder / "rounds", spec.training)
         version = self._recover(facts, places)
-        training = self._assignment.spec.training
         records = self._step_log.merges()
-        self._machine = RoundsMachine(self._policy, self._policy.rounds(training.steps), records)
+        self._machine = RoundsMachine(self._policy, self._policy.rounds(spec.training.steps), records)
         self._aggregation = aggregation_of(
             self._assignment,
             self._aggregator,
@@ -362,8 +361,7 @@ class Synchronizer:
             return event
         if branch.moves_to is not None:
             branch.place = branch.moves_to
-            names = listed(sorted(self._name(machine) for machine in branch.place.machines))
-            self._note(f"branch {branch.number} continues on {names}")
+            self._note(f"branch {branch.number} continues on {self._names(branch.place.machines)}")
             self._begin_if_free(branch, partial(self._begin_again, branch), keeps_members=False)
             return None
         is_attached = error.get("code") in (LinkLost.code, ShardStoreLost.code)
@@ -388,10 +386,12 @@ class Synchronizer:
             )
         branch.restarts += 1
         if moves:
+            assert self._relocation is not None
             left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
-            branch.place = other_place(branch, self._branches, left, why)
+            can_hold = partial(self._relocation.can_hold, self._topology)
+            branch.place = other_place(branch, self._branches, left, can_hold, why)
         assignment = self._begin_again(branch)
-        names = listed(sorted(self._name(machine) for machine in branch.place.machines))
+        names = self._names(branch.place.machines)
         loss = f"; {lost_state(assignment)}" if moves else ""
         self._note(f"branch {branch.number} is started again on {names}{loss}: {why}", "warning")
 
@@ -568,9 +568,9 @@ class Synchronizer:
     def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
         self._report(Note(message=message, level=level))
 
-    def _name(self, machine: str) -> str:
+    def _names(self, machines: Iterable[str]) -> str:
         known = {each.id: each.name for each in self._topology.contributors}
-        return known.get(machine, machine)
+        return listed(sorted(known.get(machine, machine) for machine in machines))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
 _endings: dict[str, Callable[[], None]] = {}
 """Functions that end a group's waiting operations, by group name, for all groups of this process."""
 _forming = threading.Lock()
-"""Held while `_form_gloo` determines the ports of a new group; no other group may open ports meanwhile."""
+"""Held while `form_gloo` determines the ports of a new group; no other group may open ports meanwhile."""
 _POLL_S = 0.1
 """Time between two checks of the group's connections during an operation, in seconds."""
 _LEAVE_S = 0.25
@@ -108,7 +108,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         if self._device.type == "cuda":
             self._group: Any = _form_nccl(meeting, store, rank, world_size)
         else:
-            self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
+            self._group = form_gloo(meeting, store, rank, world_size, self._sockets)
         self._store = store
         """NCCL's threads call the store; torch does not keep an object of a Python class alive for them."""
         self._links = GlooLinks(self._group, rank, world_size)
@@ -406,7 +406,7 @@ def _form_nccl(meeting: Rendezvous, store: Any, rank: int, world_size: int) -> A
     return group
 
 
-def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sockets: GroupSockets) -> Any:
+def form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sockets: GroupSockets) -> Any:
     """Return a gloo group that is connected to the other members, and add its TCP connections to ``sockets``."""
     options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - torch has no public name for it
     options._timeout = timedelta(seconds=meeting.timeout_s)  # noqa: SLF001

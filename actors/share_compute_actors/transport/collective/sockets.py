@@ -76,7 +76,7 @@ class GroupSockets:
             taken
             for descriptor, own, other in _connections()
             if other is not None and (own[1] in own_ports or other[1] in other_ports)
-            if (taken := _second(descriptor, own, other)) is not None
+            if (taken := duplicated(descriptor, own, other)) is not None
         ]
         with self._lock:
             self._held += found
@@ -111,7 +111,7 @@ def _connections() -> list[_Connection]:
     ]
 
 
-def _second(descriptor: int, own: tuple[str, int], other: tuple[str, int]) -> _Held | None:
+def duplicated(descriptor: int, own: tuple[str, int], other: tuple[str, int]) -> _Held | None:
     """Duplicate the descriptor of a connection; return None if the connection was closed after it was listed."""
     try:
         duplicate = os.dup(descriptor)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from share_compute_api.terminal.options import Json
-from share_compute_api.terminal.output import console, print_json
+from share_compute_api.terminal.output import console, print_items
 
 _SIGNS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
@@ -39,5 +39,5 @@ def doctor(
                 console.print(f"     [dim]{escape(finding.hint)}[/]")
     failed = any(finding.state == "fail" for finding in findings)
     if as_json:
-        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+        print_items(map(asdict, findings), ok=not failed)
     raise typer.Exit(1 if failed else 0)

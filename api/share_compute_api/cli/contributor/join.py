@@ -156,12 +156,15 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         if as_json:
             _lend(devices, _JsonLines(), identities, name)
             return
+        if not console.is_terminal:
+            _lend(devices, ChangeLines(), identities, name)
+            return
         views: dict[str, AgentStatus] = {}
         with Live(console=console, refresh_per_second=4) as live:
 
             def show(view: AgentStatus) -> None:
                 views[view.name] = view
-                live.update(Group(*map(_table, views.values())))
+                live.update(Group(*map(agent_table, views.values())))
 
             _lend(devices, show, identities, name)
     except KeyboardInterrupt:
@@ -307,7 +310,27 @@ class _JsonLines:
         self._last = line
 
 
-def _table(view: AgentStatus) -> Table:
+class ChangeLines:
+    """Prints a line with date and time for each change of a machine's state, its work or its warnings."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def __call__(self, view: AgentStatus) -> None:
+        """Print the state of a machine if it differs from the last one."""
+        work = view.work
+        reason = f": {work.reason}" if work and work.reason else ""
+        holds = f"; holds {work.shard} of {work.job or work.deployment}" if work and work.shard else ""
+        warnings = "".join(f"; warning: {warning}" for warning in view.warnings)
+        line = f"{view.name}  {view.phase}{reason}{holds}{warnings}"
+        if self._last.get(view.name) != line:
+            self._last[view.name] = line
+            now = datetime.now().astimezone()
+            console.print(f"{now:%Y-%m-%d %H:%M:%S}  {line}", markup=False, soft_wrap=True)
+
+
+def agent_table(view: AgentStatus) -> Table:
+    """Return the table that shows the state of an agent to the machine's owner."""
     work = view.work
     minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"

@@ -55,6 +55,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     print_unit: Annotated[
         bool, typer.Option("--print", help="Print the unit; join nothing and install nothing.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Join a cluster with this machine, now and after each boot."""
     from share_compute.settings import ClientSettings
@@ -91,6 +92,9 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
 
         enroll(lending.devices(code), lambda _view: None, identities, name)
     warning = systemd.install(name, unit)
+    if as_json:
+        print_json({"unit": systemd.unit_name(name), "warning": warning})
+        return
     console.print(f"{systemd.unit_name(name)} runs, now and after each boot")
     if warning:
         console.print(f"[yellow]{escape(warning)}[/]", soft_wrap=True)
@@ -119,7 +123,7 @@ def service_status(name: Name = None, as_json: Json = False) -> None:
 
 
 @app.command("uninstall")
-def uninstall_service(name: Name = None) -> None:
+def uninstall_service(name: Name = None, as_json: Json = False) -> None:
     """Stop and remove the service; the machine leaves the cluster, and keeps its key for rejoining."""
     from share_compute.errors import NotFound
     from share_compute_api.agent import systemd
@@ -130,4 +134,7 @@ def uninstall_service(name: Name = None) -> None:
         raise NotFound(
             f"{systemd.unit_name(name)} is not installed", hint="name the machine: --name, as at its install"
         )
-    console.print(f"{systemd.unit_name(name)} is removed")
+    if as_json:
+        print_json({"unit": systemd.unit_name(name)})
+    else:
+        console.print(f"{systemd.unit_name(name)} is removed")

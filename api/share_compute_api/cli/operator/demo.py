@@ -17,12 +17,12 @@ import typer
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from share_compute.quantities import bytes_text, seconds_text
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import Terminal, print_json, rate, state_text
+from share_compute_api.terminal.tables import WholeTable
 
 if TYPE_CHECKING:
     from share_compute.store.records import ContributorRecord, JobRecord
@@ -178,17 +178,20 @@ def _require_success(job: JobRecord) -> None:
         raise ShareComputeError(f"the job {job.state.value}: {job.reason}", hint=hint, job=job.id)
 
 
-def _machines(machines: list[ContributorRecord]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("machine", "state", "GFLOP/s", "lent", ""):
-        table.add_column(column)
-    for machine in machines:
-        speed = f"{machine.machine().flops_per_s() / 1e9:.0f}" if machine.capacity else "-"
-        lent = bytes_text(machine.limits["memory_bytes"])
-        table.add_row(
-            escape(machine.name), state_text(machine.state.value), speed, lent, escape(machine.reason)
-        )
-    return table
+def _machines(machines: list[ContributorRecord]) -> WholeTable:
+    return WholeTable(
+        ("machine", "state", "GFLOP/s", "lent", "reason"),
+        (
+            (
+                escape(machine.name),
+                state_text(machine.state.value),
+                f"{machine.machine().flops_per_s() / 1e9:.0f}" if machine.capacity else None,
+                bytes_text(machine.limits["memory_bytes"]),
+                escape(machine.reason),
+            )
+            for machine in machines
+        ),
+    )
 
 
 def _placement(plan: dict[str, Any]) -> Text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,10 +17,21 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.quantities import bytes_text, rate_text, seconds_text
 from share_compute.topology import HEAD
 from share_compute_api.terminal.options import Json
-from share_compute_api.terminal.output import print_json, print_table, print_text, since, state_text
+from share_compute_api.terminal.output import (
+    console,
+    machine_state,
+    print_items,
+    print_table,
+    print_text,
+    since,
+    state_text,
+)
 
 if TYPE_CHECKING:
     from share_compute.store import ContributorRecord
+    from share_compute.topology import Link
+
+_PREFIX = "SHARE_COMPUTE_"
 
 
 def contributors(
@@ -38,27 +49,13 @@ def contributors(
     for place, one in enumerate(found):
         places.setdefault(one.invited_as, place)
     found.sort(key=lambda one: places[one.invited_as])
+    measured = [link for one in found if one.state is ContributorState.ready for link in one.links or ()]
     if as_json:
-        print_json(found)
+        items: Sequence[Link | ContributorRecord] = measured if links else found
+        print_items(items)
         return
     if links:
-        names = {HEAD: "the server", **{one.id: one.name for one in found}}
-        measured = [link for one in found if one.state is ContributorState.ready for link in one.links or ()]
-        print_table(
-            ("from", "to", "latency", "bandwidth"),
-            (
-                (
-                    *(escape(names.get(end, end)) for end in (link.source, link.target)),
-                    *(
-                        (None, "[red]cut off[/red]")
-                        if link.is_dead
-                        else (seconds_text(link.latency_s), rate_text(link.bytes_per_s))
-                    ),
-                )
-                for link in measured
-            ),
-            empty="No link was measured yet.",
-        )
+        _print_links(measured, {HEAD: "the server", **{one.id: one.name for one in found}})
         return
     sharing = Counter(one.host_id for one in found if one.host_id and one.left_at is None)
     has_limits = any(_rates(one) for one in found)
@@ -68,7 +65,7 @@ def contributors(
             one.id,
             escape(one.name),
             escape(one.host) + (f", shared by {sharing[one.host_id]}" if sharing[one.host_id] > 1 else ""),
-            state_text(one.state),
+            state_text(machine_state(one.state, is_leased=one.is_leased)),
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
             bytes_text(one.machine().memory_bytes) if one.capacity else None,
             *([_rates(one) or None] if has_limits else []),
@@ -82,6 +79,30 @@ def contributors(
     rates = ("limits",) * has_limits + ("labels",) * has_labels
     columns = ("id", "name", "host", "state", "GFLOP/s", "memory", *rates, "work", "seen", "reason")
     print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
+
+
+def _print_links(links: Iterable[Link], names: Mapping[str, str]) -> None:
+    """Print measured links.
+
+    Args:
+        links: the links.
+        names: id of a machine -> its name.
+    """
+    print_table(
+        ("from", "to", "latency", "bandwidth"),
+        (
+            (
+                *(escape(names.get(end, end)) for end in (link.source, link.target)),
+                *(
+                    (None, "[red]cut off[/red]")
+                    if link.is_dead
+                    else (seconds_text(link.latency_s), rate_text(link.bytes_per_s))
+                ),
+            )
+            for link in links
+        ),
+        empty="No link was measured yet.",
+    )
 
 
 def _rates(machine: ContributorRecord) -> str:
@@ -103,30 +124,50 @@ def _work(machine: ContributorRecord, served: Mapping[str, str]) -> str | None:
     return machine.job_id or (f"serves {escape(served.get(serves, serves))}" if serves else None)
 
 
-def config(as_json: Json = False) -> None:
-    """Show every setting with its value, and whether the value is a default or from the environment."""
+def config(
+    setting: Annotated[
+        str | None, typer.Argument(help="Show only settings whose name contains this, with their meaning.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the settings with their values, and whether a value is a default or from the environment."""
+    from share_compute.errors import NotFound
     from share_compute.settings import ClientSettings, Settings
 
+    wanted = (setting or "").lower().removeprefix(_PREFIX.lower())
     found: dict[str, dict[str, Any]] = {}
     for settings in (Settings(), ClientSettings()):
         for name, field in type(settings).model_fields.items():
-            found.setdefault(
-                name,
-                {
-                    "value": _shown(settings, name),
-                    "origin": _origin(settings, name),
-                    "variable": _variable(name),
-                    "description": field.description or "",
-                },
-            )
+            if wanted in name:
+                found.setdefault(
+                    name,
+                    {
+                        "name": name,
+                        "value": _shown(settings, name),
+                        "origin": _origin(settings, name),
+                        "variable": _variable(name),
+                        "description": field.description or "",
+                    },
+                )
+    if not found:
+        raise NotFound(f"no setting is called {setting}", hint="share-compute config lists them")
     if as_json:
-        print_json(found)
+        print_items(found.values())
         return
     rows = (
-        (name, escape(str(one["value"])), one["origin"], one["variable"], escape(one["description"]))
+        (
+            name,
+            None if one["value"] is None else escape(str(one["value"])),
+            one["origin"],
+            *([escape(one["description"].replace("``", ""))] if setting else []),
+        )
         for name, one in found.items()
     )
-    print_table(("setting", "value", "origin", "variable", "meaning"), rows, empty="")
+    print_table(("setting", "value", "origin", *(["meaning"] if setting else [])), rows, empty="")
+    example = next(iter(found))
+    console.print(f"[dim]Each has a variable, such as {_variable(example)}.[/dim]")
+    if not setting:
+        console.print(f"[dim]The meaning of one: share-compute config {example}[/dim]")
 
 
 def schema(
@@ -153,7 +194,7 @@ def print_version(wanted: bool) -> None:
 
 
 def _variable(name: str) -> str:
-    return f"SHARE_COMPUTE_{name.upper()}"
+    return f"{_PREFIX}{name.upper()}"
 
 
 def _origin(settings: BaseSettings, name: str) -> str:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from share_compute_api.connection.join_line import INSTALL_COMMAND, is_for_this_machine_alone
-from share_compute_api.terminal.options import UNITS_S, Json
-from share_compute_api.terminal.output import console, print_json, print_table, print_text, since, state_text
+from share_compute_api.terminal.options import Json, duration_s
+from share_compute_api.terminal.output import (
+    console,
+    print_items,
+    print_json,
+    print_table,
+    print_text,
+    since,
+    state_text,
+)
 
 app = typer.Typer(
     help="Make, list and revoke invites; plain `invite` makes one.", invoke_without_command=True
@@ -52,7 +59,7 @@ def create_invite(
     from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.client.client import Client
 
-    expires_in_s, memory_bytes = _seconds(expires), parse_bytes(memory) if memory else None
+    expires_in_s, memory_bytes = duration_s(expires), parse_bytes(memory) if memory else None
     with Client() as client:
         made = client.create_invite(label, expires_in_s, uses=uses, memory_bytes=memory_bytes)
     if as_json:
@@ -82,7 +89,7 @@ def list_invites(as_json: Json = False) -> None:
     with Client() as client:
         found = client.invites()
     if as_json:
-        print_json(found)
+        print_items(found)
         return
     rows = (
         (
@@ -113,12 +120,3 @@ def revoke_invite(
         print_json(gone)
     else:
         console.print(f"{gone.id}  {state_text(gone.state)}")
-
-
-def _seconds(text: str) -> float:
-    from share_compute.errors import UserError
-
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
-    if found is None:
-        raise UserError(f"{text!r} is not a time", hint="write it like 90s, 30m, 12h or 7d")
-    return float(found[1]) * UNITS_S[found[2]]

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from share_compute.scopes import Scope
 from share_compute_api.terminal.options import Json, Yes, confirm
-from share_compute_api.terminal.output import console, print_json, print_table, since, state_text
+from share_compute_api.terminal.output import console, print_items, print_json, print_table, since, state_text
 
 app = typer.Typer(
     no_args_is_help=True, help="Make, list and revoke API keys, one for each person or program."
@@ -59,7 +59,7 @@ def list_keys(as_json: Json = False) -> None:
     with Client() as client:
         found = client.api_keys()
     if as_json:
-        print_json(found)
+        print_items(found)
         return
     rows = (
         (

@@ -6,7 +6,16 @@ from rich.markup import escape
 
 from share_compute.quantities import bytes_text
 from share_compute_api.terminal.options import Json
-from share_compute_api.terminal.output import console, number, print_json, print_table, speed, state_text
+from share_compute_api.terminal.output import (
+    console,
+    machine_state,
+    number,
+    print_json,
+    print_table,
+    since,
+    speed,
+    state_text,
+)
 
 _GONE = ("left", "lost")
 _MOST_JOBS = 10
@@ -14,16 +23,16 @@ _SIGNS = {"error": "[red]error[/]", "warning": "[yellow]warn [/]"}
 
 
 def status(as_json: Json = False) -> None:
-    """Show the server, its alerts, the present machines, and the latest jobs."""
+    """Show the server, its alerts, the present machines, the latest jobs, and why jobs wait."""
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import progress
 
     with Client() as client:
         found, machines, jobs = client.status(), client.contributors(), client.jobs(limit=_MOST_JOBS).jobs
-        alerts = client.alerts()
+        alerts, queue = client.alerts(), client.queue()
     here = [machine for machine in machines if machine.state.value not in _GONE]
     if as_json:
-        print_json({"server": found, "alerts": alerts, "contributors": here, "jobs": jobs})
+        print_json({"server": found, "alerts": alerts, "contributors": here, "jobs": jobs, "queue": queue})
         return
     place = f" in {escape(found.data_folder)}" if found.data_folder else ""
     console.print(f"[bold]{escape(found.url)}[/]  {escape(found.database)}{place}")
@@ -37,7 +46,7 @@ def status(as_json: Json = False) -> None:
     rows = (
         (
             escape(machine.name),
-            state_text(machine.state.value),
+            state_text(machine_state(machine.state.value, is_leased=machine.is_leased)),
             f"{machine.machine().flops_per_s() / 1e9:.1f}" if machine.capacity else None,
             bytes_text(machine.limits["memory_bytes"]),
             machine.job_id,
@@ -60,3 +69,12 @@ def status(as_json: Json = False) -> None:
         for job in jobs
     )
     print_table(("id", "name", "state", "done", "loss", "speed"), work, empty="No jobs yet.")
+    if not queue:
+        return
+    console.print()
+    waiting = (
+        (job.id, escape(job.name), since(job.waiting_since), escape(job.reason)) for job in queue[:_MOST_JOBS]
+    )
+    print_table(("waits", "name", "since", "reason"), waiting, empty="")
+    if len(queue) > _MOST_JOBS:
+        console.print(f"[dim]and {len(queue) - _MOST_JOBS} more jobs wait; --json has them all[/dim]")

@@ -106,7 +106,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
             if as_json:
                 print(json.dumps(_facts(running)), flush=True)
             else:
-                console.print(_panel(running, settings.data_roots))
+                console.print(server_panel(running, settings.data_roots))
 
         try:
             serve(
@@ -131,7 +131,8 @@ def _facts(running: Running) -> dict[str, str | None]:
     }
 
 
-def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
+def server_panel(running: Running, data_roots: Sequence[Path]) -> Panel:
+    """Return the panel that shows the addresses of a server, and the commands for its users."""
     roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
     is_local = is_for_this_machine_alone(running.join_command)
     who = "Let this machine join; --host 0.0.0.0 lets others" if is_local else "Let a machine join"

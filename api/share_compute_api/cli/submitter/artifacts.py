@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from share_compute.quantities import bytes_text
 from share_compute_api.terminal.options import Job, Json, Yes, confirm
-from share_compute_api.terminal.output import console, print_json, print_table, since
+from share_compute_api.terminal.output import console, print_items, print_json, print_table, since
 
 if TYPE_CHECKING:
     from share_compute.store import ArtifactRecord
@@ -29,7 +29,7 @@ def list_artifacts(job: Job, as_json: Json = False) -> None:
     with Client() as client:
         found = client.artifacts(job)
     if as_json:
-        print_json(found)
+        print_items(found)
         return
     rows = ((escape(one.name), bytes_text(one.size_bytes), since(one.created_at)) for one in found)
     print_table(("name", "size", "made"), rows, empty="Nothing is finished yet.")
@@ -54,7 +54,7 @@ def get_artifact(
             )
         paths = [_download(client, artifact, output, artifact.name, as_json=as_json) for artifact in found]
     if as_json:
-        print_json({"paths": [str(path.resolve()) for path in paths]})
+        print_items({"path": str(path.resolve())} for path in paths)
     else:
         for path in paths:
             console.print(str(path), markup=False, soft_wrap=True)

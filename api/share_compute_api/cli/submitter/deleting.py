@@ -11,7 +11,7 @@ from share_compute.errors import UserError
 from share_compute.quantities import bytes_text
 from share_compute_api.terminal.completion import complete_job
 from share_compute_api.terminal.options import Json, Yes, confirm
-from share_compute_api.terminal.output import console, print_json, print_table
+from share_compute_api.terminal.output import console, print_items, print_table
 
 
 def delete(
@@ -42,7 +42,7 @@ def delete(
         confirm(f"Delete {named} with all checkpoints and artifacts?", yes=yes)
         gone = [client.delete_job(job.id, cancel=cancel) for job in found]
     if as_json:
-        print_json(gone)
+        print_items(gone)
         return
     for one in gone:
         console.print(f"{one.id}  {'deleted' if one.is_deleted else 'is deleted as soon as it has stopped'}")
@@ -64,7 +64,7 @@ def prune(
             confirm(f"Delete {len(report.pruned)} things, {bytes_text(report.size_bytes)} of files?", yes=yes)
             report = client.prune(dry_run=False)
     if as_json:
-        print_json(report)
+        print_items(report.pruned, dry_run=report.dry_run, size_bytes=report.size_bytes)
         return
     rows = (
         (one.kind, one.job_id, escape(one.name or ""), one.rows or None, bytes_text(one.size_bytes))

@@ -33,7 +33,7 @@ def follow(client: Client, job: JobRecord, *, after: int = 0, as_json: bool = Fa
         raise typer.Exit(_INTERRUPTED) from None
     job = client.job(job.id)
     if not as_json:
-        _show_end(client, job)
+        show_end(client, job)
     raise typer.Exit(_EXIT_CODES[job.state])
 
 
@@ -68,7 +68,8 @@ def _advance(progress: Progress, task: TaskID, event: EventRecord) -> None:
     progress.update(task, completed=data["step"], figures=figures)
 
 
-def _show_end(client: Client, job: JobRecord) -> None:
+def show_end(client: Client, job: JobRecord) -> None:
+    """Print how to fetch the results of a job that succeeded, or why it failed."""
     if job.state is JobState.succeeded:
         for artifact in client.artifacts(job.id):
             command = f"share-compute artifacts get {job.id} {artifact.name}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
+from collections import deque
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,11 +20,13 @@ from share_compute.lifecycle.states import JobState
 from share_compute.quantities import bytes_text
 from share_compute_api.cli.submitter.serve import report_deployment
 from share_compute_api.terminal.fetching import once_fetched
-from share_compute_api.terminal.options import Job, Json
+from share_compute_api.terminal.options import Job, Json, duration_s
 from share_compute_api.terminal.output import (
     console,
+    duration,
     number,
     print_bytes,
+    print_items,
     print_json,
     print_table,
     since,
@@ -86,7 +92,7 @@ def list_jobs(
             state=state or (), name=name, tags=tag or (), group=group, trials=trials, limit=limit
         )
     if as_json:
-        print_json(page)
+        print_items(page.jobs, next_cursor=page.next_cursor)
         return
     rows = (
         (
@@ -110,12 +116,16 @@ def list_jobs(
 def show(
     job: Job,
     best: Annotated[bool, typer.Option("--best", help="Print the job file of a sweep's best trial.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show each machine's share of the plan, with the reason.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show one job: its state, its progress, the placement of layers on machines, and the last rounds or trials."""
     from share_compute.specification import TrainJob
     from share_compute_api.cli.submitter.sweeps import print_best, print_trials
     from share_compute_api.client.client import Client
+    from share_compute_api.client.load import left_s
     from share_compute_api.terminal.describe import (
         done_fact,
         link_text,
@@ -139,6 +149,7 @@ def show(
         print_json({**dict(record), **more})
         return
     plan = placement(record.plan) if record.plan else None
+    remaining_s = left_s(record) if record.state == JobState.running and record.counts_steps else None
     facts: dict[str, Any] = {
         "id": record.id,
         "name": escape(record.name),
@@ -148,6 +159,7 @@ def show(
         **done_fact(record),
         "loss": number(record.loss),
         "speed": speed(record.tokens_per_s, of_tokens=record.counts_tokens),
+        "left": None if remaining_s is None else f"about {duration(remaining_s)}",
         "tags": escape(", ".join(record.tags)) or None,
         "group": escape(record.group) if record.group else None,
         "sweep": record.sweep_id,
@@ -164,8 +176,12 @@ def show(
     for name, value in facts.items():
         if value is not None:
             console.print(f"[bold]{name:<11}[/bold] {value}")
-    for name, value in plan_lines(record.plan) if record.plan else ():
+    for name, value in plan_lines(record.plan) if record.plan and everything else ():
         console.print(f"[bold]{escape(name):<11}[/bold] {escape(value)}", soft_wrap=True)
+    if record.plan and not everything:
+        console.print(
+            f"[dim]Each machine's share, with the reason: share-compute show {record.id} --all[/dim]"
+        )
     if view is not None:
         console.print()
         print_trials(record, view)
@@ -176,17 +192,28 @@ def show(
 def logs(
     job: Job,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last events, this many of them.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only events of the last time, e.g. 90s, 10m, 2h or 7d.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the events of a job; with -f, follow its newest attempt until the job is finished."""
+    """Print the events of a job; with -f, follow its newest attempt until the job is finished.
+
+    With --tail or --since, -f begins with the events that these options name.
+    """
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import event_line
 
     with Client() as client:
         record = client.job(job)
-        if follow:
-            _follow(client, record, as_json=as_json)
         after = 0
+        if tail is not None or since is not None:
+            after = _first_wanted(client, job, tail, None if since is None else duration_s(since))
+        elif follow:
+            after = _beginning(client, record)
+        if follow:
+            _follow(client, record, after=after, as_json=as_json)
         while events := (page := client.events(job, after=after)).events:
             after = page.next_after
             for event in events:
@@ -249,8 +276,13 @@ def metrics(
     if output is not None and format_ is None:
         format_ = _format_of(output)
     with Client() as client:
-        if format_ is not None or as_json:
-            _write_series(client, job, format_ or "json", output)
+        if as_json and format_ is None:
+            written = io.BytesIO()
+            client.metrics_file(job, "json", written.write)
+            print_items(json.loads(written.getvalue()))
+            return
+        if format_ is not None:
+            _write_series(client, job, format_, output)
             return
         records = client.metrics(job)
     measured = [
@@ -310,13 +342,26 @@ def _write_series(client: Client, job: str, format_: SeriesFormat, output: Path 
     console.print(f"{output}  {bytes_text(output.stat().st_size)}")
 
 
-def _follow(client: Any, job: JobRecord, *, as_json: bool) -> None:
+def _follow(client: Client, job: JobRecord, *, after: int | None = None, as_json: bool) -> None:
     from share_compute_api.cli.submitter.following import follow
 
-    follow(client, job, after=_beginning(client, job), as_json=as_json)
+    follow(client, job, after=_beginning(client, job) if after is None else after, as_json=as_json)
 
 
-def _beginning(client: Any, job: JobRecord) -> int:
+def _first_wanted(client: Client, job: str, tail: int | None, since_s: float | None) -> int:
+    """Return the number of the event before the first one that ``--tail`` and ``--since`` let through."""
+    begin = None if since_s is None else client.health().time - timedelta(seconds=since_s)
+    after, last = 0, deque[int](maxlen=(tail or 0) + 1)
+    while events := (page := client.events(job, after=after, limit=5000)).events:
+        wanted = [event.seq for event in events if begin is None or event.at >= begin]
+        last.extend(wanted if tail is not None else wanted[:1] if not last else ())
+        after = page.next_after
+    if not last:
+        return after
+    return last[0] - 1 if tail is None or len(last) <= tail else last[0]
+
+
+def _beginning(client: Client, job: JobRecord) -> int:
     """Return the sequence number of the last event before the job's newest attempt; 0 for the first attempt."""
     if job.attempt == 1:
         return 0

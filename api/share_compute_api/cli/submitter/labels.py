@@ -12,9 +12,6 @@ from share_compute.errors import UserError
 from share_compute_api.terminal.options import Job, Json
 from share_compute_api.terminal.output import console, duration, number, print_json, print_table, state_text
 
-_MOST_CHARACTERS = 60
-"""Maximum number of characters of a value in a table."""
-
 
 def tag(
     job: Job,
@@ -78,5 +75,4 @@ def compare(
 def _value(value: Any) -> str | None:
     if value is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return escape(text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}...")
+    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -144,7 +144,7 @@ def plan(
     except PlanInfeasible as failure:
         print_failure(failure, as_json=as_json)
         if not as_json:
-            _print_missing(failure)
+            print_missing(failure)
         raise typer.Exit(failure.exit_code) from failure
     if output is not None:
         _write(report, output)
@@ -199,7 +199,9 @@ def _plan_sparse(
     from share_compute.errors import PlanInfeasible, UserError
     from share_compute.lifecycle.attempt_events import RangesPlaced
     from share_compute.lifecycle.states import ContributorState
+    from share_compute.planning.dry_run import selected
     from share_compute.sparse.jobs import chosen_machines, placement_sentence
+    from share_compute.topology import Topology
     from share_compute_api.terminal.output import console, print_json
 
     for name in ("strategy", "compare", "objective", "operators", *_ABOUT):
@@ -221,6 +223,7 @@ def _plan_sparse(
         there = list(read_topology(read_text(topology_file)).contributors)
     if not there:
         raise PlanInfeasible("no machine is ready", hint="let one join: share-compute invite")
+    there = list(selected(job.parallelism, Topology(tuple(there)))[0].contributors)
     machines = chosen_machines(job, there)
     placed = RangesPlaced(
         machines=tuple(machine.id for machine in machines), sentence=placement_sentence(job, machines)
@@ -236,17 +239,18 @@ def _plan_sparse(
 
 def _serving(**options: object) -> ServingRequest:
     from share_compute.errors import UserError
-    from share_compute.files.field_errors import field_errors
+    from share_compute.files.field_errors import field_errors, fields_text
     from share_compute_api.schemas.bodies import ServingRequest
 
     try:
         return ServingRequest.model_validate(options)
     except ValidationError as failure:
         wrong = [
-            f"--{item['field'].removesuffix('_s').replace('_', '-')}: {item['problem']}"
+            {**item, "field": f"--{item['field'].removesuffix('_s').replace('_', '-')}"}
             for item in field_errors(failure)
         ]
-        raise UserError("; ".join(wrong), hint="see share-compute plan --help") from failure
+        text = fields_text(wrong, len(wrong))
+        raise UserError(text, hint="see share-compute plan --help", details={"fields": wrong}) from failure
 
 
 def _report(
@@ -298,7 +302,7 @@ def _busy(what: str) -> Iterator[None]:
         yield
 
 
-def _print_missing(failure: PlanInfeasible) -> None:
+def print_missing(failure: PlanInfeasible) -> None:
     """Print the machines that lack memory, and all remedies except the first."""
     from share_compute.quantities import exact_bytes_text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +9,15 @@ import typer
 from rich.markup import escape
 
 from share_compute_api.terminal.options import Json
-from share_compute_api.terminal.output import console, print_json, print_table
+from share_compute_api.terminal.output import console, number, print_json, print_table
 
 if TYPE_CHECKING:
     from share_compute.files.data_preview import Cell, DataPreview
 
 _MOST_CHARACTERS = 60
 """Maximum number of characters of a cell in a terminal."""
-_LARGE = 1e5
-"""Magnitude from which a number has two decimals instead of six significant digits, so that its whole part is whole."""
+_DIGITS = 6
+"""Significant digits of a number; the page shows as many."""
 
 
 def preview_data(
@@ -63,15 +62,8 @@ def _cell(kind: str, value: Cell) -> str | None:
     if value is None:
         return None
     if isinstance(value, float | int):
-        return _written(float(value))
+        return number(value, _DIGITS)
     if kind == "image":
         return "(image)"
     text = " ".join(value.split())
     return escape(text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 1] + "…")
-
-
-def _written(value: float) -> str:
-    """Return a number as on the page: whole numbers have all digits, others six."""
-    if value.is_integer() and abs(value) < 1 / sys.float_info.epsilon:
-        return f"{value:.0f}"
-    return f"{value:.6g}" if abs(value) < _LARGE else f"{value:.2f}"

@@ -19,6 +19,7 @@ from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
     console,
     print_failure,
+    print_items,
     print_json,
     print_table,
     since,
@@ -172,7 +173,7 @@ def deployments(
     with Client() as client:
         page = client.deployments(state=tuple(DeploymentState) if everything else (), limit=limit)
     if as_json:
-        print_json(page)
+        print_items(page.deployments, next_cursor=page.next_cursor)
         return
     rows = (
         (

@@ -118,6 +118,7 @@ def _run(
     from share_compute.models.blueprint import blueprint_of
     from share_compute.models.factory import dissect
     from share_compute.planning.choice import choose_policy, with_choice
+    from share_compute.planning.dry_run import selected
     from share_compute.simulation.rounds import simulate_rounds
     from share_compute.simulation.run import simulate as simulate_job
 
@@ -125,6 +126,7 @@ def _run(
     errors = Terminal(stderr=True)
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
         task = bar.add_task("counting and planning", total=1.0)
+        there, _ = selected(spec.parallelism, there)
         profile = dissect(blueprint_of(spec, expected_vocab_size(spec)))
 
         def show(share: float) -> None:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from share_compute_api.client.client import Client
     from share_compute_api.schemas.sweeps import SweepView, TrialView
 
-_MOST_CHARACTERS = 24
-"""Maximum number of characters of a value in the table."""
-
 
 def print_best(client: Client, sweep: JobRecord) -> None:
     """Print the job file of the best trial of a sweep.
@@ -67,5 +64,4 @@ def _short_names(fields: Sequence[str]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return escape(text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}...")
+    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from share_compute_api.client.tuning import Tuned, TuningRun
 
-_MOST_CHARACTERS = 40
-"""Maximum number of characters of a failure in the table."""
-
 
 def tune(
     file: Annotated[Path, typer.Argument(help="Job file (YAML or JSON), or - for standard input.")],
@@ -133,17 +130,20 @@ def _print(
 ) -> None:
     from share_compute_api.client.tuning import FIELDS, NUMERICS
 
+    has_failed = any(run.step_s is None for run in runs)
     rows = (
         (
             f"{number} *" if run is best else str(number),
             run.microbatches or run.settings.microbatches,
             run.threads or run.settings.threads,
             run.settings.precision,
-            escape(run.problem[:_MOST_CHARACTERS]) if run.step_s is None else seconds_text(run.step_s),
+            None if run.step_s is None else seconds_text(run.step_s),
+            *([escape(run.problem) if run.step_s is None else ""] if has_failed else []),
         )
         for number, run in enumerate(runs, 1)
     )
-    print_table(("run", "microbatches", "threads", "precision", "step"), rows, empty="")
+    columns = ("run", "microbatches", "threads", "precision", "step", *(["reason"] if has_failed else []))
+    print_table(columns, rows, empty="")
     first_s, best_s = runs[0].step_s or 0.0, best.step_s or 0.0
     if not changes:
         console.print("The present settings are the fastest ones that were measured.")

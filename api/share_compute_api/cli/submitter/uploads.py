@@ -12,7 +12,7 @@ from rich.markup import escape
 from share_compute.quantities import bytes_text
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.terminal.options import Json
-from share_compute_api.terminal.output import console, print_json, print_table, since, state_text
+from share_compute_api.terminal.output import console, print_items, print_json, print_table, since, state_text
 
 app = typer.Typer(no_args_is_help=True, help="List and remove data and models that were sent to the server.")
 
@@ -62,7 +62,7 @@ def list_uploads(as_json: Json = False) -> None:
     with Client() as client:
         found = client.uploads()
     if as_json:
-        print_json(found)
+        print_items(found.uploads, used_bytes=found.used_bytes, limit_bytes=found.limit_bytes)
         return
     rows = (
         (

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 ARTIFACT = "output"
 _POLL_S = 1.0
 """Seconds between two polls for a cancellation request, and between two progress reports."""
-_PAUSE_S = 1.0
+PAUSE_S = 1.0
+"""Pause before a row that was refused is sent again, in seconds, unless the error names another one."""
 _LONGEST_PAUSE_S = 10.0
 _MOST_MISTAKES = 3
 """Number of unexpected engine errors after which a row is not sent again. The last error becomes the row's answer."""
@@ -214,17 +215,17 @@ class BatchAttempt:
             except UserError as refusal:
                 return RowAnswer({"error": refusal.message})
             except Busy as busy:
-                await asyncio.sleep(min(busy.details.get("retry_after_s", _PAUSE_S), _LONGEST_PAUSE_S))
+                await asyncio.sleep(min(busy.details.get("retry_after_s", PAUSE_S), _LONGEST_PAUSE_S))
             except (Unavailable, ContributorLost) as lost:
                 _log.info(
                     "batch %s, row %d is sent to the model again: %s", self._job.id, row.number, lost.message
                 )
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
             except ShareComputeError as failure:
                 mistakes += 1
                 if mistakes >= _MOST_MISTAKES:
                     return RowAnswer({"error": failure.message})
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
         return RowAnswer({"error": row.problem})
 
     async def _found(self) -> ServingEngine:
@@ -243,7 +244,7 @@ class BatchAttempt:
             if engine is not None:
                 self._engine = engine
                 break
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
         return engine
 
     # -- progress ----------------------------------------------------------------------------------------------------

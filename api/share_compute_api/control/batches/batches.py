@@ -135,8 +135,7 @@ class BatchSupervisor:
             over = self._store.deployments.get(made)
             hint = (over.error or {}).get("hint") or f"share-compute resume {job.id} deploys it again"
             raise UserError(f"its deployment is {over.state.value}: {over.reason}", hint=hint, job=job.id)
-        assert spec.model is not None
-        wanted = deployment_of(job, spec.model)
+        wanted = deployment_of(job.id, spec)
         record = self._store.deployments.create(wanted, reason=f"for batch {job.id}", owner=job.owner)
         self._deployed[job.id] = job.attempt, record.id
         return record
@@ -216,7 +215,7 @@ class BatchSupervisor:
             or not job.state.is_final
         ):
             return False
-        made = deployment_of(job, job.spec.model)
+        made = deployment_of(job.id, job.spec)
         # Users can change the number of replicas, so it is not compared.
         return record.spec.model_copy(update={"replicas": made.replicas}) == made
 

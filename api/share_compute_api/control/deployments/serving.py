@@ -70,6 +70,16 @@ class _Failed(Exception):
         self.error = error
 
 
+def poll_pause_s(age_s: float, *, is_starting: bool) -> float:
+    """Return the pause before the next poll of a deployment's replicas, in seconds.
+
+    Args:
+        age_s: time since a replica's server was started last, in seconds.
+        is_starting: whether a replica that stays is not ready.
+    """
+    return HURRIED_POLL_S if is_starting and age_s < HURRIED_S else POLL_S
+
+
 class Serving:
     """Supervises one deployment.
 
@@ -167,7 +177,9 @@ class Serving:
             await self._begin()
             while True:
                 await self._poll()
-                await asyncio.sleep(self._pause_s)
+                is_starting = any(not managed.slot.is_ready for managed in self._replicas.staying)
+                age_s = asyncio.get_running_loop().time() - self._started_s
+                await asyncio.sleep(poll_pause_s(age_s, is_starting=is_starting))
         except UserError as failure:
             error = {"code": failure.code, **failure.facts()}
             await self._move(DeploymentState.failed, failure.message, error=error)
@@ -175,13 +187,6 @@ class Serving:
             await self._move(DeploymentState.failed, failure.reason, error=failure.error)
         finally:
             await self._end()
-
-    @property
-    def _pause_s(self) -> float:
-        """Pause before the next poll, in seconds."""
-        is_starting = any(not managed.slot.is_ready for managed in self._replicas.staying)
-        age_s = asyncio.get_running_loop().time() - self._started_s
-        return HURRIED_POLL_S if is_starting and age_s < HURRIED_S else POLL_S
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 

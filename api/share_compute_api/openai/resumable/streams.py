@@ -21,7 +21,7 @@ from share_compute.store import ApiKeyRecord, Store, StreamRecord
 from share_compute.store.streams import NewEvents, StreamLimits
 from share_compute_api.connection import sse
 from share_compute_api.connection.notifier import Notifier
-from share_compute_api.openai.answer_stream import QUIET_S, AnswerStream, failed
+from share_compute_api.openai.answer_stream import AnswerStream, failed
 from share_compute_api.openai.answers import Shape, shape_of
 from share_compute_api.openai.completion import Completion
 from share_compute_api.openai.engine import RETRY_AFTER_S, Engines, TextEngine
@@ -184,7 +184,7 @@ class ResumableStream:
                     return
                 else:
                     try:
-                        async with asyncio.timeout(QUIET_S):
+                        async with asyncio.timeout(sse.KEEPALIVE_S):
                             await news.wait()
                     except TimeoutError:
                         yield sse.KEEPALIVE
@@ -240,7 +240,8 @@ class ResumableStreams:
         self._deployments = store.deployments
         self._engines = engines
         self._notifier = notifier
-        self._keep_s = keep_s
+        self.keep_s = keep_s
+        """Seconds for which a stream is kept without a reader."""
         self._live: dict[str, ResumableStream] = {}
         self._restoring: dict[str, asyncio.Task[ResumableStream]] = {}
         self._unwanted: set[str] = set()
@@ -363,7 +364,7 @@ class ResumableStreams:
             raise _unknown(stream_id)
         if record.expired_at is not None or stream_id in self._unwanted:
             raise Gone(
-                f"the stream {stream_id} has expired: nobody read it for {self._keep_s:g} s, it was cancelled, or "
+                f"the stream {stream_id} has expired: nobody read it for {self.keep_s:g} s, it was cancelled, or "
                 "newer streams of its key took its place",
                 hint="send the request again; the same seed gives the same text",
             )
@@ -443,7 +444,7 @@ class ResumableStreams:
         while True:
             await asyncio.sleep(_SAVE_S)
             for stream in list(self._live.values()):
-                if stream.unread_s() > self._keep_s:
+                if stream.unread_s() > self.keep_s:
                     self._unwanted.add(stream.id)
                     self._live.pop(stream.id, None)
                     await stream.end()
@@ -451,7 +452,7 @@ class ResumableStreams:
             await asyncio.shield(asyncio.ensure_future(self._save()))
             try:
                 kept = (*self._live, *self._restoring)
-                await asyncio.to_thread(self._log.expire_unread, self._keep_s, kept)
+                await asyncio.to_thread(self._log.expire_unread, self.keep_s, kept)
             except Unavailable as failure:
                 _log.warning("expired streams could not be deleted: %s", failure.message)
 

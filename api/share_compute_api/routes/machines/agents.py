@@ -45,7 +45,7 @@ from share_compute_api.server.problems import documented
 
 router = APIRouter(prefix="/contributors", tags=["agents"])
 
-_NODE_PATIENCE_S = 5.0
+NODE_PATIENCE_S = 5.0
 """Longest wait, in seconds, for a node that just registered to appear in Ray's table of nodes."""
 _NODE_POLL_S = 0.2
 
@@ -207,7 +207,7 @@ async def _check_node(node: OnlineRequest, contributor: ContributorRecord, conte
     if cluster is None:
         raise _no_cluster()
     head_node_id = cluster.info.head_node_id
-    deadline_s = monotonic() + _NODE_PATIENCE_S
+    deadline_s = monotonic() + NODE_PATIENCE_S
     while True:
         nodes = await cluster.nodes()
         if check_node(contributor, node.node_id, node.address, nodes, head_node_id=head_node_id):

@@ -64,7 +64,7 @@ def check_any_job(spec: Job, context: Context) -> None:
         check_placement(spec, context.store)
         check_links(spec, context.store, context.isolated)
     elif isinstance(spec, SparseJob):
-        check_sparse(spec, context.isolated)
+        check_sparse(spec, context.store, context.isolated)
     elif isinstance(spec, SweepJob):
         check_sweep(spec, context.isolated)
         with below("job"):

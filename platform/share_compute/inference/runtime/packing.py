@@ -47,6 +47,11 @@ class PackedLinear(nn.Module):
         plain, packed, _ = self._weights
         return packed.to_dense() if plain is None else plain
 
+    @property
+    def keeps_plain(self) -> bool:
+        """Whether the plain weights are in memory beside the packed ones."""
+        return self._weights[0] is not None
+
     def smaller(self) -> nn.Module:
         """Return a replacement that does not hold a second copy of the weights.
 

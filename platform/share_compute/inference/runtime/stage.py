@@ -74,23 +74,24 @@ class ServingStage(EngineStage):
             blueprint = Blueprint(config=self._config)
             change = quantize if quantizes else None
             self._stage = HuggingFaceStage(blueprint, shard, device, serves_in=dtype, change=change)
-            self._model: Any = self._stage.module
+            self.module: Any = self._stage.module
+            """The model of transformers, in which only this shard's layers compute."""
             whole: Any = self._stage.module.config
             self._text = whole.get_text_config()
             self.hidden_size = int(self._text.hidden_size)
             self._require_plain()
-            attend_raggedly(self._model)
-            settle_positions(self._model, window_tokens or self._text.max_position_embeddings, device)
+            attend_raggedly(self.module)
+            settle_positions(self.module, window_tokens or self._text.max_position_embeddings, device)
             self._slots = KVSlots(self._probe(), dtype, device)
         self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer) if shard.is_last else None
 
     def _require_plain(self) -> None:
         model_type = self._text.model_type
-        if getattr(self._model.config, "is_encoder_decoder", False):
+        if getattr(self.module.config, "is_encoder_decoder", False):
             raise cannot_serve(model_type, "has an encoder")
-        if getattr(self._model, "_is_stateful", False):
+        if getattr(self.module, "_is_stateful", False):
             raise cannot_serve(model_type, "keeps a state beside keys and values")
-        known = inspect.signature(self._model.base_model.forward).parameters
+        known = inspect.signature(self.module.base_model.forward).parameters
         if "position_ids" not in known:
             raise cannot_serve(model_type, "takes no positions")
 
@@ -131,11 +132,11 @@ class ServingStage(EngineStage):
     @torch.inference_mode()
     def seal(self, *, keeps_plain: bool = True) -> None:
         """Optimize the filled shard for computing; see `EngineStage.seal`."""
-        fuse_norms(self._model)
-        fuse_linears(self._model)
+        fuse_norms(self.module)
+        fuse_linears(self.module)
         if can_pack(self.dtype, self.device):
-            pack(self._model, keeps_plain=keeps_plain)
-        call_directly(self._model)
+            pack(self.module, keeps_plain=keeps_plain)
+        call_directly(self.module)
         self.is_sealed = True
 
     def warm_up(self) -> None:
@@ -228,7 +229,7 @@ class ServingStage(EngineStage):
 
     @cached_property
     def _picks_rows(self) -> bool:
-        return "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        return "logits_to_keep" in inspect.signature(self.module.forward).parameters
 
 
 def _positions(step: EngineStep, device: torch.device) -> Tensor:

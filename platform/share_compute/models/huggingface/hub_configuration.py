@@ -16,7 +16,19 @@ from share_compute.specification import Task
 
 MOST_LAYERS = 1_000
 """Maximum number of layers of a model. To build many more takes minutes, also without memory for their weights."""
+_TYPE = re.compile(r"(?:TypeError: )?Field '(\w+)' expected (\w+), got \w+(?: \(value: (.*)\))?")
+_ODD_HEADS = "RoPE requires an even rotary dimension"
+"""Beginning of the error of transformers for a width of heads that rotary positions cannot divide into pairs."""
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "list": "a list",
+}
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_HEADS = ("num_attention_heads", "n_head")
 _CHECK = "check model.config against the architecture's documentation in transformers"
 
 
@@ -39,6 +51,7 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     try:
         made: PretrainedConfig = AutoConfig.for_model(**options)
     except (StrictDataclassError, TypeError, ValueError) as failure:
+        _require_whole_heads(config)
         raise UserError(f"model.config is wrong: {on_one_line(failure)}", hint=_CHECK) from failure
     text = made.get_text_config()
     _require_few_layers("num_hidden_layers", getattr(text, "num_hidden_layers", None))
@@ -48,7 +61,26 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
             raise UserError(
                 f"model.config is wrong: {name} is {value}", hint=f"set {name} to 1 or more in model.config"
             )
+    _require_whole_heads(
+        {name: getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "head_dim")}
+    )
     return made
+
+
+def _require_whole_heads(config: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the hidden size cannot be divided among the attention heads.
+
+    A configuration with a ``head_dim`` of its own says how wide a head is, whatever the hidden size.
+    """
+    width = next((config[name] for name in _WIDTHS if config.get(name) is not None), None)
+    heads = next((config[name] for name in _HEADS if config.get(name) is not None), None)
+    if not (isinstance(width, int) and isinstance(heads, int)) or heads < 1:
+        return
+    if width % heads and config.get("head_dim") in (None, width // heads):
+        raise UserError(
+            f"model.config is wrong: hidden_size {width} is not a multiple of num_attention_heads {heads}",
+            hint=f"set hidden_size to {width // heads * heads or heads} or {(width // heads + 1) * heads}",
+        )
 
 
 def _require_few_layers(name: str, value: object) -> None:
@@ -116,4 +148,10 @@ def no_pipeline_plan(model_type: str) -> UserError:
 def on_one_line(failure: BaseException) -> str:
     """Return an exception's message as one line of at most 300 characters, without the validator's name."""
     line = " ".join(str(failure).split())
-    return re.sub(r"^Class validation error for validator '\w+': (\w+: )?", "", line)[:300]
+    line = re.sub(r"^(?:Class v|V)alidation error for (?:validator|field) '\w+': (\w+: )?", "", line)
+    if line.startswith(_ODD_HEADS):
+        return "the width of a head, hidden_size / num_attention_heads, must be even"
+    found = _TYPE.fullmatch(line)
+    if found is not None:
+        line = f"{found[1]} must be {_TYPES.get(found[2], found[2])}, not {found[3] or 'of another type'}"
+    return line[:300]

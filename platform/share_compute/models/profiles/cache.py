@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from share_compute.models.profiles.profile import ModelProfile
 
-_MOST_FILES = 512
+MOST_FILES = 512
 """Maximum number of profiles on disk; the oldest ones are removed."""
 _MOST_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
@@ -67,16 +67,20 @@ def _write(file: Path, profile: ModelProfile) -> None:
         finally:
             partial.unlink(missing_ok=True)
         files = sorted(file.parent.glob("*.json"), key=lambda known: known.stat().st_mtime)
-        for old in files[:-_MOST_FILES]:
+        for old in files[:-MOST_FILES]:
             old.unlink(missing_ok=True)
     except OSError as failure:
         _log.info("the profile of a model could not be stored: %s", failure)
 
 
-@cache
 def _software() -> list[str]:
     """Return the versions of the libraries that profiles depend on, and a digest of this package's models."""
+    return [version("torch"), version("transformers"), _sources_digest()]
+
+
+@cache
+def _sources_digest() -> str:
     sources = sha256()
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         sources.update(source.read_bytes())
-    return [version("torch"), version("transformers"), sources.hexdigest()]
+    return sources.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -119,6 +119,12 @@ class Choice:
         insort(self._ranked, (rank, proposal), key=itemgetter(0))
         if self._ranked[0][0] == rank:
             self._timeline = timeline
+
+
+def least_penalized(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Return the proposals of one strategy with the smallest penalty; all of them if the strategy has none."""
+    least = min((proposal.candidate.penalty for proposal in proposals), default=())
+    return [proposal for proposal in proposals if proposal.candidate.penalty == least]
 
 
 def rounded(seconds: float) -> float:

@@ -38,6 +38,8 @@ class Candidate(NamedTuple):
     layout: Layout
     exact: bool = False
     """Whether the strategy proved that no layout that meets the request has a shorter step by the cost formula."""
+    penalty: tuple[float, ...] = ()
+    """Quantities that the strategy minimizes, one after the other, before the step time."""
 
 
 class PartitioningStrategy(ABC):
@@ -49,10 +51,6 @@ class PartitioningStrategy(ABC):
 
         The list is empty if there are no contributors.
         """
-
-    def penalty(self, problem: SearchProblem, layout: Layout) -> tuple[float, ...]:  # noqa: ARG002 - a default
-        """Return the quantities that the strategy minimizes, one after the other, before the step time."""
-        return ()
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return candidate layouts, the most promising first; an empty list if there is none.
@@ -154,7 +152,7 @@ def _as_one(index: int, members: list[Contributor]) -> Contributor:
     """Return a machine that stands for a stage, with the sum of the members' speeds and their smallest memory."""
     device = Device(
         kind="cpu",
-        name=f"stage {index}",
+        name=f"stage {index + 1}",
         memory_bytes=min(machine.memory_bytes for machine in members),
         flops_per_s={"float32": sum(machine.flops_per_s() for machine in members)},
     )

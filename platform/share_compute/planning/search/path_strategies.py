@@ -10,10 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from share_compute.errors import PlanInfeasible
 from share_compute.planning.cost.cost import TrainingCost
-from share_compute.planning.cost.layout import Layout
 from share_compute.planning.network.network import Floats
-from share_compute.planning.search.choice import rounded
 from share_compute.planning.search.grouping import MOST_LAYERS, group
 from share_compute.planning.search.partitioning import (
     Candidate,
@@ -29,8 +28,6 @@ from share_compute.topology import Contributor, Topology
 
 _FINALISTS: Final = 4
 """Maximum number of paths along which layers are divided."""
-_CROSSING: Final = 1e6
-"""Length of a cut between two locations; more than all latencies of a pipeline together, in seconds."""
 
 
 class PathPartitioning(PartitioningStrategy):
@@ -42,7 +39,7 @@ class PathPartitioning(PartitioningStrategy):
 
     @abstractmethod
     def lengths(self, cost: TrainingCost, groups: Sequence[Members]) -> Floats:
-        """Return the length of a cut between two groups ``[groups, groups]``, symmetric."""
+        """Return the lengths of cuts between two groups ``[quantities, groups, groups]``; see `PathSearch.lengths`."""
 
     def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return the layouts along the shortest paths on which the model fits; an empty list if there is none.
@@ -58,32 +55,36 @@ class PathPartitioning(PartitioningStrategy):
             if not groups:
                 return []
             run = PathSearch(deep.coarse if deep else cost, groups, self.lengths(cost, groups))
-            found: list[tuple[float, Layout]] = []
+            found: list[Candidate] = []
             for path in run.shortest(problem.stages)[:_FINALISTS]:
-                if found and rounded(path.length) > found[0][0]:
+                if found and path.rounded_length > found[0].penalty:
                     break
                 layout = run.cut(path)
                 if layout is not None and deep is not None:
                     layout = deep.refined(layout)
                 if layout is not None and cost.is_feasible(layout):
-                    found.append((rounded(path.length), layout))
+                    found.append(Candidate(layout, penalty=path.rounded_length))
             if found:
-                return [Candidate(layout) for _, layout in found]
+                return found
         return []
 
-    def penalty(self, problem: SearchProblem, layout: Layout) -> tuple[float, ...]:
-        """Return the length of the path."""
-        lengths = self.lengths(problem.cost, [stage.members for stage in layout.stages])
-        return (rounded(sum(float(lengths[place, place + 1]) for place in range(len(lengths) - 1))),)
-
     def partition(self, topology: Topology) -> list[Partition]:
-        """Return partitions for a generic model of equal layers, with one machine in each stage."""
+        """Return partitions for a generic model of equal layers, with one machine in each stage.
+
+        Raises:
+            PlanInfeasible: no path over usable links joins the machines.
+        """
         if not topology.contributors:
             return []
         cost = nameless_cost(topology)
         stages = min(cost.num_machines, cost.num_layers)
-        (best, *_) = self.place(SearchProblem(cost, stages=stages, members_per_stage=1))
-        return nameless_partitions(cost, best.layout)
+        candidates = self.place(SearchProblem(cost, stages=stages, members_per_stage=1))
+        if not candidates:
+            raise PlanInfeasible(
+                f"no path over usable links joins {stages} machines",
+                hint="look at share-compute topology, or use parallelism.strategy: auto",
+            )
+        return nameless_partitions(cost, candidates[0].layout)
 
 
 class LatencyPartitioning(PathPartitioning):
@@ -99,9 +100,7 @@ class LatencyPartitioning(PathPartitioning):
 
     def lengths(self, cost: TrainingCost, groups: Sequence[Members]) -> Floats:
         """Return the largest latency between a machine of one group and a machine of the other, in seconds."""
-        latency_s = _latency_s(cost, [machine for members in groups for machine in members])
-        edges = np.cumsum([0, *map(len, groups)])[:-1]
-        return np.maximum.reduceat(np.maximum.reduceat(latency_s, edges, axis=0), edges, axis=1)
+        return _latencies_s(cost, groups)[np.newaxis]
 
 
 class LocationPartitioning(PathPartitioning):
@@ -132,24 +131,42 @@ class LocationPartitioning(PathPartitioning):
             parts = [half for part in parts for half in _halves(part)]
 
     def lengths(self, cost: TrainingCost, groups: Sequence[Members]) -> Floats:
-        """Return the latencies as `LatencyPartitioning` does, and `_CROSSING` more between locations."""
+        """Return 1 between locations and 0 within one, then the latencies in seconds as `LatencyPartitioning` does."""
         places = [_location(cost.topology.contributors[members[0]]) for members in groups]
         crossing = np.array([[one != other for other in places] for one in places])
-        return LatencyPartitioning().lengths(cost, groups) + _CROSSING * crossing
+        return np.stack([crossing, _latencies_s(cost, groups)])
 
-    def penalty(self, problem: SearchProblem, layout: Layout) -> tuple[float, ...]:
-        """Return the number of stages beyond one for each location, unless the job sets it, and the path's length."""
-        machines = problem.cost.topology.contributors
-        places = {_location(machines[stage.members[0]]) for stage in layout.stages}
-        is_open = problem.stages is None and problem.members_per_stage is None
-        split = len(layout.stages) - len(places) if is_open else 0
-        return (split, *super().penalty(problem, layout))
+    def place(self, problem: SearchProblem) -> list[Candidate]:
+        """Return the layouts along the shortest paths; those that split fewer locations are preferred.
+
+        If the job sets neither stages nor members, the first quantity of the penalty is the number of stages beyond one
+        for each location.
+
+        Raises:
+            PlanInfeasible: the requested numbers are impossible; see `check_counts`.
+        """
+        candidates, machines = super().place(problem), problem.cost.topology.contributors
+        if problem.stages is not None or problem.members_per_stage is not None:
+            return candidates
+        found = []
+        for candidate in candidates:
+            stages = candidate.layout.stages
+            places = {_location(machines[stage.members[0]]) for stage in stages}
+            found.append(candidate._replace(penalty=(len(stages) - len(places), *candidate.penalty)))
+        return found
 
 
 def _location(machine: Contributor) -> str:
     """Return the location of a machine; its id if its owner did not give it one."""
     named = machine.labels.get("site") or machine.labels.get("location")
     return f"at {named}" if named else f"of {machine.id}"
+
+
+def _latencies_s(cost: TrainingCost, groups: Sequence[Members]) -> Floats:
+    """Return the largest latency between machines of two groups in seconds ``[groups, groups]``."""
+    latency_s = _latency_s(cost, [machine for members in groups for machine in members])
+    edges = np.cumsum([0, *map(len, groups)])[:-1]
+    return np.maximum.reduceat(np.maximum.reduceat(latency_s, edges, axis=0), edges, axis=1)
 
 
 def _latency_s(cost: TrainingCost, machines: Sequence[int]) -> Floats:

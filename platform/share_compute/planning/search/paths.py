@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout
@@ -37,14 +39,19 @@ _NEAREST: Final = 32
 class Path:
     """The last stages of a pipeline, or all of them."""
 
-    length: float
-    """Sum of the lengths between neighbors."""
+    length: tuple[float, ...]
+    """Sums of the quantities between neighbors, compared one after the other."""
     groups: tuple[int, ...]
     """Indices of its groups, in pipeline order."""
     starts: int
     """Bit mask of the layers at which it may begin, so that its stages hold all layers from there on."""
     window: int
     """Microbatches by which the first stage's forwards may run ahead of its backwards."""
+
+    @property
+    def rounded_length(self) -> tuple[float, ...]:
+        """The length without rounding errors."""
+        return tuple(map(rounded, self.length))
 
 
 @dataclass(slots=True)
@@ -54,7 +61,9 @@ class PathSearch:
     Attributes:
         cost: cost model of the job.
         groups: machines of each possible stage; the preferred ones first.
-        lengths: length between two groups ``[groups, groups]``, at least 0; infinite if they cannot be neighbors.
+        lengths: quantities between two groups ``[quantities, groups, groups]``, symmetric and at least 0. The sums of
+            the first quantity are compared first, and later quantities break ties. One of them is infinite between
+            groups that cannot be neighbors.
         exact: whether all paths are compared.
     """
 
@@ -62,11 +71,15 @@ class PathSearch:
     groups: Sequence[Members]
     lengths: Floats
     exact: bool = field(init=False)
+    _nearest: NDArray[np.int64] = field(init=False)
+    """Groups in the order of their length to each group ``[groups, groups]``, those that cannot be neighbors last."""
     _options: Options = field(init=False)
     _holds: dict[tuple[int, int], list[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.exact = len(self.groups) <= MOST_EXACT
+        self.lengths = np.where(np.isinf(self.lengths).any(axis=0), np.inf, self.lengths)
+        self._nearest = np.lexsort(self.lengths[::-1])
         self._options = Options(self.cost)
 
     def shortest(self, stages: int | None) -> list[Path]:
@@ -75,7 +88,8 @@ class PathSearch:
         Args:
             stages: exact number of stages; None allows any.
         """
-        paths, found = [Path(0.0, (), 1 << self.cost.num_layers, 0)], list[Path]()
+        nothing = (0.0,) * len(self.lengths)
+        paths, found = [Path(nothing, (), 1 << self.cost.num_layers, 0)], list[Path]()
         for count in range(
             1, min(len(self.groups), self.cost.num_layers, stages or self.cost.num_layers) + 1
         ):
@@ -86,11 +100,11 @@ class PathSearch:
                         found.append(longer)
                     _keep(grown.setdefault((frozenset(longer.groups), longer.groups[0]), []), longer)
             # Stages in front never make a path shorter.
-            best = math.inf if stages else min((path.length for path in found), default=math.inf)
-            paths = [path for kept in grown.values() for path in kept if path.length < best]
+            best = min((path.length for path in found), default=None) if stages is None else None
+            paths = [path for kept in grown.values() for path in kept if best is None or path.length < best]
             if not self.exact:
                 paths = self._beam(paths)
-        return sorted(found, key=lambda path: (rounded(path.length), len(path.groups), path.groups))
+        return sorted(found, key=lambda path: (path.rounded_length, len(path.groups), path.groups))
 
     def _extended(self, path: Path) -> Iterator[Path]:
         """Yield the path with one more stage in front that can hold at least one layer."""
@@ -101,15 +115,19 @@ class PathSearch:
             holds, starts = self._holds_from(group, window), 0
             for stop in _bits(path.starts & ~1):
                 starts |= holds[stop]
-            length = path.length + (0.0 if behind is None else float(self.lengths[group, behind]))
-            if starts and math.isfinite(length):
+            length = path.length if behind is None else self._added(path, group, behind)
+            if starts and all(map(math.isfinite, length)):
                 yield Path(length, (group, *path.groups), starts, window)
+
+    def _added(self, path: Path, one: int, other: int) -> tuple[float, ...]:
+        """Return the length of a path and of a cut between two groups together."""
+        return tuple(map(add, path.length, self.lengths[:, one, other].tolist()))
 
     def _before(self, path: Path) -> list[int]:
         """Return the groups that may precede a path."""
         order: Iterable[int] = range(len(self.groups))
         if path.groups and not self.exact:
-            order = np.argsort(self.lengths[path.groups[0]], kind="stable").tolist()
+            order = self._nearest[path.groups[0]].tolist()
         free = [group for group in order if group not in path.groups]
         return free[:_NEAREST] if path.groups and not self.exact else free
 
@@ -129,11 +147,14 @@ class PathSearch:
 
     def _beam(self, paths: list[Path]) -> list[Path]:
         """Return the paths with the least length to the next group, and those that leave the fewest layers."""
-        others = self.lengths + np.diag(np.full(len(self.groups), np.inf))
-        nearest = others.min(axis=1)
+        nearest = [
+            next(other for other in row if other != group)
+            for group, row in enumerate(self._nearest[:, :2].tolist())
+        ]
 
-        def promised(path: Path) -> float:
-            return path.length + float(nearest[path.groups[0]])
+        def promised(path: Path) -> tuple[float, ...]:
+            first = path.groups[0]
+            return self._added(path, first, nearest[first])
 
         by_length = sorted(paths, key=lambda path: (promised(path), path.groups))
         by_layers = sorted(paths, key=lambda path: (path.starts & -path.starts, promised(path), path.groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from share_compute.data.parquet_rows import record_batches
 from share_compute.data.table_reading import names_of
 from share_compute.errors import UserError
 from share_compute.files.csv_batches import csv_batches
-from share_compute.files.damage import damage_of, wrong_cells
+from share_compute.files.damage import unreadable, wrong_cells
+from share_compute.files.plain_files import open_unlinked
 from share_compute.files.strict import nearest
 from share_compute.quantities import clipped
 from share_compute.sparse.blocks import RawRows
@@ -110,9 +112,7 @@ def _batches(file: Path, columns: tuple[str, str, str], block_bytes: int, part: 
         wrong = wrong_cells(failure)
         if wrong is not None:
             raise wrong_line(file, _place(file, wrong.row - 1, part), f"it has {wrong}", _HINT) from failure
-        raise UserError(
-            f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}", hint=_HINT
-        ) from failure
+        raise unreadable(file, failure, _HINT) from failure
 
 
 def _require_columns(file: Path, columns: tuple[str, str, str]) -> None:
@@ -125,6 +125,11 @@ def _require_columns(file: Path, columns: tuple[str, str, str]) -> None:
                 + (f"; did you mean {clipped(guess)!r}?" if guess else ""),
                 hint=f"{_HINT}, or name the columns in data.columns",
             )
+    if file.suffix == ".csv":
+        with open_unlinked(file) as source:
+            start = source.read(len(BOM_UTF8) + 1).removeprefix(BOM_UTF8)
+        if start.startswith((b"\n", b"\r")):
+            raise wrong_line(file, 1, "it is blank", "delete the blank lines before the header")
 
 
 def _csv_batches(

@@ -66,7 +66,7 @@ def parse_any_job(source: str | dict[str, Any]) -> AnyJob:
     if isinstance(job, ServeJob):
         raise UserError(
             "kind: serve asks for a deployment, not for a job",
-            hint="share-compute submit FILE makes one; REST: POST /api/v1/deployments",
+            hint="share-compute submit FILE makes one; programs send it to the route of deployments",
         )
     return job
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from share_compute.specification.base import Group, SpecModel, Tags, TextPath
+from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.sparse.models import (
     SPARSE_METRICS,
     LdaSpec,
@@ -146,6 +147,8 @@ class SparseJob(SpecModel):
     """Files with rows that have few entries."""
     training: SparseTrainingSpec = SparseTrainingSpec()
     """Passes over the data, and how workers and servers share the work."""
+    parallelism: SelectionSpec = SelectionSpec()
+    """Machines that the job may use."""
 
     @property
     def is_dual(self) -> bool:

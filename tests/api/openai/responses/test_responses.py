@@ -30,7 +30,7 @@ from tests.api.speaking import Speaker, make_tokenizer
 
 from share_compute.errors import Busy, Unavailable
 from share_compute.specification.serve import ToolFormat
-from share_compute_api.openai import answer_stream
+from share_compute_api.connection import sse
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
 TOOLS: list[Any] = [
@@ -469,7 +469,7 @@ def test_a_client_that_leaves_cancels_its_response(openai_client: OpenAI, says: 
 
 
 def test_an_idle_stream_sends_comments(served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "QUIET_S", 0.05)
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
     speaker = says()
     speaker.pause_after = 2
     headers = {"Authorization": f"Bearer {served.api_key}"}

@@ -20,6 +20,7 @@ from tests.api.conftest import Plane, wait_until
 from tests.api.local_engine import LocalEngine
 from tests.api.openai.conftest import CALLS, EXPECTED, HELLO, TOOLS
 from tests.api.speaking import WINDOW, Speaker, make_llama, make_tool_tokenizer
+from tests.databases import reading, writing
 
 from share_compute.errors import Busy, Unavailable
 from share_compute.inference.scheduler.options import Generation
@@ -63,6 +64,18 @@ def client(plane: Plane, api_key: str) -> httpx.Client:
 def streams(plane: Plane) -> ResumableStreams:
     found: ResumableStreams = plane.app.state.context.streams
     return found
+
+
+def stored(plane: Plane) -> list[StreamRow]:
+    """Return all streams in the store, expired ones too."""
+    with reading(plane.store) as session:
+        return list(session.scalars(select(StreamRow)))
+
+
+def wait_until_over(plane: Plane, *seen: Seen) -> None:
+    """Wait until the store has the ends of these streams."""
+    ids = {one.stream_id for one in seen}
+    wait_until(lambda: ids <= {row.id for row in stored(plane) if row.is_over})
 
 
 @dataclass
@@ -208,7 +221,7 @@ def test_a_stream_outlives_the_server(
 
     def lose() -> None:
         if not is_stored:
-            with plane.store._database.write() as session:
+            with writing(plane.store) as session:
                 session.execute(delete(StreamPartRow))
 
     go_on_after_restart(plane, speaker, lose)
@@ -223,7 +236,7 @@ def test_a_complete_stream_outlives_the_server(plane: Plane, http: httpx.Client,
     options: dict[str, Any] = {"route": "completions", "n": 2, "stop": ["END"], "max_tokens": 40}
     whole = ask(http, is_resumable=False, **options).whole()
     seen = ask(http, until=5, **options)
-    wait_until(lambda: streams(plane)._live[seen.stream_id].is_over)
+    wait_until_over(plane, seen)
     plane.restart()
     plane.app.state.context.engines.add(speaker)
     received = len(speaker.received)
@@ -366,24 +379,24 @@ def test_a_stream_without_readers_goes_on_and_is_cancelled_at_last(
     plane: Plane, http: httpx.Client, speaker: Speaker
 ) -> None:
     seen = ask(http, "completions", until=1)
-    wait_until(lambda: streams(plane)._live[seen.stream_id].is_over)
+    wait_until_over(plane, seen)
     assert not speaker.closed
     speaker.pause_after = 5
     other = ask(http, "completions", until=1)
     assert not speaker.closed
-    streams(plane)._keep_s = 0.0
-    wait_until(lambda: speaker.closed and not streams(plane)._live)
-    for stream_id in (seen.stream_id, other.stream_id):
-        message = refused(http, stream_id, 410)
-        assert "has expired" in message
-        assert "send the request again" in message
+    streams(plane).keep_s = 0.0
+    wait_until(lambda: speaker.closed)
 
     def is_deleted() -> bool:
-        with plane.store._database.read() as session:
+        with reading(plane.store) as session:
             is_known = any(row.request or row.prompts for row in session.scalars(select(StreamRow)))
             return not is_known and session.scalars(select(StreamPartRow)).all() == []
 
     wait_until(is_deleted)
+    for stream_id in (seen.stream_id, other.stream_id):
+        message = refused(http, stream_id, 410)
+        assert "has expired" in message
+        assert "send the request again" in message
 
 
 def test_only_the_owner_and_admins_read_a_stream(plane: Plane, http: httpx.Client, speaker: Speaker) -> None:
@@ -406,13 +419,13 @@ def test_only_the_owner_and_admins_read_a_stream(plane: Plane, http: httpx.Clien
         assert resume(owner, seen).texts() == [ANSWER]
 
 
-def test_a_stream_is_cancelled(plane: Plane, http: httpx.Client, speaker: Speaker) -> None:
+def test_a_stream_is_cancelled(http: httpx.Client, speaker: Speaker) -> None:
     speaker.pause_after = 5
     seen = ask(http, "completions", until=3)
-    wait_until(lambda: streams(plane)._live[seen.stream_id]._reader is None)
+    seen = Seen(seen.stream_id)
     reader = threading.Thread(target=resume, args=(http, seen))
     reader.start()
-    wait_until(lambda: streams(plane)._live[seen.stream_id]._reader is not None)
+    wait_until(lambda: bool(seen.chunks))
     assert http.delete(f"/streams/{seen.stream_id}").status_code == 204
     reader.join()
     assert seen.error is not None
@@ -423,18 +436,15 @@ def test_a_stream_is_cancelled(plane: Plane, http: httpx.Client, speaker: Speake
     assert http.delete(f"/streams/{seen.stream_id}").status_code == 410
 
 
-def test_the_newer_of_two_readers_goes_on(plane: Plane, http: httpx.Client, speaker: Speaker) -> None:
+def test_the_newer_of_two_readers_goes_on(http: httpx.Client, speaker: Speaker) -> None:
     speaker.pause_after = 8
     seen = ask(http, "completions", until=3)
-    wait_until(lambda: streams(plane)._live[seen.stream_id]._reader is None)
-    older = Seen(seen.stream_id, seen.last_id)
+    older = Seen(seen.stream_id)
     reader = threading.Thread(target=resume, args=(http, older))
     reader.start()
-    wait_until(lambda: streams(plane)._live[seen.stream_id]._reader is not None)
-    first = streams(plane)._live[seen.stream_id]._reader
+    wait_until(lambda: bool(older.chunks))
     newer = threading.Thread(target=resume, args=(http, seen))
     newer.start()
-    wait_until(lambda: streams(plane)._live[seen.stream_id]._reader not in (None, first))
     reader.join()
     assert older.error is not None
     assert "another connection reads" in older.error["message"]
@@ -485,7 +495,7 @@ def test_a_full_store_gives_ordinary_streams(plane: Plane, http: httpx.Client, s
     ordinary = ask(http, "completions")
     assert (ordinary.stream_id, ordinary.last_id, ordinary.texts()) == ("", "", [ANSWER])
     # Streams that are over are deleted for new ones, the oldest first.
-    wait_until(lambda: all(one.is_stored_as_over for one in streams(plane)._live.values()))
+    wait_until_over(plane, *kept)
     streams(plane).limits = StreamLimits(streams_of_key=2)
     assert ask(http, "completions").stream_id
     refused(http, kept[0].stream_id, 410)
@@ -498,9 +508,7 @@ def test_refused_requests_leave_no_stream(plane: Plane, http: httpx.Client, spea
         "/completions", json={"model": "poet", "prompt": "x", "stream": True}, headers=RESUMABLE
     )
     assert answer.status_code == 429
-    wait_until(lambda: not streams(plane)._unwanted)
-    with plane.store._database.read() as session:
-        assert all(row.expired_at for row in session.scalars(select(StreamRow)))
+    wait_until(lambda: [row.expired_at is None for row in stored(plane)] == [False])
 
 
 @pytest.mark.usefixtures("speaker")

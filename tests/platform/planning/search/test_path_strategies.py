@@ -95,10 +95,10 @@ def paths(
 
 def placed(strategy: PathPartitioning, problem: SearchProblem) -> list[Layout]:
     """Return the layouts that the planner would choose from."""
-    layouts = [candidate.layout for candidate in strategy.place(problem)]
-    assert all(problem.cost.fits(layout) for layout in layouts)
-    least = min((strategy.penalty(problem, layout) for layout in layouts), default=())
-    return [layout for layout in layouts if strategy.penalty(problem, layout) == least]
+    found = strategy.place(problem)
+    assert all(problem.cost.fits(candidate.layout) for candidate in found)
+    least = min((candidate.penalty for candidate in found), default=())
+    return [candidate.layout for candidate in found if candidate.penalty == least]
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -179,7 +179,8 @@ def test_paths_over_many_machines_are_nearly_shortest(seed: int) -> None:
         run = PathSearch(cost, groups, strategy.lengths(cost, groups))
         assert not run.exact
         run.exact = is_exact
-        searches.append(run.shortest(stages)[0].length)
+        (length,) = run.shortest(stages)[0].length
+        searches.append(length)
     heuristic, exact = searches
     assert exact <= heuristic <= 1.1 * exact
 
@@ -210,6 +211,23 @@ def test_locations_of_a_job_become_its_stages() -> None:
     assert len(list(groupby(order))) == 2
     pairs = make_plan(job(strategy="location", stages=2, members_per_stage=1), topology, PROFILE)
     assert len({topology[machine].labels["location"] for machine in pairs.machines}) == 1
+
+
+def test_small_latencies_count_beside_cuts_between_locations() -> None:
+    machines = [at(name, place) for name, place in zip("abcd", ("rome", "rome", "oslo", "oslo"), strict=True)]
+    latencies = {"ac": 0.0804, "ad": 0.0803, "bc": 0.0802, "bd": 0.0801, "ab": 1e-4, "cd": 1e-4}
+    topology = Topology(tuple(machines), tuple(Link(*pair, each, 1e8) for pair, each in latencies.items()))
+    found = placed(LocationPartitioning(), SearchProblem(costs(topology), 4, 1))
+    orders = {tuple(member for stage in layout.stages for member in stage.members) for layout in found}
+    assert orders == {(0, 1, 3, 2), (2, 3, 1, 0)}
+
+
+def test_machines_that_no_path_joins_have_no_partitions() -> None:
+    topology = Topology((at("a", "rome"), at("b", "oslo")), (Link.dead("a", "b"),))
+    for strategy in (LatencyPartitioning(), LocationPartitioning()):
+        with pytest.raises(PlanInfeasible, match="no path over usable links joins 2 machines") as caught:
+            strategy.partition(topology)
+        assert caught.value.hint
 
 
 def test_a_small_model_stays_in_one_location_and_on_one_machine() -> None:

@@ -7,6 +7,7 @@ import { previewData } from "../../api/submit";
 import type { JobPreview } from "../../api/types";
 import { Failure } from "../../components/Feedback";
 import { Section } from "../../components/frame/Page";
+import { significant } from "../../format";
 import classes from "./DataPreview.module.css";
 
 type Preview = JobPreview["tasks"][number]["data"];
@@ -98,8 +99,7 @@ function Value({ cell, kind, label }: { cell: Cell; kind: Preview["columns"][num
   return typeof cell === "number" ? written(cell) : cell;
 }
 
-/** A number, as `share-compute preview-data` prints it: whole numbers have all digits, others six. */
+/** A number, as `share-compute preview-data` prints it: with six digits, or with all of its whole part. */
 export function written(value: number): string {
-  if (Number.isInteger(value)) return String(value);
-  return Math.abs(value) < 1e5 ? String(Number(value.toPrecision(6))) : value.toFixed(2);
+  return String(Number.isInteger(value) ? value : Number(significant(value, 6)));
 }

@@ -17,7 +17,7 @@ export interface Section extends Fold {
 const LABELS = { title: "Tags and group", fields: ["tags", "group"] };
 const PLAIN = { title: "Model", fields: ["name", "task", "model"], folds: [] };
 const MODEL = { ...PLAIN, folds: [{ title: "Several tasks", fields: ["tasks"] }, LABELS] };
-const ANSWERER = { title: "Model", fields: ["name", "deployment", "model"], folds: [LABELS] };
+const ANSWERER = { title: "Model", fields: ["name", "deployment", "model"], folds: [{ title: "Machines", fields: ["parallelism"] }, LABELS] };
 
 const LAYOUTS: Record<string, readonly Section[]> = {
   train: [
@@ -108,6 +108,7 @@ const LAYOUTS: Record<string, readonly Section[]> = {
         { title: "Workers and servers", fields: ["training.workers", "training.servers", "training.staleness", "training.hogwild_threads"] },
         { title: "Messages", fields: ["training.threshold", "training.values"] },
         { title: "Precision, memory and seed", fields: ["training"] },
+        { title: "Machines", fields: ["parallelism"] },
       ],
     },
   ],
