@@ -48,6 +48,8 @@ _START_S = 600.0
 """Time limit for the start of the ranks, and for building a stage, in seconds."""
 _END_S = 5.0
 """Time limit for the end of a rank whose connection broke, in seconds."""
+_POLL_S = 0.02
+"""Time between two looks at which ranks have ended, in seconds."""
 _FLOAT_BYTES = 4
 _log = logging.getLogger(__name__)
 
@@ -176,25 +178,40 @@ class Ranks:
         """Return the error for a lost rank; None if the failure has another cause."""
         if is_out_of_memory(failure) or not isinstance(failure, (RuntimeError, OSError)):
             return None
-        what = f"the ranks cannot be reached: {failure}"
-        until = time.monotonic() + _END_S  # after the end of one rank, the others end, too
-        for rank, child in enumerate(self._children, start=1):
-            try:
-                status = child.process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                if isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower():
-                    return None  # all ranks run, and this one has failed
-                what = f"rank {rank} did not answer within {self._deadline_s:g} s"
-                break
-            if status < 0:
-                what = f"rank {rank} was ended by signal {-status}"
-                break
-            what = f"rank {rank} failed: {_last_words(child.connection)}"
+        found = self._first_ended()
+        if found is not None:
+            rank, status = found
+            what = f"rank {rank} was ended by signal {-status}"
+            if status >= 0:
+                what = f"rank {rank} failed: {_last_words(self._children[rank - 1].connection)}"
+        elif isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower():
+            return None  # all ranks run, and this one has failed
+        elif self._children:
+            what = f"a rank did not answer within {self._deadline_s:g} s"
+        else:
+            what = f"the ranks cannot be reached: {failure}"
         return ContributorLost(
             f"{what}: a member with parallelism.tensor {self.count} cannot compute without it",
             hint="no action needed: the job continues without this member",
             details={"rank": True},
         )
+
+    def _first_ended(self) -> tuple[int, int] | None:
+        """Return a rank that ended, and its exit status; None if all others run on for `_END_S`.
+
+        After the end of one rank, the others fail, too. So one that a signal ended is preferred, and then the first.
+        """
+        first, until = None, time.monotonic() + _END_S
+        while True:
+            states = [(rank, child.process.poll()) for rank, child in enumerate(self._children, start=1)]
+            ended = [(rank, status) for rank, status in states if status is not None]
+            first = next(
+                ((rank, status) for rank, status in ended if status < 0), first or next(iter(ended), None)
+            )
+            is_clear = first is not None and first[1] < 0
+            if is_clear or len(ended) == len(states) or time.monotonic() > until:
+                return first
+            time.sleep(_POLL_S)
 
     def _started(self) -> DeviceMesh:
         """Start the other ranks, if they are not started yet, and return all ranks."""
@@ -208,6 +225,7 @@ class Ranks:
             self.wait(_START_S)
             with self.computing():
                 self._mesh = _join(0, self.count, folder, self._deadline_s)
+            self.wait(_START_S)  # the last rank reads the file after this one has joined
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return self._mesh
@@ -343,7 +361,9 @@ def main(folder: str, file: str, rank: str, count: str, threads: str, deadline_s
     torch.set_num_threads(int(threads))
     try:
         connection.sendall(_READY)
-        _follow(connection, _join(int(rank), int(count), folder, float(deadline_s)))
+        mesh = _join(int(rank), int(count), folder, float(deadline_s))
+        connection.sendall(_READY)
+        _follow(connection, mesh)
     except EOFError:
         return
     except Exception as failure:
