@@ -54,7 +54,7 @@ class MemberSetup:
     gpu: str
     """UUID of the GPU that the member must use; empty for a CPU, or if it is unknown."""
     deadline_s: float
-    """Longest wait for another member, in seconds."""
+    """Longest wait for another member, or for another rank of this one, in seconds."""
     applied: int
     """Number of the last step whose update the member's initial weights include; -1 if unknown."""
     version: int | None = None
@@ -65,6 +65,8 @@ class MemberSetup:
     """Whether the member reads the samples of all microbatches of a step, also those of other members."""
     lent_bytes: int = 0
     """Main memory that the machine's owner lends, in bytes; 0 if unknown."""
+    ranks: int = 1
+    """Number of processes that compute the layers together, with the member itself."""
     limits: RateLimits = NO_LIMITS
     """Rates that the machine's owner allows for the transfers of all its members together."""
     failures: tuple[InjectedFailure, ...] = ()

@@ -36,6 +36,10 @@ class Labelled(Protocol):
     def labels(self) -> Mapping[str, str]:
         """Labels of the machine."""
 
+    @property
+    def most_ranks(self) -> int:
+        """Largest number of processes that can compute the layers of a member on the machine together."""
+
 
 def _checked(labels: dict[str, str]) -> dict[str, str]:
     for key, value in labels.items():

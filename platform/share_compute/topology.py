@@ -119,6 +119,14 @@ class Contributor:
         """Return `Device.overhead_s` of the device that a member computes on; 0.0 if it was not measured."""
         return self.device.overhead_s if self.devices else 0.0
 
+    @property
+    def most_ranks(self) -> int:
+        """Return the largest number of processes that can compute the layers of a member together.
+
+        A CPU has one for each thread. A contributor lends one GPU, which has one.
+        """
+        return 1 if self.devices and self.device.kind == "cuda" else self.cpu_threads
+
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
         """Return the speed of the device that a member computes on, in FLOP/s; 0.0 if not measured with this dtype."""
         return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0

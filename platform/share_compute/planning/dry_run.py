@@ -121,7 +121,7 @@ def selected(selection: SelectionSpec, topology: Topology) -> tuple[Topology, tu
     if len(left_out) == len(topology.contributors):
         raise PlanInfeasible(
             f"the job may use none of the {len(left_out)} machines: it waits for {selection.words}",
-            hint="change parallelism.only and parallelism.avoid, or let such a machine join",
+            hint="change parallelism.only, avoid and tensor, or let such a machine join",
         )
     return topology.without({machine.contributor_id for machine in left_out}), left_out
 

@@ -229,6 +229,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         collective=training.collective,
         run_bytes=_run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
+        ranks=spec.parallelism.tensor,
         batch_bytes=training.batch_size * _input_bytes(spec) if spec.data.slicing == "full_batch" else 0.0,
     )
 

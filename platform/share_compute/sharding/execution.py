@@ -111,6 +111,17 @@ class ShardedLayer(nn.Module):
         self._shapes = [tuple(each.shape) for each in (arguments[0], *self._others.tensors)]
         _place_parameters(layer, self._parameter_layouts(), mesh)
 
+    def alike(self, layer: nn.Module) -> ShardedLayer:
+        """Return a sharded layer with the same graph and plan, without tracing.
+
+        Args:
+            layer: a layer with equal modules. Its parameters become DTensors, as those of the first one.
+        """
+        other = copy.copy(self)
+        vars(other)["_modules"] = {"layer": layer}
+        _place_parameters(layer, self._parameter_layouts(), self.mesh)
+        return other
+
     @property
     def entry(self) -> TensorLayout:
         """Layout in which the operators read the layer's input."""

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from share_compute.files.problem_words import problem_text
+from share_compute.labels import Labelled
 from share_compute.specification.base import Group, SpecModel, Tags, known
 from share_compute.specification.boundaries import (
     BoundaryCompression,
@@ -67,6 +68,8 @@ class ParallelismSpec(SelectionSpec):
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
     threads: int | None = Field(default=None, ge=1, le=2**10, title="CPU threads")
     """Most CPU threads with which a machine computes; default: all that its owner lends."""
+    tensor: int = Field(default=1, ge=1, le=64, title="Tensor parallelism")
+    """Number of processes on each machine that compute each layer together. They share its CPU threads."""
     backups: bool = True
     """Copy state that only one machine holds to another machine, so that any one machine may be lost."""
     plan: _Plan = Field(default=None, title="Pinned plan")
@@ -78,6 +81,27 @@ class ParallelismSpec(SelectionSpec):
         if self.plan is not None:
             return len(self.plan.names)
         return (self.stages or 1) * (self.members_per_stage or 1)
+
+    def why_not(self, machine: Labelled) -> str | None:
+        """Return why the machine is not used, in words; None if it may be used."""
+        if self.tensor > machine.most_ranks:
+            return (
+                f"too small: it can run {machine.most_ranks} of the {self.tensor} ranks of parallelism.tensor"
+            )
+        return super().why_not(machine)
+
+    @property
+    def words(self) -> str:
+        """The machines that may be used, such as ``a machine with gpu=yes``; empty if all may be used."""
+        if self.tensor == 1:
+            return super().words
+        return f"{super().words or 'a machine'} that computes with {self.tensor} CPU threads or more"
+
+    @model_validator(mode="after")
+    def _ranks_have_threads(self) -> Self:
+        if self.threads is not None and self.threads < self.tensor:
+            raise ValueError(f"tensor {self.tensor} needs as many threads, and threads is {self.threads}")
+        return self
 
     @model_validator(mode="after")
     def _plan_decides(self) -> Self:
@@ -486,6 +510,15 @@ class TrainJob(SpecModel):
             raise ValueError(
                 f"parallelism.members_per_stage {members} is more than training.microbatches {microbatches}: "
                 "each member needs at least one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_compute_alike(self) -> Self:
+        if self.parallelism.tensor > 1 and self.training.precision != "float32":
+            raise ValueError(
+                f"parallelism.tensor {self.parallelism.tensor} needs training.precision float32, and it is "
+                f"{self.training.precision}"
             )
         return self
 

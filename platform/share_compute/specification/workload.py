@@ -49,6 +49,8 @@ class TrainingWorkload:
     """Whether state that only one machine holds is backed up on another machine."""
     batch_bytes: float = 0.0
     """Bytes of the inputs of a step, if each machine of the first stage reads all of them."""
+    ranks: int = 1
+    """Number of processes of each member; several share a buffer for the gradients of a microbatch."""
 
     @property
     def state_tensors(self) -> int:

@@ -155,6 +155,11 @@ class ContributorRecord(PresenceRecord):
         """Return the labels that the machine's owner gives it."""
         return dict(self.limits.get("labels") or {})
 
+    @property
+    def most_ranks(self) -> int:
+        """Return the largest number of processes that can compute the layers of a member together."""
+        return self.machine().most_ranks
+
     def machine(self) -> topology.Contributor:
         """Return the contributor as a machine of the planner's topology."""
         return topology.Contributor(

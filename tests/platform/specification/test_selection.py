@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from share_compute.errors import UserError
-from share_compute.specification import parse_any_job, parse_deployment, parse_job
+from share_compute.specification import TrainJob, parse_any_job, parse_deployment, parse_job
 from share_compute.specification.placement.selection import SelectionSpec
-from share_compute.topology import Contributor
+from share_compute.topology import Contributor, Device
 
 JOB = {"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}}
 SPARSE = {"kind": "sparse", "model": {"name": "logistic"}, "data": {"files": ["/rows.libsvm"]}}
@@ -105,3 +105,36 @@ def test_a_machine_that_is_named_in_both_ways_is_found() -> None:
     selection = SelectionSpec(only=("ada", "site=paris"), avoid=("con-ada",))
     assert selection.disagreement(MACHINES) == "ada"
     assert SelectionSpec(only=("site=paris",), avoid=("con-ada",)).disagreement(MACHINES) is None
+
+
+def test_each_rank_needs_a_cpu_thread() -> None:
+    spec = parse_job({**JOB, "parallelism": {"tensor": 4, "only": ["ada"]}})
+    machines = [
+        Contributor("con-ada", "ada", (Device("cpu", "cpu", 1),), cpu_threads=4),
+        Contributor("con-ada", "ada", (Device("cpu", "cpu", 1),), cpu_threads=3),
+        Contributor("con-ada", "ada", (Device("cuda", "gpu", 1),), cpu_threads=8),
+    ]
+    assert isinstance(spec, TrainJob)
+    assert [spec.parallelism.why_not(machine) for machine in machines] == [
+        None,
+        "too small: it can run 3 of the 4 ranks of parallelism.tensor",
+        "too small: it can run 1 of the 4 ranks of parallelism.tensor",
+    ]
+    assert spec.parallelism.words == "ada that computes with 4 CPU threads or more"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"parallelism": {"tensor": 0}}, "tensor"),
+        ({"parallelism": {"tensor": 4, "threads": 2}}, "tensor 4 needs as many threads, and threads is 2"),
+        (
+            {"parallelism": {"tensor": 2}, "training": {"precision": "bfloat16"}},
+            "parallelism.tensor 2 needs training.precision float32, and it is bfloat16",
+        ),
+    ],
+)
+def test_ranks_that_cannot_compute_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_job({**JOB, **fields})
+    assert problem in str(refused.value)

@@ -7542,6 +7542,12 @@ export interface components {
              */
             strategy: string;
             /**
+             * Tensor parallelism
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @default 1
+             */
+            tensor: number;
+            /**
              * CPU threads
              * @description Most CPU threads with which a machine computes; default: all that its owner lends.
              */
@@ -7601,6 +7607,12 @@ export interface components {
              * @default auto
              */
             strategy: string;
+            /**
+             * Tensor parallelism
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @default 1
+             */
+            tensor: number;
             /**
              * CPU threads
              * @description Most CPU threads with which a machine computes; default: all that its owner lends.

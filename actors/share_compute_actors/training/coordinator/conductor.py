@@ -306,7 +306,9 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
             self._group.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
-            # The sender waited for another member. The failure detector finds out whether this other member is lost.
+            if message.details.get("rank"):
+                self._note(f"{self._group.name(worker)}: {message.message}")
+            # Otherwise the sender waited for another member. The failure detector finds out whether that one is lost.
             return
         if isinstance(message, NoCopy):
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:

@@ -21,23 +21,25 @@ from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import SourceClient, fill, fits, wrong
 from share_compute_actors.machine.device import compute_deterministically, measured_device
 from share_compute_actors.messages import MemberSetup, Source
+from share_compute_actors.training.member.ranks import Ranks
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
 
 
-def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
+def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard, ranks: Ranks | None = None) -> Runner:
     """Return a runner whose weights are not loaded yet; call this on the thread that will compute.
 
     Args:
         setup: parameters of the member.
         tree: the order in which gradients are added.
         shard: layers of the model.
+        ranks: other processes that compute the layers together with this one; None without.
 
     Raises:
-        ContributorLost: this process sees no GPU, or a different GPU than the measured one.
+        ContributorLost: this process sees no GPU, or a different GPU than the measured one; or a rank was lost.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: boundaries are compressed, and the model does not say how many numbers pass them; or sums of
-            gradients are compressed, and the member computes on a GPU.
+            gradients are compressed, and the member computes on a GPU; or the ranks can divide none of the layers.
     """
     torch.set_num_threads(setup.threads)
     if setup.training.compresses_sums and setup.device != "cpu":
@@ -50,6 +52,8 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
     with fits(shard, setup.name):
         stage = build_stage(setup.blueprint, shard, device)
         training = setup.training
+        if ranks is not None:
+            ranks.divide(stage, setup.blueprint, training.microbatch_size, training.sequence_length)
         boundaries = Boundaries.of(
             stage,
             setup.blueprint,

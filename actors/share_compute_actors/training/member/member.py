@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from share_compute.errors import ShardStoreLost, ShareComputeError, StaleEpoch
+from share_compute.errors import ContributorLost, ShardStoreLost, ShareComputeError, StaleEpoch
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Loaded
 from share_compute.protocol.membership import Worker
@@ -45,6 +46,7 @@ from share_compute_actors.training.member.engine import Forming, TrainingEngine
 from share_compute_actors.training.member.loading import build_runner, fill_runner
 from share_compute_actors.training.member.merging import MergesBranches
 from share_compute_actors.training.member.passing import Passing
+from share_compute_actors.training.member.ranks import Ranks
 from share_compute_actors.training.member.reading import GivesState, ShardReader
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import Rows, ShardSamples
@@ -56,6 +58,9 @@ from share_compute_actors.transport.pieces import PIECE, Piece, Pieces
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 from share_compute_actors.transport.traffic import Traffic
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
+
+_LAST_MESSAGE_S = 5.0
+"""Time limit for the last message of a member that ends itself, in seconds."""
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
@@ -104,6 +109,9 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
         """Last step whose update the most recently loaded weights include."""
         self._built: Runner | None = None
         """Runner that `build` made and `load` has not filled yet; None if there is none."""
+        self._ranks = (
+            Ranks(setup.ranks, setup.threads, setup.deadline_s, self._end) if setup.ranks > 1 else None
+        )
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None
         self._pieces: Pieces | None = None
@@ -115,6 +123,13 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
         coordinator, key = self._coordinator
         said = pack_said(message, figures)
         self._unacknowledged.add(coordinator.receive.remote(self._setup.worker, key, said), key, said)
+
+    def _end(self, lost: ContributorLost) -> None:
+        """End this process, because a rank of it was lost; the coordinator gets the error first, if it answers."""
+        coordinator, key = self._coordinator
+        answer = coordinator.receive.remote(self._setup.worker, key, pack_said(lost, None))
+        ray.wait([answer], timeout=_LAST_MESSAGE_S)
+        os._exit(1)
 
     # -- shards ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +157,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
         runner, self._built = self._built, None
         if runner is None or runner.stage.shard != shard:
             self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
-            runner = build_runner(self._setup, self._tree, shard)
+            runner = build_runner(self._setup, self._tree, shard, self._ranks)
         client = (
             None
             if sources is None
@@ -163,7 +178,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
             ContributorLost: this process sees no GPU, or a different GPU than the measured one.
             PlanInfeasible: the shard does not fit into this machine's memory.
         """
-        self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard))
+        self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard, self._ranks))
         return self._status()
 
     @ray.method(concurrency_group="orders")

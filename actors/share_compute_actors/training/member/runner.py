@@ -162,9 +162,9 @@ class Runner:
 
     def _exchange_merged(self) -> None:
         for name, value in self._merged[1].items() if self._merged is not None else ():
-            parameter = self.parameters[name]
-            assert self._merged is not None
-            self._merged[1][name], parameter.data = parameter.data, value
+            own = self.parameters[name].detach()  # other ranks may share its memory
+            for target, source in ((own, value.clone()), (value, own.clone())):
+                target.copy_(source)
 
     def begin_branch(self, version: int) -> None:
         """Begin a round of a branch with the present weights; do nothing if the shard trains no parameter.

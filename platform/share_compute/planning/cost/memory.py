@@ -2,7 +2,8 @@
 
 The bytes that a member of stage p with layers [start, stop) needs are the sum of ::
 
-    state      = parameters * 4 + trained parameters * 4 * (sets + optimizer tensors + branch tensors)
+    state      = parameters * 4
+                 + trained parameters * 4 * (sets + shared + optimizer tensors + branch tensors)
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
     transient  = activation bytes inside the largest layer, if layers are recomputed
@@ -15,6 +16,7 @@ The bytes that a member of stage p with layers [start, stop) needs are the sum o
     share      = approximate number of the member's microbatches if the busiest other member of its stage is lost
     sets       = maximum number of gradient sets that the member holds at once. A set has one sum for each trained
                  parameter
+    shared     = 1 if several processes compute the layers of a member, otherwise 0
     branch tensors = 0, or with branches: base weights, and the residual of compression with error feedback
 
 Members on both sides of a boundary between stages keep the activations and gradients that crossed it until the step is
@@ -144,13 +146,14 @@ class TrainingMemory(CostTables):
         return float(self.trained[stop] - self.trained[start]) + (self.profile.tied if has_copy else 0)
 
     def state_bytes(self, held: Floats | float, trained: Floats | float) -> Floats | float:
-        """Return the bytes of weights, one gradient set, optimizer state and branch state.
+        """Return the bytes of weights, one gradient set, optimizer state and branch state, and of ranks' gradients.
 
         Args:
             held: number of parameters.
             trained: number of these parameters that are trained.
         """
-        return FLOAT_BYTES * (held + trained * (1 + self.workload.state_tensors))
+        gradients = 1 + (self.workload.ranks > 1)
+        return FLOAT_BYTES * (held + trained * (gradients + self.workload.state_tensors))
 
     def carried_bytes(self, start: int, stop: int) -> float:
         """Return the bytes of weights, optimizer state and branch state of a member with layers [start, stop)."""

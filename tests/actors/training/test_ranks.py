@@ -1,0 +1,220 @@
+"""Ranks of a member compute layers together as one process does, and a lost rank ends the member."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.ray_nodes import Attempt, processes_on
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from share_compute.errors import ContributorLost, UserError
+from share_compute.lifecycle.attempt_events import AttemptEvent
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.models.objective import Objective
+from share_compute.models.stage import Stage
+from share_compute.models.storage.weights import WeightFolder
+from share_compute.shards import Shard
+from share_compute_actors.training.member.ranks import Ranks
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8}
+LLAMA = {"model_type": "llama", "vocab_size": 64, "num_key_value_heads": 4, **SIZES}
+VIT = {"model_type": "vit", "image_size": 32, "patch_size": 8, "num_labels": 4, **SIZES}
+CLASSES = Objective(task="image_classification", classes=4)
+MODELS = {
+    "llama": Blueprint(config=LLAMA),
+    "recomputed": Blueprint(config=LLAMA, activation_checkpointing=True),
+    "frozen": Blueprint(config=LLAMA, freeze=("model.embed_tokens.*", "model.layers.0.*", "*norm*")),
+    "six-heads": Blueprint(
+        config={**LLAMA, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+    ),
+    "vit": Blueprint(config=VIT, objective=CLASSES, sample_shape=(3, 32, 32)),
+    "declared": Blueprint.model_validate(
+        {
+            "layers": [
+                {"type": "linear", "options": {"in_features": 64, "out_features": 64}},
+                {"type": "relu"},
+                {"type": "dropout", "options": {"p": 0.5}},
+                {"type": "linear", "options": {"in_features": 64, "out_features": 4}},
+            ],
+            "objective": {"task": "image_classification", "classes": 4},
+        }
+    ),
+}
+BATCH, LENGTH, STEPS = 4, 16, 4
+
+
+def stage_of(blueprint: Blueprint) -> Stage:
+    layers = blueprint.num_declared if blueprint.config is None else SIZES["num_hidden_layers"]
+    return build_stage(blueprint, Shard("model", 0, layers, layers), torch.device("cpu"))
+
+
+def batch_of(blueprint: Blueprint, step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    if blueprint.objective.task == "language_model":
+        ids = torch.randint(0, 64, (2, BATCH, LENGTH), generator=draw)
+        return ids[0], ids[1].flatten()
+    samples = torch.randn(BATCH, *blueprint.sample_shape, generator=draw)
+    return samples, torch.randint(0, 4, (BATCH,), generator=draw)
+
+
+def loss_of(stage: Stage, blueprint: Blueprint, step: int) -> Tensor:
+    inputs, targets = batch_of(blueprint, step)
+    stage.module.train()
+    stage.prepare_cell(1, step, 0)
+    outputs = stage.forward(inputs)
+    return cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets)
+
+
+def test_a_model_with_dropout_is_refused() -> None:
+    blueprint = Blueprint(config={**LLAMA, "attention_dropout": 0.1})
+    ranks = Ranks(2, 2, 120)
+    with pytest.raises(UserError, match=r"parallelism.tensor: no layer .* draws random numbers") as refused:
+        ranks.divide(stage_of(blueprint), blueprint, BATCH, LENGTH)
+    assert refused.value.hint
+    ranks.close()
+
+
+def test_a_lost_rank_ends_the_member() -> None:
+    blueprint, lost = MODELS["llama"], list[ContributorLost]()
+    before = set(psutil.Process().children())
+    ranks = Ranks(4, 4, 120, lost.append)
+    stage = stage_of(blueprint)
+    ranks.divide(stage, blueprint, BATCH, LENGTH)
+    stage.initialize(3)
+    loss = loss_of(stage, blueprint, 1)
+    children = sorted(set(psutil.Process().children()) - before, key=lambda child: child.pid)
+    children[1].send_signal(signal.SIGKILL)
+    with pytest.raises(ContributorLost, match="rank 2 was ended by signal 9"):
+        loss.backward()
+    assert [each.message for each in lost] == [
+        "rank 2 was ended by signal 9: a member with parallelism.tensor 4 cannot compute without it"
+    ]
+    assert not any(child.is_running() for child in children)
+    with pytest.raises(ContributorLost, match="another rank was lost before"):
+        loss_of(stage, blueprint, 1)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    found = Ranks(request.param, request.param, 120)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ranks_train_as_one_process(ranks: Ranks, model: str) -> None:
+    blueprint = MODELS[model]
+    alone, together = stage_of(blueprint), stage_of(blueprint)
+    divided = ranks.divide(together, blueprint, BATCH, LENGTH)
+    assert f"{ranks.count} ranks divide layers 0" in divided.words
+    optimizers = []
+    for stage in (alone, together):
+        stage.initialize(3)
+        optimizers.append(torch.optim.AdamW(list(stage.trained().values()), lr=1e-3))
+    for step in range(STEPS):
+        loss_of(together, blueprint, step)  # a forward pass without a backward pass
+        losses = [loss_of(stage, blueprint, step) for stage in (alone, together)]
+        assert losses[1].item() == pytest.approx(losses[0].item(), abs=1e-5)
+        for optimizer, loss in zip(optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            loss_of(together, blueprint, step).backward()  # gradients accumulate
+            if optimizer is optimizers[0]:
+                for parameter in together.trained().values():
+                    parameter.grad = None
+        for name, parameter in alone.trained().items():
+            own = together.trained()[name].grad
+            assert own is not None, name
+            assert parameter.grad is not None, name
+            assert (own - 2 * parameter.grad).abs().max() < 2e-5, name
+            own.div_(2)
+        for optimizer in optimizers:
+            optimizer.step()
+    for stage in (alone, together):
+        stage.module.eval()
+    inputs, _ = batch_of(blueprint, STEPS)
+    with torch.no_grad():
+        for samples in (inputs, inputs[:1]):  # the second one has another shape than the plan
+            assert torch.allclose(alone.forward(samples), together.forward(samples), atol=1e-4)
+
+
+def test_layers_that_draw_random_numbers_are_computed_by_the_first_rank(ranks: Ranks) -> None:
+    divided = ranks.divide(stage_of(MODELS["declared"]), MODELS["declared"], BATCH, LENGTH)
+    assert "draws random numbers" in divided.whole[2]
+    assert "the first rank computes alone" in divided.words
+
+
+@pytest.mark.exact
+def test_the_same_ranks_compute_the_same_bits(ranks: Ranks) -> None:
+    blueprint, found = MODELS["llama"], []
+    for _ in range(2):
+        stage = stage_of(blueprint)
+        ranks.divide(stage, blueprint, BATCH, LENGTH)
+        stage.initialize(3)
+        loss_of(stage, blueprint, 1).backward()
+        found.append([each.grad for each in stage.parameters().values()])
+    assert all(map(torch.equal, *found))
+
+
+def job(corpus: Path, **parallelism: Any) -> dict[str, Any]:
+    return {
+        "model": {"config": {**LLAMA, "num_hidden_layers": 4, "vocab_size": 300}},
+        "data": {"files": [str(corpus)]},
+        "tokenizer": {"vocab_size": 300},
+        "training": {
+            "steps": 6,
+            "batch_size": 8,
+            "microbatches": 4,
+            "sequence_length": 32,
+            "optimizer": {"learning_rate": 0.01},
+        },
+        "parallelism": {"stages": 2, "members_per_stage": 1, **parallelism},
+    }
+
+
+def losses_of(events: list[AttemptEvent]) -> dict[int, float]:
+    assert events[-1].type == "ended"
+    assert events[-1].outcome == "succeeded", events[-1].reason
+    return {event.step: event.loss for event in events if event.type == "step"}
+
+
+def test_a_job_recovers_from_the_loss_of_a_rank(attempt: Attempt, tmp_path: Path, nodes: list[Any]) -> None:
+    corpus = tmp_path / "licence.txt"
+    corpus.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 4)
+    digests, ended = [], list[int]()
+
+    def end_a_rank(event: AttemptEvent, _: Any) -> None:
+        if event.type == "step" and event.step == 2 and not ended:
+            member = next(process for node in nodes for process in processes_on(node, "Member"))
+            (rank,) = (child for child in member.children() if "ranks" in " ".join(child.cmdline()))
+            ended.append(rank.pid)
+            os.kill(rank.pid, signal.SIGKILL)
+
+    runs: dict[str, Callable[[AttemptEvent, Any], None]] = {
+        "calm": lambda _event, _coordinator: None,
+        "killed": end_a_rank,
+    }
+    losses = {}
+    for number, (name, on_event) in enumerate(runs.items(), start=1):
+        folder = tmp_path / name
+        events = attempt(job(corpus, tensor=2), number=number, folder=folder, on_event=on_event)
+        losses[name] = losses_of(events)
+        digests.append(WeightFolder(folder / "artifacts" / "model").digest())
+        notes = [event.message for event in events if event.type == "note"]
+        assert any("rank 1 was ended by signal 9" in note for note in notes) is bool(ended)
+    assert ended
+    assert digests[0] == digests[1]
+    assert losses["calm"] == losses["killed"]
+    alone = losses_of(attempt(job(corpus), number=3, folder=tmp_path / "alone"))
+    assert losses["calm"] == pytest.approx(alone, abs=1e-5)
