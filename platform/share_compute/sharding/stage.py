@@ -348,7 +348,7 @@ class DividedStage:
 
     def forward(self, followers: Followers, command: Command, hidden: Tensor) -> Tensor:
         """Return the whole output of a layer, which all ranks compute."""
-        output = self._together(followers, command, hidden, self._forward)
+        output: Tensor = self._together(followers, command, hidden, self._forward)
         if not command.cell:
             followers.wait()  # until no rank reads the parameters
         return output

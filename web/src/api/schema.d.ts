@@ -5631,6 +5631,7 @@ export interface components {
              *       "plan": null,
              *       "stages": null,
              *       "strategy": "auto",
+             *       "tensor": 1,
              *       "threads": null
              *     }
              */
@@ -11710,7 +11711,8 @@ export interface components {
              *       "backups": true,
              *       "channel": "auto",
              *       "only": [],
-             *       "strategy": "auto"
+             *       "strategy": "auto",
+             *       "tensor": 1
              *     }
              */
             parallelism: components["schemas"]["ParallelismSpec"];

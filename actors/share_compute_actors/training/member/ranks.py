@@ -291,7 +291,7 @@ def _join(rank: int, count: int, folder: str, deadline_s: float) -> DeviceMesh:
     try:
         distributed.init_process_group(
             "gloo",
-            store=distributed.FileStore(f"{folder}/meeting", count),
+            init_method=f"file://{folder}/meeting",
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=deadline_s),
