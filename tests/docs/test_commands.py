@@ -45,6 +45,7 @@ NOT_RUN = {
     "rotate-token": CLUSTER,
     "submit examples/digits.yaml --follow": MACHINES,
     "submit examples/words.yaml --follow": MACHINES,
+    "submit examples/tensor.yaml --follow": MACHINES,
     "submit batch.yaml --follow": MACHINES,
     "tune job.yaml --keep precision --steps 30 --json": MACHINES,
     "tune job.yaml --output fast.yaml": MACHINES,
