@@ -12,7 +12,6 @@ from torch import Tensor
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import GlooLinks
 
-_groups: dict[int, list[Any]] = {}
 _links: dict[tuple[int, type[GlooLinks]], list[GlooLinks]] = {}
 
 
@@ -21,13 +20,6 @@ def links(size: int, kind: type[GlooLinks] = GlooLinks) -> list[GlooLinks]:
     if (size, kind) not in _links:
         _links[size, kind] = [kind(group, rank, size) for rank, group in enumerate(_form(size))]
     return _links[size, kind]
-
-
-def groups(size: int) -> list[Any]:
-    """Return a gloo group of this process, as each member has it."""
-    if size not in _groups:
-        _groups[size] = _form(size)
-    return _groups[size]
 
 
 def _form(size: int) -> list[Any]:

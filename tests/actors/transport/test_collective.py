@@ -1,12 +1,13 @@
 """Our backend of Ray's collective API, used through Ray's own functions, in actors on several nodes."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tests.actors.transport.gloo_links import groups
 
 from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute.protocol.tree import Node, SummationTree
@@ -51,22 +51,6 @@ def by_expression(tree: SummationTree, node: Node, seed: int, length: int) -> to
 def digest(*tensors: torch.Tensor) -> str:
     """Return a digest of the bits."""
     return hashlib.sha256(torch.cat(tensors).numpy().tobytes()).hexdigest()
-
-
-def packed_sums(runs: Sequence[int], holdings: Sequence[Sequence[int]], length: int, seed: int) -> list[str]:
-    """Sum as GPUs do, in threads of this process; return the digest at each member."""
-    tree = SummationTree(tuple(runs))
-    held = [tree.cover(ids) for ids in holdings]
-
-    def add(rank: int) -> str:
-        parts = [by_expression(tree, node, seed, length) for node in held[rank]]
-        out = torch.full((length,), torch.nan)
-        combine = expression(tree, [node for nodes in held for node in nodes])
-        packed(groups(len(held))[rank], parts, [len(nodes) for nodes in held], combine, out)
-        return digest(out)
-
-    with ThreadPoolExecutor(len(held)) as pool:
-        return list(pool.map(add, range(len(held))))
 
 
 @ray.remote(num_cpus=0, max_concurrency=4)
@@ -151,6 +135,18 @@ class Worker:
             "gathered": [tensor[0].item() for tensor in gathered],
             "scattered": part.tolist(),
         }
+
+    def add_packed(
+        self, runs: Sequence[int], holdings: Sequence[Sequence[int]], length: int, seed: int
+    ) -> str:
+        """Sum as GPUs do."""
+        tree = SummationTree(tuple(runs))
+        held = [tree.cover(ids) for ids in holdings]
+        parts = [by_expression(tree, node, seed, length) for node in held[self.rank]]
+        out = torch.full((length,), torch.nan)
+        combine = expression(tree, [node for nodes in held for node in nodes])
+        packed(self.group.torch_group, parts, [len(nodes) for nodes in held], combine, out)
+        return digest(out)
 
     def add(self, runs: Sequence[int], holdings: Sequence[Sequence[int]], length: int, seed: int) -> str:
         """Sum two buckets at once; return a digest of both."""
@@ -239,10 +235,10 @@ class Crew:
 
     def join(
         self, name: str, size: int | None = None, timeout_s: float = 30.0, algorithm: Any = "auto"
-    ) -> float:
-        """Let the first ``size`` form a group; return the seconds that the slowest took."""
+    ) -> None:
+        """Let the first ``size`` form a group."""
         joining = self.start_joining(name, size, self.workers[:size], timeout_s, algorithm)
-        return max(ray.get(joining, timeout=60))
+        ray.get(joining, timeout=60)
 
     def start_joining(
         self,
@@ -334,9 +330,9 @@ def test_sums_by_the_tree_have_the_bits_of_one_process(crew: Crew, size: int) ->
             [worker.add.remote(runs, held, length, seed) for worker in crew.workers[:size]]
         ):
             assert received == wanted
-        assert set(packed_sums(runs, held, length, seed)) == {
-            digest(by_expression(tree, tree.root, seed, length))
-        }
+        wanted = digest(by_expression(tree, tree.root, seed, length))
+        packing = [worker.add_packed.remote(runs, held, length, seed) for worker in crew.workers[:size]]
+        assert set(ray.get(packing)) == {wanted}
 
     check()
     ray.get([worker.leave.remote(name) for worker in crew.workers[:size]])

@@ -127,6 +127,11 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         """Return whether torch.distributed, the only requirement, is available."""
         return bool(dist.is_available())
 
+    @property
+    def torch_group(self) -> Any:
+        """The process group of ``torch.distributed`` that exchanges the tensors; None after `destroy_group`."""
+        return self._group
+
     def count_in(self, traffic: Traffic) -> None:
         """Count in ``traffic`` what this member sends and receives in sums from now on.
 
