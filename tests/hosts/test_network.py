@@ -20,8 +20,8 @@ from tests.hosts.shim import Line
 UNANSWERED_S = 0.3
 """Packets between namespaces take far less than a millisecond."""
 ANSWERED_S = 10.0
-OVERTAKEN_S = 2.0
-"""Delay of a packet that another one overtakes."""
+OVERTAKEN_S = 0.5
+"""Delay of a packet that another one overtakes; ARP gives up when a round trip takes three seconds."""
 PORT = 7000
 ALL = "0.0.0.0"
 
