@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import statistics
 from contextlib import ExitStack
+from itertools import compress
 from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
 from _harness import Rival, arguments, print_figure, reported_blocks
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
@@ -66,14 +68,22 @@ def worker(rank: int, world: int, store: str, end: Connection, side: str) -> Non
 
 
 def _steps(end: Connection, stage: Stage) -> None:
-    optimizer = build_optimizer(OptimizerSpec(), list(stage.module.parameters()))
+    parameters = list(stage.module.parameters())
+    divided = [isinstance(parameter, DTensor) for parameter in parameters]
+    optimizers = [  # a fused optimizer takes parameters of one kind
+        build_optimizer(OptimizerSpec(), list(compress(parameters, kind)))
+        for kind in (divided, [not one for one in divided])
+        if any(kind)
+    ]
     for block in reported_blocks(end, take):
         losses: list[float] = []
         for inputs, targets in block:
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             loss = loss_sum(stage.forward(inputs), targets) / targets.numel()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
             losses.append(loss.item())
         end.send(losses)
 
@@ -81,12 +91,18 @@ def _steps(end: Connection, stage: Stage) -> None:
 def parallelized(stage: Stage, world: int) -> None:
     """Cut the layers as Megatron-LM does, with torch's own styles."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        ParallelStyle,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh("cpu", (world,))
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     rows = ("self_attn.o_proj", "mlp.down_proj")
-    styles = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+    styles: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+    styles |= {name: RowwiseParallel() for name in rows}
     for layer in stage.layers.values():
         assert isinstance(layer, nn.Module)
         parallelize_module(layer, mesh, styles)
