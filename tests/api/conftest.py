@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from tests.databases import make_schema
+from tests.isolated import shared_processes
 from tests.warm_commands import run_warm
 
 from share_compute.scopes import Scope
@@ -83,7 +84,7 @@ class Plane:
 
     def start_again(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start another server on the port and store of a stopped one, after ``prepare`` changed its app."""
-        self.app = create_app(self.settings, self.store)
+        self.app = create_app(self.settings, self.store, isolated=shared_processes())
         prepare()
         self.server = LiveServer(self.app, self.server.port)
 
@@ -104,7 +105,7 @@ def store(settings: Settings) -> Iterator[Store]:
 @pytest.fixture
 def plane(settings: Settings, store: Store) -> Iterator[Plane]:
     _, api_key = store.keys.create("first", [Scope.admin])
-    app = create_app(settings, store)
+    app = create_app(settings, store, isolated=shared_processes())
     plane = Plane(settings, store, app, LiveServer(app), api_key)
     yield plane
     plane.server.stop()
@@ -118,7 +119,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     _, key = store.keys.create("first", [Scope.admin])
-    app = create_app(settings, store)
+    app = create_app(settings, store, isolated=shared_processes())
     plane = Plane(settings, store, app, LiveServer(app), key)
     yield plane
     plane.server.stop()

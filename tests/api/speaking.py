@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,7 +14,6 @@ from share_compute.inference.scheduler.events import Emitted, Finished
 from share_compute.inference.scheduler.options import Generation
 from share_compute.specification.serve import ToolFormat
 from share_compute_api.openai.engine import ModelFacts, StreamEvent
-from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 WINDOW = 256
 CHAT_TEMPLATE = (
@@ -105,12 +103,6 @@ def make_llama(
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return make_tokenizer(folder)
-
-
-@cache
-def shared_processes() -> IsolatedProcesses:
-    """Return processes for tokenizers, for tests without a server."""
-    return IsolatedProcesses()
 
 
 class Speaker:

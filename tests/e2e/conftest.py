@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from tests.isolated import shared_processes
 from tests.programs import missing, require
 
 from share_compute.scopes import Scope
@@ -48,7 +49,7 @@ class Server:
 
     def make_app(self) -> FastAPI:
         """Return the application to serve."""
-        return create_app(self._settings, self._store, cluster=None)
+        return create_app(self._settings, self._store, cluster=None, isolated=shared_processes())
 
     def start(self) -> None:
         self._app = self.make_app()

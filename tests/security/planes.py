@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.api.conftest import LiveServer, Plane
 from tests.databases import make_schema
+from tests.isolated import shared_processes
 
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
@@ -30,7 +31,7 @@ def open_plane(
     make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     _, api_key = store.keys.create("first", [Scope.admin])
-    app = create_app(settings, store)
+    app = create_app(settings, store, isolated=shared_processes())
     server = LiveServer(app, tls=tls)
     if cluster:  # only now, so that the loops that need Ray are not started
         app.state.context.cluster = SimpleNamespace(info=CLUSTER, is_rotating=False, trouble=None)

@@ -16,6 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 from safetensors.numpy import save_file
 from tests.databases import make_schema
+from tests.isolated import shared_processes
 
 from share_compute.batches.inputs import Inputs
 from share_compute.data.reading import files_digest, read_pieces
@@ -43,7 +44,7 @@ class House:
         self.settings = Settings(data_folder=self.root / "state", database_url=None, data_roots=(self.root,))
         make_schema(self.settings.resolved_database_url)
         self.store = Store(self.settings.resolved_database_url)
-        self.app = create_app(self.settings, self.store)
+        self.app = create_app(self.settings, self.store, isolated=shared_processes())
         self.operator = self.client(Scope.admin)
         self.ada = self.client(Scope.submit)
         self.grace = self.client(Scope.submit)
@@ -325,7 +326,7 @@ def test_uploads_of_before_belong_to_admins(house: House) -> None:
     upload = uploaded(house.ada)
     record = house.settings.data_folder / "uploads" / upload / "upload.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "owner": None}))
-    house.app = create_app(house.settings, house.store)
+    house.app = create_app(house.settings, house.store, isolated=shared_processes())
     assert house.client(Scope.submit).get(f"/uploads/{upload}").status_code == 404
     assert house.client(Scope.admin).get(f"/uploads/{upload}").is_success
 

@@ -37,7 +37,6 @@ from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.app.app import create_app
-from share_compute_api.openai.engine import Engines
 from share_compute_api.server.budget import Budget
 from share_compute_api.workers.isolated.pool import IsolatedProcesses, PoolLimits
 from share_compute_api.workers.isolated.process import bare_environment
@@ -57,13 +56,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     make_schema(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     _, key = store.keys.create("first", [Scope.admin])
-    app = create_app(settings, store)
-    context = app.state.context
-    context.isolated = IsolatedProcesses(LIMITS)
-    context.engines = Engines(context.isolated)
+    isolated = IsolatedProcesses(LIMITS)
+    app = create_app(settings, store, isolated=isolated)
     plane = Plane(settings, store, app, LiveServer(app), key)
     yield plane
     plane.server.stop()
+    isolated.close()
     store.close()
 
 

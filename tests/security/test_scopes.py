@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as options
 from sqlalchemy import func, select
 from tests.databases import make_schema, reading
+from tests.isolated import shared_processes
 
 from share_compute.errors import Conflict
 from share_compute.scopes import GRANTABLE, Scope
@@ -169,7 +170,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     )
     keys = {scope: key for scope, (_, key) in made.items()} | {AGENT: machine_key}
     ids = {scope: record.id for scope, (record, _) in made.items()}
-    app = create_app(settings, store)
+    app = create_app(settings, store, isolated=shared_processes())
     yield House(app, store, settings, keys, ids, machine.id)
     store.close()
 

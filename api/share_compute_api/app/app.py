@@ -48,6 +48,7 @@ from share_compute_api.server.sessions import Sessions
 from share_compute_api.server.token_rotation import TokenRotation
 from share_compute_api.submission.chains import LinkStarter
 from share_compute_api.submission.sweeps import TrialStarter
+from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 _MOST_BODY_BYTES = 1 << 20
 _MOST_PROMPT_BYTES = 4 << 20
@@ -60,6 +61,7 @@ def create_app(
     *,
     cluster: Cluster | None = None,
     fingerprint: str | None = None,
+    isolated: IsolatedProcesses | None = None,
 ) -> FastAPI:
     """Return the control plane's app: REST under ``/api/v1``, OpenAI API under ``/v1``, dashboard under ``/``.
 
@@ -68,12 +70,13 @@ def create_app(
         store: open store whose schema is up to date; the caller closes it.
         cluster: Ray head and gateway; if None, no machine can join and jobs stay queued.
         fingerprint: fingerprint of the server's TLS key, which invites contain; None if clients do not need it.
+        isolated: processes for submitters' files, which the caller closes; if None, the app has processes of its own.
     """
     app = FastAPI(
         title="share-compute",
         summary="Joins lent machines into one cluster that trains and serves models.",
         version=__version__,
-        lifespan=_lifespan,
+        lifespan=partial(_lifespan, closes_isolated=isolated is None),
         openapi_url=f"{PREFIX}/openapi.json",
         # FastAPI's documentation pages would load scripts from other hosts.
         docs_url=None,
@@ -86,6 +89,7 @@ def create_app(
         sessions=Sessions(settings.data_folder, timedelta(days=settings.session_days)),
         started_at=store.clock(),
         fingerprint=fingerprint,
+        isolated=isolated or IsolatedProcesses(),
     )
     problems.install(app)
     openai_problems.install(app)
@@ -112,7 +116,7 @@ def end_streams(app: FastAPI) -> None:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI, *, closes_isolated: bool) -> AsyncIterator[None]:
     context: Context = app.state.context
     settings = context.settings
     unsubscribe = context.store.on_commit(context.notifier.notify)
@@ -141,7 +145,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await context.streams.close()
         if context.measurements is not None:
             await context.measurements.close()
-        await asyncio.to_thread(context.isolated.close)
+        if closes_isolated:
+            await asyncio.to_thread(context.isolated.close)
 
 
 async def _supervise(context: Context, cluster: Cluster) -> None:

@@ -52,6 +52,8 @@ class Context:
     """Sessions of the browsers that signed in."""
     started_at: datetime
     """Start time of the server."""
+    isolated: IsolatedProcesses
+    """Isolated processes for tokenizers, chat templates and schemas, with limits of memory and time."""
     fingerprint: str | None = None
     """Fingerprint of this server's TLS key, which invites contain. None if clients do not need it: for plain HTTP,
     behind a proxy, or with a certificate of a public authority."""
@@ -78,8 +80,6 @@ class Context:
     """Exports checkpoints in separate processes."""
     checks: Budget = field(default_factory=Budget)
     """Limits how many submissions are parsed and checked at the same time."""
-    isolated: IsolatedProcesses = field(default_factory=IsolatedProcesses)
-    """Isolated processes for tokenizers, chat templates and schemas, with limits of memory and time."""
     engines: Engines = field(init=False)
     """Engines that answer requests to served models."""
     streams: ResumableStreams = field(init=False)

@@ -18,7 +18,8 @@ import pytest
 from pyarrow import parquet
 from tests.api.conftest import Plane
 from tests.api.local_engine import LocalEngine
-from tests.api.speaking import Encoder, Speaker, make_llama, shared_processes
+from tests.api.speaking import Encoder, Speaker, make_llama
+from tests.isolated import shared_processes
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 

@@ -27,7 +27,6 @@ from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.jobs.chains import ChainSupervisor
 from share_compute_api.submission.chains import LinkStarter
 from share_compute_api.workers.exporting import ExportRequest
-from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def finish(plane: Plane, job: JobRecord, result: Path) -> None:
 
 def starter_of(plane: Plane) -> LinkStarter:
     context = plane.app.state.context
-    return LinkStarter(plane.store, context.engines, context.data_roots, IsolatedProcesses())
+    return LinkStarter(plane.store, context.engines, context.data_roots, context.isolated)
 
 
 def start_due(plane: Plane) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.api.playing import Cluster, laid
 from tests.api.routes.test_deployments import CONFIG
-from tests.api.speaking import shared_processes
+from tests.isolated import shared_processes
 from tests.platform.inference.hashed_stages import Row, reference
 
 from share_compute.errors import ContributorLost, Unavailable, UserError

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.databases import make_schema
+from tests.isolated import shared_processes
 
 from share_compute.lifecycle.attempt_events import AttemptEnded
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -44,6 +45,7 @@ class Cluster:
             cluster=CLUSTER,
             sessions=Sessions(folder, timedelta(days=7)),
             started_at=self.now,
+            isolated=shared_processes(),
         )
 
     def wait(self, time: timedelta) -> None:
