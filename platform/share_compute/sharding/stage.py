@@ -84,8 +84,8 @@ class Followers(Protocol):
     def wait(self) -> None:
         """Wait until all other ranks have carried out the last command."""
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Return a context for collectives with the other ranks; it translates their failures."""
+    def together(self) -> AbstractContextManager[None]:
+        """Return a context in which all ranks compute; it translates their failures."""
 
 
 class DividedLayer:
@@ -373,7 +373,7 @@ class DividedStage:
             self._layers[place].discard(cell)
             followers.send(Command("discard", place, cell))
         followers.send(command._replace(is_known=is_known))
-        with followers.computing():
+        with followers.together():
             if not is_known:
                 given = given.detach().contiguous()
                 distributed.broadcast(given, 0, group=self._mesh.get_group())

@@ -77,7 +77,7 @@ class Ranks:
 
     Args:
         count: number of ranks, with the member itself.
-        threads: CPU threads of the machine, which the ranks share.
+        threads: CPU threads of the machine, which the ranks share. The member has all of them while the others wait.
         deadline_s: longest wait for another rank, in seconds.
         on_lost: called before an error is raised because a rank was lost. The others are ended by then.
     """
@@ -90,7 +90,8 @@ class Ranks:
         on_lost: Callable[[ContributorLost], None] = lambda _: None,
     ) -> None:
         self.count = count
-        self._threads = max(1, threads // count)
+        self._threads = threads
+        self._share = max(1, threads // count)
         self._deadline_s = deadline_s
         self._on_lost = on_lost
         self._children: list[_Child] = []
@@ -159,6 +160,16 @@ class Ranks:
                     raise ConnectionError
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """Compute with this rank's share of the threads in the context, and translate errors as `computing` does."""
+        torch.set_num_threads(self._share)
+        try:
+            with self.computing():
+                yield
+        finally:
+            torch.set_num_threads(self._threads)
+
+    @contextmanager
     def computing(self) -> Iterator[None]:
         """Raise ContributorLost if the context fails while another rank has ended or is unresponsive.
 
@@ -215,7 +226,6 @@ class Ranks:
 
     def _started(self) -> DeviceMesh:
         """Start the other ranks, if they are not started yet, and return all ranks."""
-        torch.set_num_threads(self._threads)
         if self._mesh is not None:
             return self._mesh
         folder = tempfile.mkdtemp(prefix="ranks-")
@@ -233,7 +243,7 @@ class Ranks:
     def _start(self, rank: int, folder: str) -> _Child:
         here, there = socket.socketpair()
         with there:
-            place = [there.fileno(), rank, self.count, self._threads, self._deadline_s]
+            place = [there.fileno(), rank, self.count, self._share, self._deadline_s]
             process = subprocess.Popen(
                 tied([sys.executable, "-m", __name__, folder, *map(str, place)]),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -266,8 +276,8 @@ class _StageFollowers(NamedTuple):
     def wait(self) -> None:
         self.ranks.wait()
 
-    def computing(self) -> AbstractContextManager[None]:
-        return self.ranks.computing()
+    def together(self) -> AbstractContextManager[None]:
+        return self.ranks.together()
 
 
 def _memory_file() -> BinaryIO:
