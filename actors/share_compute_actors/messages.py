@@ -15,6 +15,7 @@ from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
+from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute.topology import DeviceKind
 from share_compute.training.metrics import Predictions
 from share_compute_actors.transport.traffic import NO_LIMITS, RateLimits
@@ -67,6 +68,8 @@ class MemberSetup:
     """Main memory that the machine's owner lends, in bytes; 0 if unknown."""
     ranks: int = 1
     """Number of processes that compute the layers together, with the member itself."""
+    operators: OperatorsSpec = NO_STRATEGIES
+    """How these processes divide the operators of a layer."""
     limits: RateLimits = NO_LIMITS
     """Rates that the machine's owner allows for the transfers of all its members together."""
     failures: tuple[InjectedFailure, ...] = ()

@@ -305,6 +305,7 @@ def test_generated_requests_of_a_key_change_nothing_that_it_may_not(
     house: House, scope: Scope | None
 ) -> None:
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", house.app)
+    schema.config.update(request_timeout=600)
     if scope is not None:
         schema.config.update(headers={"Authorization": f"Bearer {house.keys[scope]}"})
     opened = set() if scope is None else OPENS[scope]

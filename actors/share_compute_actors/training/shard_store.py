@@ -36,7 +36,7 @@ from share_compute.models.blueprint import Blueprint, TaskHead, blueprint_of
 from share_compute.models.configuration import declared_config
 from share_compute.models.export import adapter_description
 from share_compute.models.huggingface.encoder_types import Pooling, described_pooling, trained_pooling
-from share_compute.models.image_types import image_processor, require_images
+from share_compute.models.image_types import image_processor
 from share_compute.models.objective import Objective, task_of
 from share_compute.models.storage.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.storage.checksums import damage
@@ -47,11 +47,11 @@ from share_compute.specification.boundaries import (
     PlannedBoundaryCompressionSpec,
 )
 from share_compute.training.loss_scale import LossScale, first_loss_scale
-from share_compute.training.metric_checks import require_metrics
 from share_compute.training.metrics import Figures
 from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.messages import FolderKind, read_extents
+from share_compute_actors.training.model_checks import check_model
 from share_compute_actors.transport.pieces import PIECE, Piece, take_all
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NAMES, NOTHING, TEXT, Schema, Undeclared
@@ -213,24 +213,7 @@ class ShardStore:
             objectives=objectives_of(self._spec, self._prepared) if self._spec.tasks else None,
             pooling="mean" if self._pooling is None else self._pooling.mode,
         )
-        for single, objective, own in zip(
-            self._spec.single_tasks, blueprint.objectives, self._prepared, strict=True
-        ):
-            require_metrics(single, objective, own.samples)
-        if blueprint.config is None:
-            from share_compute.models.layers import note_on_tiles, require_fit  # noqa: PLC0415 - imports torch
-
-            require_fit(blueprint)
-            if (tiles := note_on_tiles(blueprint)) is not None:
-                notes = (*notes, tiles)
-        elif blueprint.classifies_images:
-            from share_compute.models.huggingface.hub_configuration import hub_configuration  # noqa: PLC0415 - slow to import
-
-            require_images(hub_configuration(blueprint.config).to_dict(), blueprint.sample_shape)
-        elif any(each.reads_text for each in blueprint.objectives) and not blueprint.uses_encoder:
-            from share_compute.models.huggingface.cut_check import require_causal  # noqa: PLC0415 - slow to import
-
-            require_causal(blueprint.config)
+        notes = (*notes, *check_model(self._spec, blueprint, self._prepared))
         self._config, self._layers = blueprint.config, blueprint.layers
         self._objective, self._heads = blueprint.whole_objective, blueprint.heads
         if checkpoint is None and self._spec.model.path is not None:

@@ -26,8 +26,8 @@ from share_compute.topology import Topology
 if TYPE_CHECKING:
     from share_compute.models.profiles.profile import ModelProfile
     from share_compute.planning.operators.plan import OperatorReport
-    from share_compute.planning.operators.search import SearchName
     from share_compute.planning.report import PlanReport, PlanTimeline
+    from share_compute.specification.operators import SearchName
 
 _NICENESS = 10
 
@@ -66,6 +66,7 @@ def plan_on_paper(
     """
     from share_compute.planning.dry_run import dry_run
 
+    _require_strategies(spec)
     return dry_run(spec, topology, _profile(spec), strategy=strategy, compare=compare, serving=serving)
 
 
@@ -130,6 +131,16 @@ def operators_on_paper(
         link_assumed=link_assumed,
         layers=layers,
     )
+
+
+def _require_strategies(spec: TrainJob) -> None:
+    if not spec.parallelism.operators.strategies:
+        return
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of
+    from share_compute.planning.operators.trace import require_strategies
+
+    require_strategies(blueprint_of(spec, expected_vocab_size(spec)), spec)
 
 
 def _profile(spec: TrainJob) -> ModelProfile:

@@ -29,10 +29,11 @@ from share_compute.models.boundary import boundary_shape
 from share_compute.models.profiles.profiling import UNCOUNTABLE
 from share_compute.models.stage import Stage
 from share_compute.planning.operators.cost import DeviceGroup
-from share_compute.planning.operators.plan import plan_layer
+from share_compute.planning.operators.plan import LayerOperators, plan_layer
 from share_compute.planning.operators.strategies import REPLICATED
 from share_compute.planning.operators.trace import trace
 from share_compute.sharding.execution import ShardedLayer
+from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
 
 _FLOPS_PER_S, _MEMORY_BYTES_PER_S = 5e10, 1e10
 """Assumed speed of a rank. All members of a job must have the same plan, so that they compute the same bits."""
@@ -227,6 +228,7 @@ class _Recipe(NamedTuple):
     """Result of planning a layer."""
 
     sharded: ShardedLayer
+    plan: LayerOperators
     leaving: Tensor
     """Output of the layer, on the meta device."""
 
@@ -243,12 +245,21 @@ class DividedStage:
         batch: samples in a microbatch.
         length: tokens of a sample, for texts.
         mesh: the ranks, in one dimension.
+        operators: how operators are divided.
 
     Raises:
         UserError: no layer of the stage with parameters can be divided, or the precision is not float32.
     """
 
-    def __init__(self, stage: Stage, blueprint: Blueprint, batch: int, length: int, mesh: DeviceMesh) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        blueprint: Blueprint,
+        batch: int,
+        length: int,
+        mesh: DeviceMesh,
+        operators: OperatorsSpec = NO_STRATEGIES,
+    ) -> None:
         if blueprint.precision != "float32":
             raise UserError(
                 f"parallelism.tensor: ranks compute in float32, not in {blueprint.precision}",
@@ -256,6 +267,8 @@ class DividedStage:
             )
         self._mesh = mesh
         self._layers: dict[int, DividedLayer] = {}
+        self.plans: dict[int, LayerOperators] = {}
+        """Plan of each divided layer, by its index."""
         self.whole: dict[int, str] = {}
         """Reason for each layer that the first rank computes alone."""
         self._discarded: deque[tuple[int, int]] = deque()
@@ -267,11 +280,12 @@ class DividedStage:
             layer, call = stage.layers[place], calls[place]
             first = alike if _are_equal(calls[alike], call) else place
             if first not in recipes:
-                recipes[first] = _recipe(layer, call, mesh)
+                recipes[first] = _recipe(layer, call, mesh, operators)
             recipe = recipes[first]
             if isinstance(recipe, str):
                 self.whole[place] = recipe
                 continue
+            self.plans[place] = recipe.plan
             sharded = recipe.sharded if first == place else recipe.sharded.alike(_empty(layer))
             self._layers[place] = DividedLayer(
                 layer, sharded, call, recipe.leaving, recomputes=blueprint.activation_checkpointing
@@ -502,7 +516,7 @@ def _are_equal(one: _Call, other: _Call) -> bool:
     )
 
 
-def _recipe(layer: nn.Module, call: _Call, mesh: DeviceMesh) -> _Recipe | str:
+def _recipe(layer: nn.Module, call: _Call, mesh: DeviceMesh, operators: OperatorsSpec) -> _Recipe | str:
     """Return how the ranks divide a layer, or why they do not."""
     arguments, options = call
     name = type(layer).__name__
@@ -511,7 +525,13 @@ def _recipe(layer: nn.Module, call: _Call, mesh: DeviceMesh) -> _Recipe | str:
     group = DeviceGroup(mesh.size(), _FLOPS_PER_S, _MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S, _LINK_LATENCY_S)
     try:
         leaving = _empty(layer).to("meta")(*tree_map(_on_meta, arguments), **tree_map(_on_meta, options))
-        plan = plan_layer(trace(_empty(layer), arguments, options, name=name), group)
+        plan = plan_layer(
+            trace(_empty(layer), arguments, options, name=name),
+            group,
+            search=operators.search,
+            fixed=operators.strategies,
+            fully_use_devices=operators.fully_use_devices,
+        )
         sharded = ShardedLayer(_empty(layer), arguments, options, plan, mesh)
     except UserError as error:
         return error.message
@@ -521,7 +541,7 @@ def _recipe(layer: nn.Module, call: _Call, mesh: DeviceMesh) -> _Recipe | str:
         return f"{name} returns several tensors"
     if all(each.strategy == REPLICATED or not each.target for each in plan.operators):
         return "no way to divide it would save time"
-    return _Recipe(sharded, leaving)
+    return _Recipe(sharded, plan, leaving)
 
 
 def _on_meta(value: Any) -> Any:

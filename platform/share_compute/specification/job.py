@@ -32,6 +32,7 @@ from share_compute.specification.layers import (
     require_few,
 )
 from share_compute.specification.model import ModelSpec
+from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute.specification.placement.pinned_plan import PinnedPlan
 from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.task import LOSSES, METRICS, MOST_TASKS, LossName, LossSpec, Task, TaskSpec
@@ -70,6 +71,8 @@ class ParallelismSpec(SelectionSpec):
     """Most CPU threads with which a machine computes; default: all that its owner lends."""
     tensor: int = Field(default=1, ge=1, le=64, title="Tensor parallelism")
     """Number of processes on each machine that compute each layer together. They share its CPU threads."""
+    operators: OperatorsSpec = NO_STRATEGIES
+    """How these processes divide the operators of a layer."""
     backups: bool = True
     """Copy state that only one machine holds to another machine, so that any one machine may be lost."""
     plan: _Plan = Field(default=None, title="Pinned plan")
@@ -101,6 +104,8 @@ class ParallelismSpec(SelectionSpec):
     def _ranks_have_threads(self) -> Self:
         if self.threads is not None and self.threads < self.tensor:
             raise ValueError(f"tensor {self.tensor} needs as many threads, and threads is {self.threads}")
+        if self.tensor == 1 and self.operators != NO_STRATEGIES:
+            raise ValueError("operators are divided between several processes only: set tensor to 2 or more")
         return self
 
     @model_validator(mode="after")
@@ -519,6 +524,11 @@ class TrainJob(SpecModel):
             raise ValueError(
                 f"parallelism.tensor {self.parallelism.tensor} needs training.precision float32, and it is "
                 f"{self.training.precision}"
+            )
+        if self.parallelism.operators.strategies and self.model.layers is not None:
+            raise ValueError(
+                "parallelism.operators.strategies names operators in the layers of a Hugging Face model, and "
+                "model.layers declares others"
             )
         return self
 

@@ -23,6 +23,7 @@ from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.shards import Shard
+from share_compute.specification.operators import OperatorsSpec
 from share_compute_actors.training.member.ranks import Ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
@@ -103,6 +104,30 @@ def test_a_lost_rank_ends_the_member() -> None:
     assert not any(child.is_running() for child in children)
     with pytest.raises(ContributorLost, match="another rank was lost before"):
         loss_of(stage, blueprint, 1)
+
+
+def test_given_strategies_are_kept() -> None:
+    blueprint = MODELS["llama"]
+    given = OperatorsSpec(
+        search="sharding_propagation", strategies={"mlp.up_proj": "row", "self_attn.*_proj": "batch"}
+    )
+    ranks = Ranks(2, 2, 120, operators=given)
+    alone, together = stage_of(blueprint), stage_of(blueprint)
+    divided = ranks.divide(together, blueprint, BATCH, LENGTH)
+    for plan in divided.plans.values():
+        found = {each.name: each.strategy for each in plan.operators}
+        assert found["mlp.up_proj"] == "row"
+        assert {found[f"self_attn.{name}_proj"] for name in "qkvo"} == {"batch"}
+    for stage in (alone, together):
+        stage.initialize(3)
+    losses = [loss_of(stage, blueprint, 1) for stage in (alone, together)]
+    assert losses[1].item() == pytest.approx(losses[0].item(), abs=1e-5)
+    for loss in losses:
+        loss.backward()
+    gradients = together.trained()
+    for name, parameter in alone.trained().items():
+        torch.testing.assert_close(gradients[name].grad, parameter.grad, atol=2e-5, rtol=0)
+    ranks.close()
 
 
 @pytest.fixture(scope="module", params=[2, 4])

@@ -44,7 +44,7 @@ def schema(tmp_path: Path) -> Iterator[Any]:
     store = Store(places.resolved_database_url)
     _, key = store.keys.create("fuzz", [Scope.admin])
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", create_app(places, store))
-    schema.config.update(headers={"Authorization": f"Bearer {key}"})
+    schema.config.update(headers={"Authorization": f"Bearer {key}"}, request_timeout=600)
     yield schema.exclude(path=STREAMS)
     store.close()
 

@@ -132,6 +132,18 @@ def test_each_rank_needs_a_cpu_thread() -> None:
             {"parallelism": {"tensor": 2}, "training": {"precision": "bfloat16"}},
             "parallelism.tensor 2 needs training.precision float32, and it is bfloat16",
         ),
+        (
+            {"parallelism": {"operators": {"strategies": {"mlp.*": "row"}}}},
+            "operators are divided between several processes only: set tensor to 2 or more",
+        ),
+        (
+            {"parallelism": {"tensor": 2, "operators": {"strategies": {"mlp.*": "rows"}}}},
+            "parallelism.operators.strategies.mlp.*",
+        ),
+        (
+            {"parallelism": {"tensor": 2, "operators": {"strategies": {"linear*": "row"}}}},
+            "parallelism.operators.strategies names operators in the layers of a Hugging Face model",
+        ),
     ],
 )
 def test_ranks_that_cannot_compute_are_refused(fields: dict[str, Any], problem: str) -> None:

@@ -5628,6 +5628,11 @@ export interface components {
              *       "channel": "auto",
              *       "members_per_stage": null,
              *       "only": [],
+             *       "operators": {
+             *         "fully_use_devices": false,
+             *         "search": "dynamic_programming",
+             *         "strategies": {}
+             *       },
              *       "plan": null,
              *       "stages": null,
              *       "strategy": "auto",
@@ -7090,6 +7095,60 @@ export interface components {
             node_id: string;
         };
         /**
+         * OperatorsSpec
+         * @description How the ranks of ``parallelism.tensor`` divide the operators of a layer.
+         */
+        OperatorsSpec: {
+            /**
+             * Fully Use Devices
+             * @description Whether an operator that can be cut is never computed by each rank as a whole.
+             * @default false
+             */
+            fully_use_devices: boolean;
+            /**
+             * Search
+             * @description Search for strategies: exact, by double recursion, or by propagation from the given ones.
+             * @default dynamic_programming
+             * @enum {string}
+             */
+            search: "dynamic_programming" | "recursive_programming" | "sharding_propagation";
+            /**
+             * Given strategies
+             * @description Strategy by pattern of operators' names, such as `mlp.down_proj: row`; the search finds the others.
+             * @default {}
+             */
+            strategies: {
+                [key: string]: "batch" | "sequence" | "heads" | "column" | "row" | "replicated";
+            };
+        };
+        /**
+         * OperatorsSpec
+         * @description How the ranks of ``parallelism.tensor`` divide the operators of a layer.
+         */
+        OperatorsSpecRequest: {
+            /**
+             * Fully Use Devices
+             * @description Whether an operator that can be cut is never computed by each rank as a whole.
+             * @default false
+             */
+            fully_use_devices: boolean;
+            /**
+             * Search
+             * @description Search for strategies: exact, by double recursion, or by propagation from the given ones.
+             * @default dynamic_programming
+             * @enum {string}
+             */
+            search: "dynamic_programming" | "recursive_programming" | "sharding_propagation";
+            /**
+             * Given strategies
+             * @description Strategy by pattern of operators' names, such as `mlp.down_proj: row`; the search finds the others.
+             * @default {}
+             */
+            strategies: {
+                [key: string]: "batch" | "sequence" | "heads" | "column" | "row" | "replicated";
+            };
+        };
+        /**
          * OptimizerName
          * @description Supported optimizers.
          * @enum {string}
@@ -7527,6 +7586,15 @@ export interface components {
              */
             only: string[];
             /**
+             * @description How these processes divide the operators of a layer.
+             * @default {
+             *       "fully_use_devices": false,
+             *       "search": "dynamic_programming",
+             *       "strategies": {}
+             *     }
+             */
+            operators: components["schemas"]["OperatorsSpec"];
+            /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
              */
@@ -7590,6 +7658,15 @@ export interface components {
              * @default []
              */
             only: string[];
+            /**
+             * @description How these processes divide the operators of a layer.
+             * @default {
+             *       "fully_use_devices": false,
+             *       "search": "dynamic_programming",
+             *       "strategies": {}
+             *     }
+             */
+            operators: components["schemas"]["OperatorsSpecRequest"];
             /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
@@ -11711,6 +11788,11 @@ export interface components {
              *       "backups": true,
              *       "channel": "auto",
              *       "only": [],
+             *       "operators": {
+             *         "fully_use_devices": false,
+             *         "search": "dynamic_programming",
+             *         "strategies": {}
+             *       },
              *       "strategy": "auto",
              *       "tensor": 1
              *     }

@@ -110,7 +110,9 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
         self._built: Runner | None = None
         """Runner that `build` made and `load` has not filled yet; None if there is none."""
         self._ranks = (
-            Ranks(setup.ranks, setup.threads, setup.deadline_s, self._end) if setup.ranks > 1 else None
+            Ranks(setup.ranks, setup.threads, setup.deadline_s, self._end, setup.operators)
+            if setup.ranks > 1
+            else None
         )
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None

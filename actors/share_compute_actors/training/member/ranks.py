@@ -33,6 +33,7 @@ from share_compute.models.factory import build_stage
 from share_compute.models.stage import Stage
 from share_compute.sharding.stage import SIZE, Command, DividedStage
 from share_compute.shards import Shard
+from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute_actors.group.allocator import is_out_of_memory
 from share_compute_actors.machine.processes import tied
 
@@ -63,6 +64,7 @@ class RankStage(StrictModel):
     shard: Shard
     batch: int
     length: int
+    operators: OperatorsSpec
 
 
 class _Child(NamedTuple):
@@ -80,6 +82,7 @@ class Ranks:
         threads: CPU threads of the machine, which the ranks share. The member has all of them while the others wait.
         deadline_s: longest wait for another rank, in seconds.
         on_lost: called before an error is raised because a rank was lost. The others are ended by then.
+        operators: how the ranks divide the operators of a layer.
     """
 
     def __init__(
@@ -88,12 +91,14 @@ class Ranks:
         threads: int,
         deadline_s: float,
         on_lost: Callable[[ContributorLost], None] = lambda _: None,
+        operators: OperatorsSpec = NO_STRATEGIES,
     ) -> None:
         self.count = count
         self._threads = threads
         self._share = max(1, threads // count)
         self._deadline_s = deadline_s
         self._on_lost = on_lost
+        self._operators = operators
         self._children: list[_Child] = []
         self._mesh: DeviceMesh | None = None
         self._stages = 0
@@ -118,11 +123,18 @@ class Ranks:
         mesh = self._started()
         self._stages += 1
         number = self._stages
-        told = RankStage(number=number, blueprint=blueprint, shard=stage.shard, batch=batch, length=length)
+        told = RankStage(
+            number=number,
+            blueprint=blueprint,
+            shard=stage.shard,
+            batch=batch,
+            length=length,
+            operators=self._operators,
+        )
         content = told.model_dump_json().encode()
         with self.computing():
             self._tell(_HEAD.pack(_STAGE, len(content)) + content)
-        divided = DividedStage(stage, blueprint, batch, length, mesh)
+        divided = DividedStage(stage, blueprint, batch, length, mesh, self._operators)
         with _memory_file() as file, self.computing():
             file.truncate(_FLOAT_BYTES * divided.numbers)
             divided.place(_mapped(file.fileno(), divided.numbers))
@@ -348,7 +360,7 @@ def _follow(connection: socket.socket, mesh: DeviceMesh) -> None:
         else:
             told = RankStage.model_validate_json(_received(connection, min(number, _MOST_BYTES)))
             stage = build_stage(told.blueprint, told.shard, torch.device("cpu"))
-            divided = DividedStage(stage, told.blueprint, told.batch, told.length, mesh)
+            divided = DividedStage(stage, told.blueprint, told.batch, told.length, mesh, told.operators)
             _, (file,), _, _ = socket.recv_fds(connection, 1, 1)
             divided.place(_mapped(file, divided.numbers))
             os.close(file)

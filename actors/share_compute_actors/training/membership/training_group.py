@@ -135,6 +135,7 @@ class TrainingGroup(WorkerGroup):
             reads_full_batch=self._assignment.spec.data.slicing == "full_batch",
             lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
             ranks=self._assignment.spec.parallelism.tensor,
+            operators=self._assignment.spec.parallelism.operators,
             limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),
             failures=self._assignment.failures,
         )

@@ -83,10 +83,14 @@ def plan(
         bool,
         typer.Option("--operators", help="Divide each layer's operators between the devices of one machine."),
     ] = False,
-    devices: Annotated[int, typer.Option(help="Operators: number of devices.")] = 2,
+    devices: Annotated[
+        int | None,
+        typer.Option(help="Operators: number of devices; default: parallelism.tensor of the job, or 2."),
+    ] = None,
     search: Annotated[
-        SearchChoice, typer.Option(help="Operators: how strategies are searched.")
-    ] = "dynamic_programming",
+        SearchChoice | None,
+        typer.Option(help="Operators: how strategies are searched; default: as the job says."),
+    ] = None,
     fixed: Annotated[
         list[str] | None,
         typer.Option(
@@ -119,7 +123,7 @@ def plan(
         show_operators(
             spec,
             topology,
-            devices=devices,
+            devices=devices or max(2, spec.parallelism.tensor),
             search=search,
             fixed=fixed or (),
             fully_use_devices=fully_use_devices,

@@ -20,7 +20,7 @@ def show_operators(
     topology_file: Path | None,
     *,
     devices: int,
-    search: SearchChoice,
+    search: SearchChoice | None,
     fixed: Sequence[str],
     fully_use_devices: bool,
     dot: Path | None,
@@ -32,13 +32,14 @@ def show_operators(
     from share_compute_api.terminal.output import print_json
     from share_compute_api.workers.planning import operators_on_paper
 
+    own = spec.parallelism.operators
     report = operators_on_paper(
         spec,
         _topology(topology_file),
         devices=devices,
-        search=search,
-        fixed=_strategies(fixed),
-        fully_use_devices=fully_use_devices,
+        search=search or own.search,
+        fixed=own.strategies | _strategies(fixed),
+        fully_use_devices=fully_use_devices or own.fully_use_devices,
     )
     if dot is not None:
         write_text(dot, dot_text(report))

@@ -25,12 +25,12 @@ from share_compute.planning.operators.cost import (
 )
 from share_compute.planning.operators.graph import Operator, OperatorGraph
 from share_compute.planning.operators.search import (
-    SearchName,
     dynamic_programming,
     recursive_programming,
     sharding_propagation,
 )
 from share_compute.planning.operators.strategies import Strategy, StrategyOptions, TensorLayout, options_of
+from share_compute.specification.operators import SearchName
 from share_compute.topology import BASE_DTYPE, Contributor, Topology
 
 ASSUMED_LINK_BYTES_PER_S = 2e9
@@ -240,6 +240,13 @@ def _require_legal(operator: Operator, options: StrategyOptions, strategy: str) 
         f"{operator.name} cannot have the strategy {strategy}: {why}",
         hint=f"give one of: {', '.join(options.names)}",
     )
+
+
+def require_legal(graphs: Sequence[OperatorGraph], devices: int, given: Mapping[str, str]) -> None:
+    """Raise UserError if a pattern matches no operator of any layer, or a given strategy is not legal."""
+    require_matches(graphs, given)
+    for graph in graphs:
+        _given(graph, [options_of(operator, graph, devices) for operator in graph.operators], given)
 
 
 def require_matches(graphs: Sequence[OperatorGraph], fixed: Mapping[str, str]) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from share_compute.errors import UserError
 from share_compute.planning.operators.cost import CostGraph, Costs
 
-SearchName = Literal["dynamic_programming", "recursive_programming", "sharding_propagation"]
 _MOST_ENTRIES = 2**22
 """Maximum size of a table of dynamic programming."""
 _SWEEPS = 2

@@ -30,7 +30,9 @@ from share_compute.planning.operators.graph import (
     TensorSpec,
     input_operator,
 )
+from share_compute.planning.operators.plan import require_legal
 from share_compute.planning.operators.rules import Dims, TracedCall, describe, is_counted
+from share_compute.specification import TrainJob
 
 _SKIPPED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 _ALIASES = {"detach", "alias", "lift_fresh_copy"}
@@ -73,6 +75,20 @@ def layer_graphs(
         graph = replace(graph, tensors=tensors, repeats=False)
         return [(graph, tuple(range(blueprint.num_declared)))]
     return list(_transformer_graphs(blueprint, batch, length))
+
+
+def require_strategies(blueprint: Blueprint, spec: TrainJob) -> None:
+    """Raise UserError if a strategy of ``parallelism.operators`` is not legal, or its pattern matches no operator."""
+    given, training = spec.parallelism.operators.strategies, spec.training
+    if not given:
+        return
+    graphs = layer_graphs(
+        blueprint, training.batch_size // (training.microbatches or 1), training.sequence_length
+    )
+    try:
+        require_legal([graph for graph, _ in graphs], spec.parallelism.tensor, given)
+    except UserError as error:
+        raise UserError(f"parallelism.operators.strategies: {error.message}", hint=error.hint) from error
 
 
 def _transformer_graphs(

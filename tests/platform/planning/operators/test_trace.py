@@ -12,6 +12,7 @@ from torch.distributed import tensor as dtensor
 from torch.nn import functional
 from transformers import LlamaModel
 
+from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface import decoder
 from share_compute.models.objective import Objective
@@ -19,8 +20,8 @@ from share_compute.planning.operators.cost import DeviceGroup
 from share_compute.planning.operators.graph import OperatorGraph
 from share_compute.planning.operators.plan import plan_layer
 from share_compute.planning.operators.strategies import PARTIAL, Strategy, options_of
-from share_compute.planning.operators.trace import NotTraceable, layer_graphs, trace
-from share_compute.specification import LayerSpec
+from share_compute.planning.operators.trace import NotTraceable, layer_graphs, require_strategies, trace
+from share_compute.specification import LayerSpec, TrainJob, parse_job
 
 LLAMA = {
     "model_type": "llama",
@@ -49,6 +50,30 @@ def test_a_llama_layer_comes_out_as_megatron_cuts_it() -> None:
     assert collectives == ["AllGather", "ReduceScatter"] * 2
     weights = 2 * 1024 * 1024 + 2 * 1024 * 512 + 3 * 1024 * 2816
     assert sum(each.flops for each in graph.operators if each.kind == "matmul") == 2 * 512 * weights
+
+
+@pytest.mark.parametrize(
+    ("strategies", "problem", "hint"),
+    [
+        ({"mlp.down_projection": "row"}, "no operator matches 'mlp.down_projection'", "mlp.down_proj"),
+        ({"self_attn.scaled*": "sequence"}, "cannot have the strategy sequence", "heads"),
+        (
+            {"mlp.*": "row", "mlp.up_proj": "column"},
+            "two strategies: row by 'mlp.*'",
+            "leave one of them out",
+        ),
+    ],
+)
+def test_strategies_of_a_job_that_cannot_be_are_refused(
+    strategies: dict[str, str], problem: str, hint: str
+) -> None:
+    parallelism = {"tensor": 2, "operators": {"strategies": strategies}}
+    job = parse_job({"model": {"config": LLAMA}, "data": {"files": ["a.txt"]}, "parallelism": parallelism})
+    assert isinstance(job, TrainJob)
+    with pytest.raises(UserError, match=r"^parallelism.operators.strategies: ") as refused:
+        require_strategies(Blueprint(config=LLAMA), job)
+    assert problem in refused.value.message
+    assert hint in str(refused.value.hint)
 
 
 def test_a_sample_of_pairs_is_two_rows() -> None:
