@@ -12,8 +12,9 @@ from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
 from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
-from share_compute.lifecycle.attempt_events import Measured, StageTiming
+from share_compute.lifecycle.attempt_events import Measured, Planned, StageTiming
 from share_compute.lifecycle.states import ContributorState
+from share_compute.planning.plan import IdleMachine
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Device, Link
 
@@ -145,6 +146,35 @@ def test_the_page_of_a_machine_shows_its_history_after_a_loss(page: Page, cluste
     expect(page.get_by_text("lost", exact=True).first).to_be_visible()
     expect(page.get_by_role("button", name="Send away")).to_have_count(0)
     expect(page.get_by_text(re.compile("Last seen (just now|[0-9]+ s ago)"))).to_be_visible()
+
+
+def test_the_page_of_a_free_machine_says_why_it_is_not_needed(page: Page, cluster: Cluster) -> None:
+    ash, birch = (measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch"))
+    job = cluster.store.jobs.create(digits())
+    start(cluster.store, job, [ash])
+    plan = cluster.store.jobs.get(job.id).plan
+    assert plan is not None
+    idle = IdleMachine(contributor_id=birch.id, name="birch", reason="its link would slow the job down")
+    cluster.store.progress.record(job.id, job.attempt, [Planned(plan=plan.with_idle((idle,)))])
+    page.goto(f"{cluster.url}/machines/{birch.id}")
+    expect(
+        page.get_by_text("Your machine is not needed now: Its link would slow the job down.")
+    ).to_be_visible()
+
+
+def test_the_map_shows_flows_and_utilization_and_zooms(page: Page, cluster: Cluster) -> None:
+    machines = two_islands(cluster.store)
+    job = cluster.store.jobs.create(digits())
+    start(cluster.store, job, machines[:2])
+    time_it(cluster.store, job, machines[:2])
+    chart = page.get_by_role("group", name="Machines and islands")
+    expect(chart.locator("[class*='_flow_']").first).to_be_attached()
+    expect(node(page, "ash")).to_have_attribute("data-busy", "high")
+    expect(node(page, "birch")).to_have_attribute("data-busy", "low")
+    width = chart.evaluate("element => element.clientWidth")
+    page.get_by_role("button", name="Zoom in").click()
+    page.wait_for_function(f"document.querySelector('svg[role=group]').clientWidth > {width}")
+    expect(page.get_by_role("button", name="Zoom out")).to_be_enabled()
 
 
 def test_a_machine_that_is_not_there_is_said_to_be_unknown(

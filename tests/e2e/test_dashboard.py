@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
-from tests.e2e.screenshots import appearances, screenshots
+from tests.e2e.screenshots import appearances, screenshots, violations
 
 pytestmark = pytest.mark.browser
 
@@ -19,7 +19,7 @@ FIRST_LOAD_BYTES = 250_000
 
 def test_the_link_of_up_signs_in_and_leaves_no_key_in_the_address_bar(page: Page, cluster: Cluster) -> None:
     assert page.url == f"{cluster.url}/"
-    expect(page.get_by_role("heading", name="No machine has joined yet")).to_be_visible()
+    expect(page.get_by_role("heading", name="First steps")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible()
 
@@ -38,6 +38,70 @@ def test_a_wrong_key_is_refused_and_a_right_one_leads_where_one_wanted_to_go(
     expect(page.get_by_role("heading", name="No job yet")).to_be_visible()
 
 
+def test_the_first_steps_follow_the_cluster_and_can_be_dismissed(page: Page, cluster: Cluster) -> None:
+    steps = page.get_by_role("region", name="First steps")
+    expect(steps.get_by_role("img", name="to do")).to_have_count(3)
+    machine = measure(cluster.store, join(cluster.store, "birch"), 51e9)
+    expect(steps.get_by_text("1 machine joined")).to_be_visible()
+    job = cluster.store.jobs.create(digits())
+    start(cluster.store, job, [machine])
+    expect(steps.get_by_role("link", name="digits")).to_be_visible()
+    expect(steps.get_by_role("img", name="done")).to_have_count(2)
+    steps.get_by_role("button", name="Dismiss").click()
+    expect(steps).to_have_count(0)
+    page.reload()
+    expect(page.get_by_role("region", name="Map of the machines")).to_be_visible()
+    expect(steps).to_have_count(0)
+
+
+def test_the_palette_finds_pages_jobs_and_machines_by_the_keyboard(page: Page, cluster: Cluster) -> None:
+    measure(cluster.store, join(cluster.store, "birch"), 51e9)
+    job = cluster.store.jobs.create(digits())
+    page.keyboard.press("Control+k")
+    field = page.get_by_role("combobox", name="Search and commands")
+    expect(field).to_be_focused()
+    field.fill("dig")
+    expect(page.get_by_role("option", name="digits")).to_be_visible()
+    assert violations(page) == []
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{cluster.url}/jobs/{job.id}")
+    expect(field).to_have_count(0)
+    page.get_by_role("button", name="Search and commands").click()
+    field.fill("birch")
+    expect(page.get_by_role("option", name="birch")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="birch", level=1)).to_be_visible()
+    page.keyboard.press("Control+k")
+    expect(field).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("option", name="Jobs", exact=True)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Escape")
+    expect(field).to_have_count(0)
+
+
+def test_a_notification_says_that_a_job_has_ended_if_asked_for(
+    cluster: Cluster, context: BrowserContext
+) -> None:
+    context.grant_permissions(["notifications"])
+    context.add_init_script(
+        "window.shown = []; window.Notification = class { static permission = 'granted';"
+        " static async requestPermission() { return 'granted'; }"
+        " constructor(title) { window.shown.push(title); } close() {} };"
+    )
+    page = context.new_page()
+    page.goto(f"{cluster.url}/#key={cluster.key}")
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    quiet, watched = (cluster.store.jobs.create(digits()) for _ in range(2))
+    cluster.store.jobs.cancel(quiet.id)
+    page.goto(f"{cluster.url}/jobs/{watched.id}")
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    page.keyboard.press("Control+k")
+    page.get_by_role("option", name="Watch this job").click()
+    cluster.store.jobs.cancel(watched.id)
+    page.wait_for_function("window.shown.length > 0")
+    assert page.evaluate("window.shown") == ["digits: cancelled"]
+
+
 def test_machines_appear_as_they_join(page: Page, cluster: Cluster) -> None:
     page.goto(f"{cluster.url}/?view=table")
     machine = join(cluster.store, "birch")
@@ -51,7 +115,7 @@ def test_machines_appear_as_they_join(page: Page, cluster: Cluster) -> None:
 
 def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, cluster: Cluster) -> None:
     machines = [measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch")]
-    page.get_by_role("link", name="Submit").click()
+    page.get_by_role("link", name="Submit", exact=True).click()
     page.get_by_role("button", name="Submit").click()
     expect(page.get_by_role("heading", name="digits", level=1)).to_be_visible()
     job = cluster.store.jobs.queued()[0]
@@ -111,7 +175,7 @@ def test_a_lost_machine_ends_the_job_and_resume_queues_it_again(page: Page, clus
 
 
 def test_what_the_server_refuses_stands_at_its_line(page: Page, complaints: Complaints) -> None:
-    page.get_by_role("link", name="Submit").click()
+    page.get_by_role("link", name="Submit", exact=True).click()
     page.get_by_text("YAML", exact=True).click()
     editor = page.get_by_label("Job as YAML")
     editor.fill(editor.input_value().replace("name: adamw", "name: adamm"))

@@ -1,4 +1,4 @@
-"""The operator's page and the invites in a real browser."""
+"""The page of administrators and the invites in a real browser."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.scenes import digits, join, lose, measure, start
 from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
+from share_compute.lifecycle.states import ContributorState
 from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store
 from share_compute_api.schemas.versions import local_versions
@@ -33,14 +34,14 @@ def join_as(store: Store, name: str, **versions: str) -> ContributorRecord:
 
 
 @pytest.fixture
-def operations(page: Page) -> Page:
-    page.get_by_role("link", name="Operations").click()
-    page.get_by_role("heading", name="Operations", level=1).wait_for()
+def admin(page: Page) -> Page:
+    page.get_by_role("link", name="Admin").click()
+    page.get_by_role("heading", name="Admin", level=1).wait_for()
     return page
 
 
-def test_alerts_and_the_queue_follow_what_happens(operations: Page, cluster: Cluster) -> None:
-    alerts, queue = part(operations, "Alerts"), part(operations, "Queue of jobs")
+def test_alerts_and_the_queue_follow_what_happens(admin: Page, cluster: Cluster) -> None:
+    alerts, queue = part(admin, "Alerts"), part(admin, "Queue of jobs")
     expect(alerts).to_contain_text("The server runs without a cluster")
     expect(queue).to_contain_text("No job waits.")
     first, second = (cluster.store.jobs.create(digits()) for _ in range(2))
@@ -57,28 +58,57 @@ def test_alerts_and_the_queue_follow_what_happens(operations: Page, cluster: Clu
     )
     expect(alerts).to_contain_text("Machine ash was lost: its Ray node died.")
     alerts.get_by_role("link", name="Open the job").click()
-    expect(operations).to_have_url(f"{cluster.url}/jobs/{first.id}")
+    expect(admin).to_have_url(f"{cluster.url}/jobs/{first.id}")
+
+
+def test_equal_alerts_are_one_line_and_acknowledged_ones_come_back_when_they_change(
+    admin: Page, cluster: Cluster
+) -> None:
+    alerts, badge = part(admin, "Alerts"), admin.get_by_role("link", name="Admin")
+    machines = [join_as(cluster.store, name) for name in ("ash", "birch", "cedar")]
+    for machine in machines[:2]:
+        cluster.store.contributors.set_state(
+            cluster.store.contributors.get(machine.id), ContributorState.lost, "its Ray node died"
+        )
+    summary = alerts.get_by_text("2 machines: was lost: its Ray node died.")
+    expect(badge).to_have_accessible_name("Admin 3 alerts")
+    summary.click()
+    expect(alerts.get_by_role("link", name="birch")).to_be_visible()
+    alerts.get_by_role("button", name=re.compile("Acknowledge: 2 machines")).click()
+    expect(badge).to_have_accessible_name("Admin 1 alert")
+    admin.reload()
+    expect(alerts.get_by_text("2 acknowledged in this browser")).to_be_visible()
+    expect(badge).to_have_accessible_name("Admin 1 alert")
+    cluster.store.contributors.set_state(
+        cluster.store.contributors.get(machines[2].id), ContributorState.lost, "its Ray node died"
+    )
+    # Only the machine that was lost since is new.
+    expect(badge).to_have_accessible_name("Admin 2 alerts")
+    alerts.get_by_text("2 acknowledged in this browser").click()
+    alerts.get_by_role("button", name=re.compile("Show as new")).click()
+    expect(alerts.get_by_text("3 machines: was lost")).to_be_visible()
 
 
 def test_machines_that_differ_from_the_server_are_marked_and_can_be_sent_away(
-    operations: Page, cluster: Cluster
+    admin: Page, cluster: Cluster
 ) -> None:
-    machines = part(operations, "Machines")
+    machines = part(admin, "Machines")
     expect(machines).to_contain_text("No machine is here.")
     join_as(cluster.store, "ash")
     birch = join_as(cluster.store, "birch", torch="1.0.0")
-    expect(machines.get_by_role("row", name=re.compile("ash"))).to_contain_text("as the server's")
+    expect(machines.get_by_role("row", name=re.compile("ash"))).to_contain_text("ready")
+    expect(machines.get_by_role("row", name=re.compile("ash"))).not_to_contain_text("the server has")
     row = machines.get_by_role("row", name=re.compile("birch"))
     expect(row).to_contain_text(f"torch 1.0.0, the server has {local_versions().torch}")
-    expect(part(operations, "Alerts")).to_contain_text("Machine birch does not fit: the server runs torch")
+    expect(part(admin, "Alerts")).to_contain_text("Machine birch does not fit: the server runs torch")
     row.get_by_role("button", name="Send away: birch").click()
-    operations.get_by_role("dialog").get_by_role("button", name="Send away").click()
+    admin.get_by_role("dialog").get_by_role("button", name="Send away").click()
     expect(row).to_contain_text("draining")
     assert cluster.store.contributors.get(birch.id).sent_away_at is not None
 
 
-def test_a_key_is_made_shown_once_and_revoked(operations: Page, cluster: Cluster) -> None:
-    keys = part(operations, "API keys")
+def test_a_key_is_made_shown_once_and_revoked(admin: Page, cluster: Cluster) -> None:
+    keys = part(admin, "API keys")
     expect(keys.get_by_role("row", name=re.compile("browser"))).to_contain_text("you are signed in with it")
     keys.get_by_label("For whom or what").fill("Ada's scripts")
     keys.get_by_role("button", name="Create key").click()
@@ -86,29 +116,29 @@ def test_a_key_is_made_shown_once_and_revoked(operations: Page, cluster: Cluster
     bearer = {"Authorization": f"Bearer {line.inner_text()}"}
     assert httpx.get(f"{cluster.url}/v1/models", headers=bearer).status_code == 200
     keys.get_by_role("button", name="Copy").click()
-    assert operations.evaluate("navigator.clipboard.readText()") == line.inner_text()
+    assert admin.evaluate("navigator.clipboard.readText()") == line.inner_text()
     keys.get_by_role("button", name="Revoke the key Ada's scripts").click()
-    operations.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    admin.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(keys.get_by_role("row", name=re.compile("Ada"))).to_have_count(0)
     keys.get_by_label("Show the revoked (1)").check()
     expect(keys.get_by_role("row", name=re.compile("Ada"))).to_contain_text("revoked")
     assert [record.name for record in cluster.store.keys.list() if record.revoked_at] == ["Ada's scripts"]
 
 
-def test_revoking_the_own_key_signs_out(operations: Page, cluster: Cluster, complaints: Complaints) -> None:
+def test_revoking_the_own_key_signs_out(admin: Page, cluster: Cluster, complaints: Complaints) -> None:
     cluster.store.keys.create("another operator", [Scope.admin])
-    keys = part(operations, "API keys")
+    keys = part(admin, "API keys")
     keys.get_by_role("button", name="Revoke the key browser").click()
-    expect(operations.get_by_role("dialog")).to_contain_text("you are signed out too")
-    operations.get_by_role("dialog").get_by_role("button", name="Revoke").click()
-    expect(operations.get_by_text("Your session is over.")).to_be_visible()
+    expect(admin.get_by_role("dialog")).to_contain_text("you are signed out too")
+    admin.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(admin.get_by_text("Your session is over.")).to_be_visible()
     # The browser logs requests that the server refuses.
     assert [text for text in complaints if "401" not in text] == []
     complaints.clear()
 
 
-def test_the_server_is_described(operations: Page, cluster: Cluster) -> None:
-    server = part(operations, "Server")
+def test_the_server_is_described(admin: Page, cluster: Cluster) -> None:
+    server = part(admin, "Server")
     for text in (
         cluster.url,
         "SQLite",
@@ -131,6 +161,16 @@ def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, clust
     expect(line).to_have_count(0)
     expect(page.get_by_role("row", name=re.compile("by ash"))).to_contain_text("used")
     expect(page.get_by_role("row", name=re.compile("late"))).to_contain_text("expired")
+
+
+def test_an_invite_warns_if_no_other_machine_can_reach_the_server(page: Page) -> None:
+    page.get_by_role("link", name="Invite", exact=True).click()
+    expect(page.get_by_text("Other machines cannot reach this server")).to_be_visible()
+    expect(page.get_by_text("share-compute up --host 0.0.0.0")).to_be_visible()
+    page.get_by_role("button", name="Create invite").click()
+    lines = page.get_by_role("main").get_by_label(re.compile("Command to"))
+    expect(lines.nth(0)).to_contain_text("make setup")
+    expect(lines.nth(1)).to_contain_text("share-compute join")
 
 
 def test_an_invite_of_several_uses_stays_open_until_all_are_used(page: Page, cluster: Cluster) -> None:
@@ -174,7 +214,7 @@ def test_the_operators_pages_are_accessible_and_fit(
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()
-        for path in ("operations", "invites", "nowhere"):
+        for path in ("admin", "invites", "nowhere"):
             page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
@@ -185,7 +225,7 @@ def test_a_page_shows_what_its_key_may_do(page: Page, cluster: Cluster, complain
     reader = cluster.store.keys.create("reader", [Scope.read])[1]
     chatter = cluster.store.keys.create("chatter", [Scope.chat])[1]
     join(cluster.store, "ash")
-    page.goto(f"{cluster.url}/operations#key={reader}")
+    page.goto(f"{cluster.url}/admin#key={reader}")
     expect(page.get_by_role("link", name="Jobs", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="Invite", exact=True)).to_have_count(0)
     expect(page.get_by_role("heading", name="Server", exact=True)).to_be_visible()

@@ -98,6 +98,22 @@ def test_form_and_yaml_show_each_others_changes(page: Page, cluster: Cluster) ->
     expect(page.get_by_label("Job as YAML")).to_have_value(re.compile("kind: train"))
 
 
+def test_every_example_keeps_its_changes_and_sizes_are_buttons(page: Page, cluster: Cluster) -> None:
+    form(page, cluster)
+    page.get_by_label("Steps", exact=True).fill("77")
+    starts = page.get_by_role("navigation", name="Start from")
+    starts.get_by_role("link", name="Train a language model").click()
+    expect(page.get_by_label("Steps", exact=True)).to_have_value("300")
+    page.get_by_text("Small: 24 M").click()
+    expect(page.get_by_role("radio", name="Small: 24 M")).to_be_checked()
+    expect(to_yaml(page)).to_have_value(re.compile("hidden_size: 512"))
+    starts.get_by_role("link", name="Train a digit classifier").click()
+    expect(page.get_by_label("Job as YAML")).to_have_value(re.compile("steps: 77"))
+    expect(starts.get_by_role("link", name="Train a digit classifier")).to_contain_text("changed")
+    page.get_by_role("button", name="Undo all changes").click()
+    expect(page.get_by_label("Job as YAML")).to_have_value(re.compile("steps: 200"))
+
+
 def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, cluster: Cluster) -> None:
     form(page, cluster)
     steps = page.get_by_label("Steps", exact=True)

@@ -1,4 +1,4 @@
-import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
+import { createRootRoute, createRoute, createRouter, lazyRouteComponent, Navigate } from "@tanstack/react-router";
 
 import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/frame/Shell";
@@ -73,6 +73,12 @@ const deployments = createRoute({
   component: lazyRouteComponent(() => import("./pages/Deployments"), "Deployments"),
 });
 
+const models = createRoute({
+  getParentRoute: () => root,
+  path: "/models",
+  component: () => <Navigate to="/deployments" replace />,
+});
+
 const deployment = createRoute({
   getParentRoute: () => root,
   path: "/deployments/$name",
@@ -93,10 +99,10 @@ const invites = createRoute({
   component: lazyRouteComponent(() => import("./pages/Invites"), "Invites"),
 });
 
-const operations = createRoute({
+const admin = createRoute({
   getParentRoute: () => root,
-  path: "/operations",
-  component: lazyRouteComponent(() => import("./pages/Operations"), "Operations"),
+  path: "/admin",
+  component: lazyRouteComponent(() => import("./pages/Admin"), "Admin"),
 });
 
 export const router = createRouter({
@@ -107,11 +113,12 @@ export const router = createRouter({
     job,
     compare,
     deployments,
+    models,
     deployment,
     playground,
     submit,
     invites,
-    operations,
+    admin,
   ]),
   defaultPreload: "intent",
   defaultPendingComponent: Loading,

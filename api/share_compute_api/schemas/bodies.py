@@ -148,6 +148,8 @@ class Alert(ResponseBody):
     """error: something does not work. warning: something may soon stop working."""
     text: str
     """Description of the condition."""
+    name: str | None = None
+    """Name of the machine, job or deployment, as in ``text``; null for alerts about the server."""
     hint: str | None = None
     """Action that the operator can take."""
     since: datetime | None = None

@@ -134,6 +134,7 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
             "kind": kind,
             "severity": "warning",
             "text": f"machine {machine.name} {text}",
+            "name": machine.name,
             "hint": f"look at `share-compute join` on {machine.host}; it says what it does",
             "since": since,
             "contributor_id": machine.id,
@@ -168,6 +169,7 @@ def of_jobs(
             kind="job-failed",
             severity="error",
             text=f"job {job.name} failed: {job.reason}",
+            name=job.name,
             hint=(job.error or {}).get("hint"),
             since=job.finished_at,
             job_id=job.id,
@@ -180,6 +182,7 @@ def of_jobs(
                 severity="warning",
                 text=f"job {waiting.name} makes no progress: {waiting.fruitless_attempts} attempts in a row were "
                 f"lost before a step was committed",
+                name=waiting.name,
                 hint=f"look into its log: share-compute logs {waiting.id}",
                 since=waiting.waiting_since,
                 job_id=waiting.id,
@@ -190,6 +193,7 @@ def of_jobs(
                 kind="job-waits",
                 severity="warning",
                 text=f"job {waiting.name} waits: {waiting.reason}",
+                name=waiting.name,
                 since=waiting.waiting_since,
                 job_id=waiting.id,
             )
@@ -207,6 +211,7 @@ def of_deployments(
                     kind="deployment-failed",
                     severity="error",
                     text=f"deployment {one.name} failed: {one.reason}",
+                    name=one.name,
                     hint=(one.error or {}).get("hint"),
                     since=one.ended_at,
                     deployment_id=one.id,
@@ -217,6 +222,7 @@ def of_deployments(
                     kind="deployment-degraded",
                     severity="warning",
                     text=f"deployment {one.name} is degraded: {one.reason}",
+                    name=one.name,
                     deployment_id=one.id,
                 )
             case DeploymentState.pending | DeploymentState.loading if now - one.created_at > longest_wait:
@@ -225,6 +231,7 @@ def of_deployments(
                     kind="deployment-waits",
                     severity="warning",
                     text=f"deployment {one.name} does not answer: {one.reason}",
+                    name=one.name,
                     # The store does not record when a deployment stopped being ready.
                     since=one.created_at if one.ready_at is None else None,
                     deployment_id=one.id,

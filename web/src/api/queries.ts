@@ -320,7 +320,12 @@ export function jobSchema(kind: "train" | "generate" | "embed" | "sparse" | "swe
 }
 
 /** First key of the operator's queries: all of them depend on machines, jobs and deployments. */
-export const OPERATIONS = ["operations"] as const;
+export const ADMIN = ["admin"] as const;
+
+export const alerts = queryOptions({
+  queryKey: [...ADMIN, "alerts"],
+  queryFn: async ({ signal }) => (await body(api.GET("/api/v1/alerts", { signal }))).alerts,
+});
 
 export const invites = queryOptions({
   queryKey: ["invites"],

@@ -1492,6 +1492,11 @@ export interface components {
              */
             kind: "no-cluster" | "disk" | "machine-lost" | "machine-unresponsive" | "machine-quarantined" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
             /**
+             * Name
+             * @description Name of the machine, job or deployment, as in ``text``; null for alerts about the server.
+             */
+            name?: string | null;
+            /**
              * Severity
              * @description error: something does not work. warning: something may soon stop working.
              * @enum {string}

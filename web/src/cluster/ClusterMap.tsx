@@ -1,6 +1,6 @@
 /** The cluster as a picture: islands of machines with good links between them, and the links between islands. */
-import { Text } from "@mantine/core";
-import { useCallback, useMemo, useState } from "react";
+import { ActionIcon, Text } from "@mantine/core";
+import { useCallback, useMemo, useState, useSyncExternalStore } from "react";
 import { useTranslation } from "react-i18next";
 
 import type { ClusterView } from "../api/types";
@@ -10,23 +10,30 @@ import { count } from "../format";
 import { Bubble } from "./Bubble";
 import { Details } from "./Details";
 import type { MachineGroup } from "./groups";
-import { between, inRows, qualityOf, ringsFor, spiral, thickness, type Circle, type Places } from "./layout";
+import { between, inRows, largestThatFits, position, qualityOf, reachOf, thickness, type Circle, type Places, type Point } from "./layout";
+import { flowsOf, neighbours, outside, type Box } from "./lines";
 import { Legend } from "./Legend";
-import { MachineNode } from "./MachineNode";
+import { MachineNode, radiusOf, SPACING_FOR_NAMES, SPACING_FOR_WORK } from "./MachineNode";
 import classes from "./ClusterMap.module.css";
 import { clusterSearch } from "./search";
+import { useUtilization } from "./useUtilization";
 import { groupTitle, linkWords, qualityWords } from "./words";
 
 /** Above this number of machines, islands are drawn as circles that can be opened. */
 export const MOST_DRAWN = 150;
 /** Machines that an open island shows: ten full rings. */
 const MOST_OPEN = 331;
-/** Up to this number, names fit under the machines. */
-const MOST_NAMED = 60;
-const WIDE = 98;
-const NARROW = 46;
+/** Distances between two machines in pixels; the largest is taken with which all islands fit. */
+const STEPS = [140, 124, 110, 98, 90, 84, 76, 68, 60, 52, 46, 40, 34, 28, 24];
+const ZOOMS = [1, 1.5, 2, 3];
+/** Height of the page above and below the map, without its legend. */
+const TAKEN = 400;
+const LEAST_HEIGHT = 340;
 const ABOVE = 48;
 const GAP = 40;
+const MOST_STAGGER = 80;
+/** Width of a letter of a name. */
+const LETTER = 7;
 
 interface Props {
   cluster: ClusterView;
@@ -42,12 +49,17 @@ interface Drawn {
   number: number;
   /** Distance between two machines. */
   step: number;
+  /** Position of each machine, in the order of the group. */
+  points: readonly Point[];
   isBubble: boolean;
 }
 
 export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
   const { t } = useTranslation();
   const { ref, width } = useWidth<HTMLDivElement>();
+  const room = Math.max(LEAST_HEIGHT, useWindowHeight() - TAKEN);
+  const [zoom, setZoom] = useState(0);
+  const scale = ZOOMS[zoom]!;
   const [lit, setLit] = useState<string | null>(null);
   const light = useCallback((id: string | null) => setLit(id), []);
   const opened = groups.find((group) => group.id === open);
@@ -55,13 +67,15 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
   const total = groups.reduce((sum, group) => sum + group.machines.length, 0);
   const hasBubbles = opened === undefined && total > MOST_DRAWN;
   const { drawn, height } = useMemo(
-    () => draw(shown, places, numbers, width, hasBubbles),
+    () => draw(shown, places, numbers, { width: width * scale, height: room * scale }, hasBubbles),
     // `shown` is a new object on each render; its parts are not.
-    [groups, opened, places, numbers, width, hasBubbles],
+    [groups, opened, places, numbers, width, room, scale, hasBubbles],
   );
+  const labels = useMemo(() => drawn.flatMap(labelsOf), [drawn]);
+  const busy = useUtilization(hasBubbles ? [] : shown.flatMap((group) => group.machines));
   const litMachine = lit === null ? undefined : cluster.machines.find((machine) => machine.id === lit);
   return (
-    <section className="card" aria-label={t("Map of the machines")}>
+    <section className={`card ${classes.board}`} aria-label={t("Map of the machines")}>
       {opened !== undefined && (
         <div className={classes.opened}>
           <AnchorLink to="/" search={(old) => clusterSearch({ ...old, island: undefined })} size="sm">
@@ -80,21 +94,31 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
           )}
         </div>
       )}
-      <div ref={ref} className={classes.frame}>
+      <div ref={ref} className={classes.frame} data-zoomed={zoom > 0} style={zoom > 0 ? { maxHeight: room } : undefined}>
         {width > 0 && (
-          <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} className={classes.map} role="group" aria-label={t("Machines and islands")}>
-            <Links cluster={cluster} drawn={drawn} />
+          <svg width={width * scale} height={height} viewBox={`0 0 ${width * scale} ${height}`} className={classes.map} role="group" aria-label={t("Machines and islands")}>
+            <Links cluster={cluster} drawn={drawn} labels={labels} />
+            <Shores drawn={drawn} />
+            <Inside drawn={drawn} labels={labels} />
             {drawn.map((one) =>
               one.isBubble ? (
                 <Bubble key={one.group.id} group={one.group} number={one.number} x={one.circle.x} y={one.circle.y} radius={one.circle.r} />
               ) : (
-                <Island key={one.group.id} {...one} places={places} onLight={light} />
+                <Island key={one.group.id} {...one} busy={busy} onLight={light} />
               ),
             )}
           </svg>
         )}
       </div>
-      <Details machine={litMachine} hasBubbles={hasBubbles} />
+      <div className={classes.zoom} role="group" aria-label={t("Zoom")}>
+        <ActionIcon variant="default" aria-label={t("Zoom out")} disabled={zoom === 0} onClick={() => setZoom(zoom - 1)}>
+          −
+        </ActionIcon>
+        <ActionIcon variant="default" aria-label={t("Zoom in")} disabled={zoom === ZOOMS.length - 1} onClick={() => setZoom(zoom + 1)}>
+          +
+        </ActionIcon>
+      </div>
+      <Details machine={litMachine} busy={lit === null ? undefined : busy[lit]} hasBubbles={hasBubbles} />
       <Legend hasBubbles={hasBubbles} isAssumed={cluster.islands.is_assumed} isCurrent={cluster.islands.is_current} />
       <LinkList cluster={cluster} numbers={numbers} />
     </section>
@@ -105,67 +129,116 @@ function draw(
   shown: readonly MachineGroup[],
   places: Props["places"],
   numbers: Props["numbers"],
-  width: number,
+  room: { width: number; height: number },
   hasBubbles: boolean,
 ): { drawn: Drawn[]; height: number } {
   const cell = (group: MachineGroup) =>
     group.kind === "island" ? (places.islands.cells.get(group.id) ?? 0) : 1e6 + (group.kind === "gone" ? 1 : 0);
   const ordered = [...shown].sort((a, b) => cell(a) - cell(b));
-  const total = ordered.reduce((sum, group) => sum + group.machines.length, 0);
-  const sized = ordered.map((group) => {
-    if (hasBubbles) {
-      const r = Math.min(width / 2 - 8, Math.max(58, Math.min(120, 14 * Math.sqrt(Math.sqrt(group.machines.length) * 3))));
-      return { r, step: 0 };
-    }
-    const slots = group.kind === "island" ? places.islands.slots : places.others.slots;
-    const most = Math.max(...group.machines.slice(0, MOST_OPEN).map((machine) => slots.get(machine.id) ?? 0));
-    const rings = ringsFor(most + 1);
-    const fits = (width - 64) / Math.max(1, 2 * rings + 0.5);
-    const step = Math.max(20, Math.min(total <= MOST_NAMED ? WIDE : NARROW, fits));
-    return { r: rings * step + Math.max(26, step * 0.55), step };
+  const slots = ordered.map((group) => {
+    const known = group.kind === "island" ? places.islands.slots : places.others.slots;
+    return group.machines.slice(0, MOST_OPEN).map((machine) => known.get(machine.id) ?? 0);
   });
-  const { circles, height } = inRows(sized.map(({ r }) => r), Math.max(width, 1), { gap: GAP, above: ABOVE });
-  const drawn = ordered.map((group, place) => ({
-    group,
-    circle: circles[place]!,
-    number: numbers.get(group.id) ?? 0,
-    step: sized[place]!.step,
-    isBubble: hasBubbles,
-  }));
-  return { drawn, height };
+  const counts = slots.map((some) => Math.max(...some) + 1);
+  const radii = (step: number) =>
+    hasBubbles
+      ? ordered.map(({ machines }) => Math.min(room.width / 2 - 8, Math.max(58, Math.min(120, 14 * Math.sqrt(Math.sqrt(machines.length) * 3)))))
+      : counts.map((count) => reachOf(count) * step + Math.max(26, Math.min(70, step * 0.66)));
+  const rows = (step: number) => inRows(radii(step), Math.max(room.width, 1), { gap: GAP, above: ABOVE });
+  const isNarrow = (step: number) => Math.max(...radii(step)) * 2 > room.width;
+  const step = largestThatFits(STEPS, room.height, (size) => (isNarrow(size) ? Infinity : rows(size).height));
+  const { circles, height } = rows(step);
+  // Few islands are in the middle of the map's height.
+  const down = Math.max(0, (room.height - height) / 2);
+  // Three islands in one line would hide the link between the outer ones.
+  const isOneRow = circles.length > 2 && circles.every(({ y }) => y === circles[0]!.y);
+  const stagger = isOneRow ? Math.min(down, MOST_STAGGER) : 0;
+  const drawn = ordered.map((group, place) => {
+    const circle = { ...circles[place]!, y: circles[place]!.y + down + (place % 2 === 0 ? -stagger : stagger) };
+    const points = slots[place]!.map((slot) => {
+      const { x, y } = position(slot, counts[place]!);
+      return { x: circle.x + x * step, y: circle.y + y * step };
+    });
+    return { group, circle, number: numbers.get(group.id) ?? 0, step, points, isBubble: hasBubbles };
+  });
+  return { drawn, height: Math.max(height, room.height) };
 }
 
-function Island({ group, circle, number, step, places, onLight }: Drawn & { places: Props["places"]; onLight: (id: string | null) => void }) {
-  const { t } = useTranslation();
-  const slots = group.kind === "island" ? places.islands.slots : places.others.slots;
-  const quality = qualityOf(group.island?.bytes_per_s);
-  const inside = group.island?.bytes_per_s != null ? linkWords(group.island.latency_s, group.island.bytes_per_s) : null;
-  return (
-    <g>
+/** The boxes of an island's title and of the names of its machines, through which no line is drawn. */
+function labelsOf({ group, circle, step, points, isBubble }: Drawn): Box[] {
+  const title = { x: circle.x - 75, y: circle.y - circle.r - 40, width: 150, height: 38 };
+  if (isBubble || step < SPACING_FOR_NAMES) return [title];
+  const hasWork = step >= SPACING_FOR_WORK;
+  const names = points.map(({ x, y }, place) => {
+    const machine = group.machines[place]!;
+    const letters = Math.max(machine.name.length, hasWork ? (machine.held?.name ?? machine.state).length : 0);
+    const width = Math.min(step * 0.88, letters * LETTER + 8);
+    return { x: x - width / 2, y: y + radiusOf(machine, step) + 7, width, height: hasWork ? 32 : 16 };
+  });
+  return [title, ...names];
+}
+
+/** The coasts of islands, below all lines. */
+function Shores({ drawn }: { drawn: readonly Drawn[] }) {
+  return drawn.map(({ group, circle, isBubble }) =>
+    isBubble ? null : (
       <circle
+        key={group.id}
         className={classes.shore}
         style={{ transform: `translate(${circle.x}px, ${circle.y}px)` }}
         r={circle.r}
-        data-quality={quality}
+        data-quality={qualityOf(group.island?.bytes_per_s)}
         data-kind={group.kind}
       />
+    ),
+  );
+}
+
+/** Lines between the machines of an island, and moving ones between machines that exchange tensors. */
+function Inside({ drawn, labels }: { drawn: readonly Drawn[]; labels: readonly Box[] }) {
+  const { mesh, flows } = useMemo(() => {
+    const open = drawn.filter((one) => !one.isBubble);
+    const places = new Map(open.flatMap(({ group, points }) => points.map((point, place) => [group.machines[place]!.id, point] as const)));
+    const near = open.flatMap(({ group, points, step }) =>
+      group.kind !== "island"
+        ? []
+        : neighbours(points, step * 1.05).map(([one, other]) => ({ line: { from: points[one]!, to: points[other]! }, quality: qualityOf(group.island?.bytes_per_s) })),
+    );
+    return {
+      mesh: near.flatMap(({ line, quality }) => outside(line, labels).map((part) => ({ part, quality }))),
+      flows: flowsOf(open.flatMap(({ group }) => group.machines)).flatMap(([one, other]) => {
+        const [from, to] = [places.get(one), places.get(other)];
+        return from === undefined || to === undefined ? [] : outside({ from, to }, labels);
+      }),
+    };
+  }, [drawn, labels]);
+  return (
+    <g aria-hidden>
+      {mesh.map(({ part: { from, to }, quality }, place) => (
+        <line key={place} className={classes.mesh} data-quality={quality} x1={from.x} y1={from.y} x2={to.x} y2={to.y} />
+      ))}
+      {flows.map(({ from, to }, place) => (
+        <line key={place} className={classes.flow} x1={from.x} y1={from.y} x2={to.x} y2={to.y} />
+      ))}
+    </g>
+  );
+}
+
+function Island({ group, circle, number, step, points, busy, onLight }: Drawn & { busy: Readonly<Record<string, number>>; onLight: (id: string | null) => void }) {
+  const { t } = useTranslation();
+  const inside = group.island?.bytes_per_s != null ? linkWords(group.island.latency_s, group.island.bytes_per_s) : null;
+  return (
+    <g>
       <text className={classes.title} data-halo x={circle.x} y={circle.y - circle.r - 24}>
         {groupTitle(t, group, number)}
       </text>
       <text className={classes.caption} data-halo x={circle.x} y={circle.y - circle.r - 8}>
         {inside ?? t("{{count}} machines", { count: group.machines.length })}
       </text>
-      {group.machines.slice(0, MOST_OPEN).map((machine) => {
-        const place = spiral(slots.get(machine.id) ?? 0);
+      {points.map((point, place) => {
+        const machine = group.machines[place]!;
         return (
-          <MachineNode
-            key={machine.id}
-            machine={machine}
-            x={circle.x + place.x * step}
-            y={circle.y + place.y * step}
-            spacing={step}
-            onLight={onLight}
-          />
+          <MachineNode key={machine.id} machine={machine} x={point.x} y={point.y} spacing={step} busy={busy[machine.id]} onLight={onLight} />
         );
       })}
     </g>
@@ -173,7 +246,7 @@ function Island({ group, circle, number, step, places, onLight }: Drawn & { plac
 }
 
 /** Lines between islands; labels are placed where no island hides them. */
-function Links({ cluster, drawn }: { cluster: ClusterView; drawn: readonly Drawn[] }) {
+function Links({ cluster, drawn, labels }: { cluster: ClusterView; drawn: readonly Drawn[]; labels: readonly Box[] }) {
   const circles = new Map(drawn.map(({ group, circle }) => [group.id, circle]));
   return (
     <g aria-hidden>
@@ -187,15 +260,18 @@ function Links({ cluster, drawn }: { cluster: ClusterView; drawn: readonly Drawn
         const isHidden = drawn.some(({ circle }) => Math.hypot(circle.x - middle.x, circle.y - middle.y) < circle.r + 30);
         return (
           <g key={`${one} ${other}`}>
-            <line
-              className={classes.link}
-              data-quality={qualityOf(bytesPerS)}
-              x1={from.x}
-              y1={from.y}
-              x2={to.x}
-              y2={to.y}
-              strokeWidth={thickness(bytesPerS)}
-            />
+            {outside({ from, to }, labels).map((part, place) => (
+              <line
+                key={place}
+                className={classes.link}
+                data-quality={qualityOf(bytesPerS)}
+                x1={part.from.x}
+                y1={part.from.y}
+                x2={part.to.x}
+                y2={part.to.y}
+                strokeWidth={thickness(bytesPerS)}
+              />
+            ))}
             {isRoom && !isHidden && (
               <text className={classes.caption} data-halo x={middle.x} y={middle.y - 6}>
                 {linkWords(latencyS, bytesPerS)}
@@ -206,6 +282,15 @@ function Links({ cluster, drawn }: { cluster: ClusterView; drawn: readonly Drawn
       })}
     </g>
   );
+}
+
+function useWindowHeight(): number {
+  return useSyncExternalStore(onResize, () => innerHeight);
+}
+
+function onResize(listener: () => void): () => void {
+  addEventListener("resize", listener);
+  return () => removeEventListener("resize", listener);
 }
 
 /** The links as a list of sentences. */

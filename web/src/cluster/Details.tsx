@@ -9,7 +9,14 @@ import { qualityOf } from "./layout";
 import classes from "./ClusterMap.module.css";
 import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
 
-export function Details({ machine, hasBubbles }: { machine: MachineSummary | undefined; hasBubbles: boolean }) {
+interface Props {
+  machine: MachineSummary | undefined;
+  /** Fraction of a step in which it computes, if it was measured. */
+  busy: number | undefined;
+  hasBubbles: boolean;
+}
+
+export function Details({ machine, busy, hasBubbles }: Props) {
   const { t } = useTranslation();
   if (machine === undefined) {
     return (
@@ -32,6 +39,7 @@ export function Details({ machine, hasBubbles }: { machine: MachineSummary | und
         ? "–"
         : `${linkWords(machine.head_latency_s, machine.head_bytes_per_s)} (${qualityWords(t, qualityOf(machine.head_bytes_per_s))})`,
     ],
+    ...(busy === undefined ? [] : [[t("Computes"), t("{{share}}% of a step", { share: Math.round(100 * busy) })] as [string, string]]),
     [t("Works for"), held === null ? "–" : [held.name, partWords(t, held)].filter(Boolean).join(" · ")],
   ];
   return (

@@ -1,4 +1,5 @@
 import { Text } from "@mantine/core";
+import type { CSSProperties } from "react";
 import { useTranslation } from "react-i18next";
 
 import { Sign, type Tone } from "./MachineNode";
@@ -32,6 +33,24 @@ export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
             {word}
           </span>
         ))}
+      {!hasBubbles && (
+        <>
+          <span className={classes.entry} data-tone="working">
+            <svg width={50} height={16} viewBox="0 -8 50 16" aria-hidden>
+              {[10, 50, 90].map((share, place) => (
+                <circle key={share} className={classes.body} data-tone="working" data-busy="" style={{ "--busy": `${share}%` } as CSSProperties} cx={8 + place * 17} r={7} />
+              ))}
+            </svg>
+            {t("computes less or more of a step")}
+          </span>
+          <span className={classes.entry}>
+            <svg width={26} height={12} aria-hidden>
+              <line className={classes.flow} x1={2} x2={26} y1={6} y2={6} />
+            </svg>
+            {t("exchanges tensors")}
+          </span>
+        </>
+      )}
       <span className={classes.entry}>
         <svg width={26} height={12} aria-hidden>
           <line className={classes.link} data-quality="good" x1={0} x2={26} y1={6} y2={6} strokeWidth={5} />

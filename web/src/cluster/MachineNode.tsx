@@ -1,6 +1,6 @@
 /** One machine of the map: size by speed, shape by device, sign and colour by state, a ring for its memory. */
 import { Link } from "@tanstack/react-router";
-import { memo } from "react";
+import { memo, type CSSProperties } from "react";
 import { useTranslation } from "react-i18next";
 
 import { isGone, type MachineSummary } from "../api/types";
@@ -13,11 +13,15 @@ interface Props {
   y: number;
   /** Distance to its neighbours, in pixels. */
   spacing: number;
+  /** Fraction of a step in which it computes, if it was measured. */
+  busy: number | undefined;
   onLight: (id: string | null) => void;
 }
 
 /** With less spacing names would overlap. */
-const SPACING_FOR_NAMES = 84;
+export const SPACING_FOR_NAMES = 60;
+/** With less spacing there is no second line for its work. */
+export const SPACING_FOR_WORK = 84;
 
 export type Tone = "working" | "free" | "arriving" | "leaving" | "lost" | "left";
 
@@ -28,13 +32,14 @@ export function toneOf(machine: Pick<MachineSummary, "state" | "held">): Tone {
   return machine.held === null ? "free" : "working";
 }
 
-/** 10 to 24 pixels: half as much again for each factor of a hundred above 10 GFLOP/s. */
-function radiusOf(machine: MachineSummary, spacing: number): number {
+/** 10 to 28 pixels: half as much again for each factor of a hundred above 10 GFLOP/s; larger where there is room. */
+export function radiusOf(machine: Pick<MachineSummary, "flops_per_s">, spacing: number): number {
   const size = machine.flops_per_s > 0 ? 14 + 3 * Math.log10(Math.max(1, machine.flops_per_s / 1e10)) : 13;
-  return Math.min(24, size, spacing * 0.36);
+  const hasOnlyName = spacing >= SPACING_FOR_NAMES && spacing < SPACING_FOR_WORK;
+  return Math.min(28, size * Math.max(1, spacing / 110), spacing * (hasOnlyName ? 0.24 : 0.36));
 }
 
-export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, onLight }: Props) {
+export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, busy, onLight }: Props) {
   const { t } = useTranslation();
   const r = radiusOf(machine, spacing);
   const tone = toneOf(machine);
@@ -42,7 +47,6 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, o
   const around = 2 * Math.PI * ring;
   const used = machine.held?.memory_bytes ?? 0;
   const share = machine.lent_bytes > 0 ? Math.min(1, used / machine.lent_bytes) : 0;
-  const hasName = spacing >= SPACING_FOR_NAMES;
   const letters = Math.floor(spacing / 7);
   return (
     <g className={classes.mover} style={{ transform: `translate(${x}px, ${y}px)` }}>
@@ -53,6 +57,7 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, o
           preload={false}
           className={classes.node}
           data-tone={tone}
+          {...(tone === "working" && busy !== undefined && { "data-busy": busy >= 0.5 ? "high" : "low", style: { "--busy": `${Math.round(10 + 80 * busy)}%` } as CSSProperties })}
           aria-label={describe(t, machine)}
           onPointerEnter={() => onLight(machine.id)}
           onFocus={() => onLight(machine.id)}
@@ -75,14 +80,16 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, o
           <Sign tone={tone} size={r} />
         </Link>
         {/* Beside the link, whose name says it in full. */}
-        {hasName && (
+        {spacing >= SPACING_FOR_NAMES && (
           <g aria-hidden className={classes.beside}>
             <text className={classes.name} y={r + 19}>
               {cut(machine.name, letters)}
             </text>
-            <text className={classes.caption} y={r + 33}>
-              {cut(workWords(t, machine), letters + 1)}
-            </text>
+            {spacing >= SPACING_FOR_WORK && (
+              <text className={classes.caption} y={r + 33}>
+                {cut(workWords(t, machine), letters + 1)}
+              </text>
+            )}
           </g>
         )}
       </g>

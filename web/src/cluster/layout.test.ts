@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { between, inRows, NOWHERE, qualityOf, ringsFor, settle, spiral, thickness } from "./layout";
+import { between, inRows, largestThatFits, NOWHERE, position, qualityOf, reachOf, ringsFor, settle, spiral, thickness } from "./layout";
 
 const group = (id: string, ...machines: string[]) => ({ id, machines });
 
@@ -33,6 +33,23 @@ test("the spiral never puts two machines at one place", () => {
   const points = Array.from({ length: 91 }, (_, slot) => spiral(slot));
   for (const [place, one] of points.entries())
     for (const other of points.slice(place + 1)) expect(Math.hypot(one.x - other.x, one.y - other.y)).toBeGreaterThan(0.86);
+});
+
+test("few machines are symmetric around the middle, at equal distances", () => {
+  for (const places of [1, 2, 3, 4, 5, 6, 7]) {
+    const all = Array.from({ length: places }, (_, slot) => position(slot, places));
+    for (const axis of ["x", "y"] as const) expect(all.reduce((sum, one) => sum + one[axis], 0)).toBeCloseTo(0);
+    const mirrored = (one: { x: number; y: number }) => all.some((other) => Math.hypot(other.x + one.x, other.y - one.y) < 1e-9);
+    expect(all.every(mirrored)).toBe(true);
+    const nearest = all.map((one) => Math.min(...all.filter((other) => other !== one).map((other) => Math.hypot(one.x - other.x, one.y - other.y))));
+    if (places > 1) for (const distance of nearest) expect(distance).toBeCloseTo(1);
+    expect(Math.max(...all.map(({ x, y }) => Math.hypot(x, y)))).toBeCloseTo(reachOf(places));
+  }
+});
+
+test("machines are as far apart as the map has room", () => {
+  expect(largestThatFits([30, 20, 10], 45, (size) => 2 * size)).toBe(20);
+  expect(largestThatFits([30, 20, 10], 5, (size) => 2 * size)).toBe(10);
 });
 
 test("circles stand in rows that are not wider than the map", () => {

@@ -106,6 +106,25 @@ export function spiral(slot: number): Point {
   return { x: from.x + (to.x - from.x) * along, y: from.y + (to.y - from.y) * along };
 }
 
+/** Up to this number, machines are the corners of a regular polygon. */
+const MOST_CORNERS = 6;
+
+/** Distance of the outermost of a number of places from their middle, in distances between neighbours. */
+export function reachOf(places: number): number {
+  if (places <= 1) return 0;
+  return places <= MOST_CORNERS ? 0.5 / Math.sin(Math.PI / places) : ringsFor(places);
+}
+
+/** Position of a slot, in distances between neighbours: symmetric for a few places, a spiral for more. */
+export function position(slot: number, places: number): Point {
+  if (places <= 1 || places > MOST_CORNERS) return spiral(slot);
+  // An odd number has a corner at the top, an even one a level side.
+  const start = places === 2 ? Math.PI : -Math.PI / 2 - (places % 2 === 0 ? Math.PI / places : 0);
+  const angle = start + (2 * Math.PI * slot) / places;
+  const radius = reachOf(places);
+  return { x: radius * Math.cos(angle), y: radius * Math.sin(angle) };
+}
+
 export interface Circle extends Point {
   r: number;
 }
@@ -138,6 +157,11 @@ export function inRows(
     y += above + 2 * most + gap;
   }
   return { circles, height: y };
+}
+
+/** The largest of some sizes (largest first) with which a layout is at most `limit` high; the smallest if none is. */
+export function largestThatFits(sizes: readonly number[], limit: number, heightWith: (size: number) => number): number {
+  return sizes.find((size) => heightWith(size) <= limit) ?? sizes.at(-1)!;
 }
 
 /** The part of the line between two circles that is outside both; null if they touch. */

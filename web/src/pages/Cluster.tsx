@@ -17,6 +17,7 @@ import { MachineTable } from "../cluster/MachineTable";
 import { ClusterMap } from "../cluster/ClusterMap";
 import { clusterSearch, type ClusterSearch } from "../cluster/search";
 import { usePlaces } from "../cluster/usePlaces";
+import { FirstSteps } from "./firststeps/FirstSteps";
 import classes from "./Cluster.module.css";
 
 const route = getRouteApi("/");
@@ -25,20 +26,11 @@ export function Cluster() {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(clusterQuery);
   return (
-    <Page
-      title={t("Machines")}
-      actions={
-        <ButtonLink to="/invites" variant="default">
-          {t("Invite a machine")}
-        </ButtonLink>
-      }
-    >
+    <Page title={t("Machines")}>
       {data !== undefined ? (
-        data.machines.length === 0 ? (
-          <NobodyYet />
-        ) : (
-          <Machines cluster={data} />
-        )
+        <FirstSteps machines={data.machines.length}>
+          {data.machines.length === 0 ? <NobodyYet /> : <Machines cluster={data} />}
+        </FirstSteps>
       ) : (
         <Waiting error={error} refetch={refetch} />
       )}

@@ -1,11 +1,11 @@
 /** Invites for machines to join the cluster. */
-import { Button, Group, NumberInput, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
+import { Alert, Button, Group, NumberInput, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
-import { useTranslation } from "react-i18next";
+import { Trans, useTranslation } from "react-i18next";
 
 import { api, body } from "../api/client";
-import { invites } from "../api/queries";
+import { invites, status } from "../api/queries";
 import type { Invite, InviteCreated } from "../api/types";
 import { CopyLine } from "../components/copy/CopyLine";
 import { Empty, Failure, Waiting } from "../components/Feedback";
@@ -13,6 +13,7 @@ import { Page, Section } from "../components/frame/Page";
 import { AnchorLink } from "../components/links";
 import { dateAndTime, duration } from "../format";
 import { useNow } from "../useNow";
+import { isLoopback } from "./invites/loopback";
 import { stateAt } from "./invites/stateAt";
 
 export function Invites() {
@@ -20,6 +21,7 @@ export function Invites() {
   const { data, error, refetch } = useQuery(invites);
   return (
     <Page title={t("Invite a machine")}>
+      <Unreachable />
       <Create all={data ?? []} />
       {data !== undefined ? (
         data.length === 0 ? (
@@ -33,6 +35,24 @@ export function Invites() {
         <Waiting error={error} refetch={refetch} />
       )}
     </Page>
+  );
+}
+
+/** A warning if no other machine can reach the server. */
+function Unreachable() {
+  const { t } = useTranslation();
+  const { data: server } = useQuery(status);
+  if (server === undefined || !isLoopback(server.url)) return null;
+  return (
+    <Alert color="orange" className="caution" title={t("Other machines cannot reach this server")}>
+      <Text size="sm">
+        <Trans
+          i18nKey="Its address is {{url}}, which only its own machine can reach. To let others join, start it again with <code>share-compute up --host 0.0.0.0 --tls self-signed</code>, then create the invite."
+          values={{ url: server.url }}
+          components={{ code: <code /> }}
+        />
+      </Text>
+    </Alert>
   );
 }
 
@@ -116,16 +136,22 @@ function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefine
       {state === "open" ? (
         <>
           <Text size="sm">
-            {t("Run this on the machines that join. The code is shown only now, works {{count}} times, and expires {{when}}.", {
+            {t("Run these on the machines that join. The code is shown only now, works {{count}} times, and expires {{when}}.", {
               count: made.uses,
               when: dateAndTime(made.expires_at),
             })}
           </Text>
-          <CopyLine text={made.join_command} label={t("Command to join")} />
-          <Text size="sm">
-            {t("If share-compute is not installed there, first run the next line. With `service install` in place of `join` the machine joins at each boot.")}
+          <Text size="sm" fw={600}>
+            {t("1. Install share-compute, if the machine does not have it")}
           </Text>
           <CopyLine text={made.install_command} label={t("Command to install")} />
+          <Text size="sm" fw={600}>
+            {t("2. Join")}
+          </Text>
+          <CopyLine text={made.join_command} label={t("Command to join")} />
+          <Text size="sm" c="dimmed">
+            {t("With `service install` in place of `join` the machine joins at each boot.")}
+          </Text>
         </>
       ) : state === "used" ? (
         <Group gap="md">

@@ -1,10 +1,10 @@
 /** One machine: state, measurements, current work, history and contributions. */
 import { SimpleGrid, Table, Text } from "@mantine/core";
-import { useQuery } from "@tanstack/react-query";
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
-import { machine as machineQuery, machineWork } from "../api/queries";
+import { jobs, machine as machineQuery, machineWork, status } from "../api/queries";
 import { isGone, type Machine as MachineView } from "../api/types";
 import { Ago } from "../components/Ago";
 import { sentence, Waiting } from "../components/Feedback";
@@ -15,10 +15,13 @@ import { StateBadge } from "../components/StateBadge";
 import { bytes, clock, count, dateAndTime, duration, si } from "../format";
 import { Holder } from "../cluster/MachineTable";
 import { partWords } from "../cluster/words";
+import { differences } from "./admin/versions";
 import { Busy } from "./machine/Busy";
 import { Clear } from "./machine/Clear";
 import { History } from "./machine/History";
+import { idleReason } from "./machine/idle";
 import classes from "./machine/Machine.module.css";
+import { Measure } from "./machine/Measure";
 import { Devices, MeasuredLinks } from "./machine/Measurements";
 import { SendAway } from "./machine/SendAway";
 import { WorkHistory } from "./machine/WorkHistory";
@@ -47,16 +50,16 @@ export function Machine() {
         <LastSeen machine={machine} askedAt={dataUpdatedAt} />
       </div>
       <Figures machine={machine} />
+      <Section title={t("Contributions")}>
+        <WorkHistory machineId={machine.id} />
+      </Section>
       <Section title={t("Current work")}>
         <Holds machine={machine} />
       </Section>
       <Section title={t("How busy it is")}>
         <Busy machine={machine} />
       </Section>
-      <Section title={t("Contributions")}>
-        <WorkHistory machineId={machine.id} />
-      </Section>
-      <Section title={t("Measurements")}>
+      <Section title={t("Measurements")} actions={<Measure machine={machine} />}>
         <Devices machine={machine} />
         <MeasuredLinks machine={machine} />
       </Section>
@@ -114,15 +117,37 @@ function Figures({ machine }: { machine: MachineView }) {
   const speed = flopsPerS(machine);
   return (
     <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
+      <Figure label={t("Time at work")} value={work === undefined ? "–" : duration(work.seconds)} />
+      <Figure label={t("Microbatches computed")} value={work === undefined ? "–" : count(work.microbatches)} />
       <Figure label={t("Speed (float32)")} value={speed > 0 ? si(speed, "FLOP/s") : "–"} />
       <Figure
         label={t("Memory used / lent")}
         value={`${used == null ? "–" : bytes(used)} / ${bytes(lentBytes(machine))}`}
         title={t("Memory that the plan needs, of all that its owner lends")}
       />
-      <Figure label={t("Time at work")} value={work === undefined ? "–" : duration(work.seconds)} />
-      <Figure label={t("Microbatches computed")} value={work === undefined ? "–" : count(work.microbatches)} />
     </SimpleGrid>
+  );
+}
+
+/** The reason for which a free machine has no work: what the planner of a running job said, or that no job runs. */
+function WhyIdle({ machineId }: { machineId: string }) {
+  const { t } = useTranslation();
+  const { data } = useInfiniteQuery(jobs({ state: "running" }));
+  const why = idleReason(machineId, data?.pages.flatMap((page) => page.jobs) ?? []);
+  if (why === null) {
+    return (
+      <Text size="sm" c="dimmed">
+        {t("Nothing: it is free for the next job.")}
+      </Text>
+    );
+  }
+  return (
+    <Text size="sm">
+      {t("Your machine is not needed now: {{reason}}", { reason: sentence(why.reason) })}{" "}
+      <AnchorLink to="/jobs/$jobId" params={{ jobId: why.job.id }} size="sm">
+        {why.job.name}
+      </AnchorLink>
+    </Text>
   );
 }
 
@@ -130,9 +155,10 @@ function Holds({ machine }: { machine: MachineView }) {
   const { t } = useTranslation();
   const { held } = machine;
   if (held == null) {
+    if (machine.state === "ready") return <WhyIdle machineId={machine.id} />;
     return (
       <Text size="sm" c="dimmed">
-        {machine.state === "ready" ? t("Nothing: it is free for the next job.") : t("Nothing.")}
+        {t("Nothing.")}
       </Text>
     );
   }
@@ -174,6 +200,8 @@ function Holds({ machine }: { machine: MachineView }) {
 function Facts({ machine }: { machine: MachineView }) {
   const { t } = useTranslation();
   const { limits, versions } = machine;
+  const { data: server } = useQuery(status);
+  const differing = server === undefined ? [] : differences(versions, server.versions);
   const labels = Object.entries((limits.labels ?? {}) as Record<string, string>)
     .map(([key, value]) => `${key}=${value}`)
     .sort()
@@ -189,7 +217,10 @@ function Facts({ machine }: { machine: MachineView }) {
     ].flatMap(([name, rate]): [string, string][] => (typeof rate === "number" ? [[name, si(rate, "B/s")]] : [])),
     ...(labels === "" ? [] : [[t("Labels"), labels] as [string, string]]),
     [t("Works on"), [limits.device, limits.gpu].filter(Boolean).join(" · ") || "–"],
-    ...Object.entries(versions).map(([name, version]): [string, string] => [name, version]),
+    ...differing.map(({ name, given, wanted }): [string, string] => [
+      name,
+      t("{{given}}, the server has {{wanted}}", { given: given ?? t("unknown"), wanted }),
+    ]),
   ];
   return (
     <Table className={classes.plain} variant="vertical" aria-label={t("Lent resources")}>

@@ -1,7 +1,7 @@
 /** Submits a job or a deployment: a form made from the schema, or YAML, with a preview of the plan. */
 import "@mantine/core/styles/Checkbox.css";
 
-import { Alert, Button, Group, NativeSelect, SegmentedControl, Stack, Text } from "@mantine/core";
+import { Alert, Button, Group, SegmentedControl, Stack, Text } from "@mantine/core";
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
@@ -21,7 +21,8 @@ import { DataPreview } from "./submit/DataPreview";
 import { PlanPreview } from "./submit/PlanPreview";
 import { placed } from "./submit/schema/problems";
 import { readSchema, type Schema } from "./submit/schema/schema";
-import { STARTS, type Start } from "./submit/starts/starts";
+import { StartCards } from "./submit/starts/StartCards";
+import { STARTS } from "./submit/starts/starts";
 import { Uploads } from "./submit/uploads/Uploads";
 import { useCheck } from "./submit/useCheck";
 import classes from "./Submit.module.css";
@@ -30,17 +31,29 @@ const route = getRouteApi("/submit");
 const SPEC_KINDS = ["train", "generate", "embed", "sparse", "sweep", "serve"] as const;
 type SpecKind = (typeof SPEC_KINDS)[number];
 
+/** The changed text of each example or earlier job, so that a look at another one loses nothing. */
+type Drafts = Readonly<Record<string, string>>;
+
 export function Submit() {
-  const { from, start } = route.useSearch();
+  const { from, start = "digits" } = route.useSearch();
   const { t } = useTranslation();
+  const [drafts, setDrafts] = useState<Drafts>({});
+  const name = from ?? start;
+  const kept = { draft: drafts[name], onDraft: (text: string) => setDrafts((old) => ({ ...old, [name]: text })) };
   return (
     <Page title={t("Submit a job")}>
-      {from === undefined ? <Workshop key={start} first={STARTS[start ?? "digits"]} /> : <FromEarlier key={from} id={from} />}
+      <StartCards chosen={from === undefined ? start : undefined} changed={new Set(Object.keys(drafts))} />
+      {from === undefined ? <Workshop key={name} first={STARTS[start]} {...kept} /> : <FromEarlier key={name} id={from} {...kept} />}
     </Page>
   );
 }
 
-function FromEarlier({ id }: { id: string }) {
+interface Kept {
+  draft: string | undefined;
+  onDraft: (text: string) => void;
+}
+
+function FromEarlier({ id, ...kept }: { id: string } & Kept) {
   const earlier = useQuery(job(id));
   const kind = specKind(earlier.data?.kind);
   const schema = useQuery({ ...jobSchema(kind), enabled: earlier.data !== undefined });
@@ -48,18 +61,18 @@ function FromEarlier({ id }: { id: string }) {
   const error = earlier.error ?? schema.error ?? known.error;
   if (error !== null) return <Failure error={error} retry={() => void earlier.refetch()} />;
   if (earlier.data === undefined || schema.data === undefined || known.data === undefined) return <Loading />;
-  return <Workshop first={textOf(earlier.data, readSchema(schema.data as Schema), known.data.uploads)} from={id} />;
+  return <Workshop first={textOf(earlier.data, readSchema(schema.data as Schema), known.data.uploads)} from={id} {...kept} />;
 }
 
 function specKind(value: unknown): SpecKind {
   return SPEC_KINDS.find((kind) => kind === value) ?? "train";
 }
 
-function Workshop({ first, from }: { first: string; from?: string }) {
+function Workshop({ first, from, draft: kept, onDraft }: { first: string; from?: string } & Kept) {
   const { t } = useTranslation();
   const { view = "form" } = route.useSearch();
   const navigate = useNavigate({ from: "/submit" });
-  const [text, setText] = useState(first);
+  const text = kept ?? first;
   const [sendingFiles, setSendingFiles] = useState(0);
   const draft = useMemo(() => new Draft(text), [text]);
   const kind = specKind(draft.get(["kind"]));
@@ -82,7 +95,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   const problems = refusal?.fields ?? (isOwn || from !== undefined ? checked.problems : []);
   const { hint } = refusal ?? checked;
   const change = (next: string) => {
-    setText(next);
+    onDraft(next);
     sending.reset();
   };
   const places = useMemo(() => (root === undefined ? new Map() : placed(problems, root)), [problems, root]);
@@ -91,7 +104,14 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   return (
     <Stack gap="md">
       <Group gap="sm" justify="space-between">
-        <Starts isOwn={isOwn} from={from} onBack={() => change(first)} />
+        <Group gap="sm">
+          {from !== undefined && <Text size="sm">{t("From {{job}}", { job: from })}</Text>}
+          {isOwn && (
+            <Button variant="subtle" size="compact-sm" onClick={() => change(first)}>
+              {t("Undo all changes")}
+            </Button>
+          )}
+        </Group>
         <SegmentedControl
           aria-label={t("Form or YAML")}
           value={view}
@@ -158,43 +178,6 @@ function Workshop({ first, from }: { first: string; from?: string }) {
         </Button>
       </Group>
     </Stack>
-  );
-}
-
-/** Chooses the example to start from; replacing the user's changes needs a confirmation. */
-function Starts({ isOwn, from, onBack }: { isOwn: boolean; from: string | undefined; onBack: () => void }) {
-  const { t } = useTranslation();
-  const { start = "digits" } = route.useSearch();
-  const navigate = useNavigate({ from: "/submit" });
-  const starts: Record<Start, string> = {
-    digits: t("Train a digit classifier"),
-    language: t("Train a language model"),
-    generate: t("Let a model answer rows"),
-    embed: t("Turn rows into vectors"),
-    sweep: t("Search for the best settings"),
-    serve: t("Serve a model"),
-  };
-  return (
-    <Group gap="sm">
-      <NativeSelect
-        aria-label={t("Start from")}
-        value={from === undefined ? start : ""}
-        disabled={isOwn}
-        onChange={(event) => {
-          const next = event.currentTarget.value as Start;
-          void navigate({ search: (old) => ({ view: old.view, start: next === "digits" ? undefined : next }) });
-        }}
-        data={[
-          ...(from === undefined ? [] : [{ value: "", label: t("From {{job}}", { job: from }) }]),
-          ...Object.entries(starts).map(([value, label]) => ({ value, label })),
-        ]}
-      />
-      {isOwn && (
-        <Button variant="subtle" onClick={onBack}>
-          {t("Undo all changes")}
-        </Button>
-      )}
-    </Group>
   );
 }
 

@@ -16,7 +16,7 @@ import {
   machineHistory,
   metrics,
   MOST_POINTS,
-  OPERATIONS,
+  ADMIN,
   pictures,
   servedModels,
 } from "../queries";
@@ -70,7 +70,7 @@ export function applyEvents(client: QueryClient, events: ClusterEvent[]): void {
     // A machine that joins uses an invite.
     refresher.refresh(invites.queryKey);
   }
-  if (events.some((event) => OPERATORS.has(event.kind))) refresher.refresh(OPERATIONS);
+  if (events.some((event) => OPERATORS.has(event.kind))) refresher.refresh(ADMIN);
   const ofDeployments = events.filter((event) => event.kind === "deployment");
   if (ofDeployments.length > 0) applyToDeployments(client, refresher, ofDeployments);
   if (events.some((event) => event.job_id !== null && LISTED.has(event.kind))) refresher.refresh(["jobs"]);

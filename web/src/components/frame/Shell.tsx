@@ -1,34 +1,24 @@
 /** The frame around every page: navigation, the state of the live connection, sign-out. */
-import { ActionIcon, AppShell, Burger, Container, Group, Text, UnstyledButton, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
+import { ActionIcon, AppShell, Burger, Container, Group, Kbd, Text, UnstyledButton, VisuallyHidden, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { Link, Outlet, useLocation } from "@tanstack/react-router";
+import { lazy, Suspense, useEffect, useState } from "react";
 import { useTranslation } from "react-i18next";
 
+import { useAlerts } from "../../alerts/useAlerts";
 import { useLiveRefresh } from "../../api/events/useLiveRefresh";
 import { may, type Scope } from "../../api/scopes";
 import { signOut, useSession, type SignedInKey } from "../../api/session";
 import { choose, LANGUAGES, type Language } from "../../i18n";
+import { useJobNotifications } from "../../notifications/useJobNotifications";
 import { SignIn } from "../../pages/SignIn";
 import { Empty, Failure } from "../Feedback";
-import { AnchorLink } from "../links";
+import { AnchorLink, ButtonLink } from "../links";
 import { LiveMark } from "./LiveMark";
+import { isAt, PLACES, scopeOf } from "./places";
 import classes from "./Shell.module.css";
 
-const PLACES = [
-  { to: "/", label: "Machines", scope: "read" },
-  { to: "/jobs", label: "Jobs", scope: "read" },
-  { to: "/deployments", label: "Deployments", scope: "read" },
-  { to: "/playground", label: "Playground", scope: "chat" },
-  { to: "/submit", label: "Submit", scope: "submit" },
-  { to: "/invites", label: "Invite", scope: "admin" },
-  { to: "/operations", label: "Operations", scope: "read" },
-] as const;
-
-/** The scope that the page at an address needs; pages of single objects need that of their list. */
-function scopeOf(path: string): Scope {
-  const place = PLACES.find(({ to }) => to !== "/" && path.startsWith(to));
-  return place?.scope ?? "read";
-}
+const Palette = lazy(() => import("../../palette/Palette").then((module) => ({ default: module.Palette })));
 
 export function Shell() {
   const session = useSession();
@@ -50,9 +40,12 @@ export function Shell() {
 
 function Frame({ signedIn }: { signedIn: SignedInKey }) {
   const live = useLiveRefresh(may(signedIn, "read"));
-  const needed = scopeOf(useLocation({ select: ({ pathname }) => pathname }));
+  const path = useLocation({ select: ({ pathname }) => pathname });
+  const needed = scopeOf(path);
   const [isOpen, menu] = useDisclosure(false);
+  const palette = usePalette();
   const { t } = useTranslation();
+  useJobNotifications();
   return (
     <AppShell header={{ height: 56 }} padding="md">
       <a className="skip" href="#content" onClick={focusContent}>
@@ -60,7 +53,7 @@ function Frame({ signedIn }: { signedIn: SignedInKey }) {
       </a>
       <AppShell.Header className={classes.header}>
         <Group h="100%" px="md" gap="md" wrap="nowrap" maw={1280} mx="auto">
-          <Burger hiddenFrom="sm" size="sm" opened={isOpen} onClick={menu.toggle} aria-label={t("Navigation")} aria-expanded={isOpen} />
+          <Burger hiddenFrom="md" size="sm" opened={isOpen} onClick={menu.toggle} aria-label={t("Navigation")} aria-expanded={isOpen} />
           <Link to="/" className={classes.brand}>
             <img src="/icon.svg" width={24} height={24} alt="" />
             <Text component="span" fw={600}>
@@ -68,24 +61,50 @@ function Frame({ signedIn }: { signedIn: SignedInKey }) {
             </Text>
           </Link>
           <nav className={classes.nav} data-open={isOpen} aria-label={t("Pages")}>
-            {PLACES.filter(({ scope }) => may(signedIn, scope)).map(({ to, label }) => (
+            {PLACES.filter(({ isFor }) => isFor(signedIn)).map(({ to, label, paths }) => (
               <Link
                 key={to}
                 to={to}
                 className={classes.link}
-                activeOptions={{ exact: to === "/" }}
+                activeOptions={{ exact: true }}
+                aria-current={isAt(path, paths) ? "true" : undefined}
                 onClick={menu.close}
               >
                 {t(label)}
+                {to === "/admin" && <AlertCount />}
               </Link>
             ))}
-            <SignOut hiddenFrom="sm" />
+            {may(signedIn, "admin") && (
+              <Link to="/invites" className={`${classes.link} ${classes.phone}`} onClick={menu.close}>
+                {t("Invite")}
+              </Link>
+            )}
+            <LanguageSwitch hiddenFrom="md" />
+            <SchemeSwitch hiddenFrom="md" />
+            <SignOut hiddenFrom="md" />
           </nav>
-          <Group gap="sm" wrap="nowrap" ml="auto">
+          <Group gap="xs" wrap="nowrap" ml="auto">
             {live !== null && <LiveMark live={live} />}
-            <LanguageSwitch />
-            <SchemeSwitch />
-            <SignOut visibleFrom="sm" />
+            <UnstyledButton className={classes.search} c="dimmed" onClick={palette.open} aria-keyshortcuts="Control+K Meta+K">
+              <SearchIcon />
+              <VisuallyHidden>{t("Search and commands")}</VisuallyHidden>
+              <Kbd size="xs" visibleFrom="md">
+                {IS_MAC ? "⌘K" : "Ctrl K"}
+              </Kbd>
+            </UnstyledButton>
+            <LanguageSwitch visibleFrom="md" />
+            <SchemeSwitch visibleFrom="md" />
+            <SignOut visibleFrom="md" />
+            {may(signedIn, "admin") && (
+              <ButtonLink to="/invites" variant="default" size="xs" visibleFrom="xs">
+                {t("Invite")}
+              </ButtonLink>
+            )}
+            {may(signedIn, "submit") && (
+              <ButtonLink to="/submit" size="xs">
+                {t("Submit")}
+              </ButtonLink>
+            )}
           </Group>
         </Group>
       </AppShell.Header>
@@ -94,7 +113,56 @@ function Frame({ signedIn }: { signedIn: SignedInKey }) {
           {may(signedIn, needed) ? <Outlet /> : <NotAllowed signedIn={signedIn} needed={needed} />}
         </div>
       </AppShell.Main>
+      {palette.wasOpen && (
+        <Suspense fallback={null}>
+          <Palette isOpen={palette.isOpen} onClose={palette.close} signedIn={signedIn} />
+        </Suspense>
+      )}
     </AppShell>
+  );
+}
+
+const IS_MAC = /Mac|iPhone|iPad/.test(navigator.userAgent);
+
+/** The command palette, opened by Ctrl-K or Cmd-K; its code is loaded when it is first opened. */
+function usePalette() {
+  const [isOpen, { open, close, toggle }] = useDisclosure(false);
+  const [wasOpen, setWasOpen] = useState(false);
+  if (isOpen && !wasOpen) setWasOpen(true);
+  useEffect(() => {
+    const onKey = (event: KeyboardEvent) => {
+      if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.altKey || event.shiftKey) return;
+      event.preventDefault();
+      toggle();
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [toggle]);
+  return { isOpen, wasOpen, open, close };
+}
+
+/** Number of alerts that nobody acknowledged in this browser. */
+function AlertCount() {
+  const { t } = useTranslation();
+  const { fresh } = useAlerts(true);
+  if (fresh.length === 0) return null;
+  const isError = fresh.some((alert) => alert.severity === "error");
+  return (
+    <>
+      <span className={classes.count} data-severity={isError ? "error" : "warning"} aria-hidden>
+        {fresh.length}
+      </span>
+      <VisuallyHidden>{t("{{count}} alerts", { count: fresh.length })}</VisuallyHidden>
+    </>
+  );
+}
+
+function SearchIcon() {
+  return (
+    <svg viewBox="0 0 20 20" width={16} height={16} aria-hidden fill="none" stroke="currentColor" strokeWidth="2" strokeLinecap="round">
+      <circle cx="8.5" cy="8.5" r="5.5" />
+      <path d="M13 13l4 4" />
+    </svg>
   );
 }
 
@@ -120,27 +188,40 @@ function focusContent(event: React.MouseEvent) {
   document.getElementById("content")?.focus();
 }
 
-function SignOut(props: { visibleFrom?: "sm"; hiddenFrom?: "sm" }) {
+/** Beside the navigation on wide screens, in its menu on narrow ones. */
+interface Where {
+  visibleFrom?: "md";
+  hiddenFrom?: "md";
+}
+
+function SignOut(props: Where) {
   const { t } = useTranslation();
   return (
-    <UnstyledButton className={classes.link} onClick={() => void signOut()} {...props}>
+    <UnstyledButton className={classes.link} fz="sm" c="dimmed" onClick={() => void signOut()} {...props}>
       {t("Sign out")}
     </UnstyledButton>
   );
 }
 
 /** Shows the name of the other language, in that language. */
-function LanguageSwitch() {
+function LanguageSwitch(props: Where) {
   const { i18n } = useTranslation();
   const next: Language = i18n.language === "zh" ? "en" : "zh";
   return (
-    <UnstyledButton className={classes.link} lang={next === "zh" ? "zh-Hans" : "en"} onClick={() => void choose(next)}>
+    <UnstyledButton
+      className={classes.link}
+      fz="sm"
+      c="dimmed"
+      lang={next === "zh" ? "zh-Hans" : "en"}
+      onClick={() => void choose(next)}
+      {...props}
+    >
       {LANGUAGES[next]}
     </UnstyledButton>
   );
 }
 
-function SchemeSwitch() {
+function SchemeSwitch(props: Where) {
   const { t } = useTranslation();
   const { setColorScheme } = useMantineColorScheme();
   const next = useComputedColorScheme("light") === "light" ? "dark" : "light";
@@ -151,6 +232,7 @@ function SchemeSwitch() {
       className={classes.quiet}
       aria-label={next === "dark" ? t("Use the dark colours") : t("Use the light colours")}
       onClick={() => setColorScheme(next)}
+      {...props}
     >
       <svg viewBox="0 0 20 20" width={18} height={18} aria-hidden fill="currentColor">
         <path d="M10 3a7 7 0 0 1 0 14z" />

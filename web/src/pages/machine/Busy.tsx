@@ -20,7 +20,7 @@ const BELOW = 22;
 
 export function Busy({ machine }: { machine: Machine }) {
   const { t } = useTranslation();
-  const { hours = 24 } = route.useSearch();
+  const { hours = 1 } = route.useSearch();
   const navigate = useNavigate({ from: "/machines/$machineId" });
   const { data: measured, error, refetch, dataUpdatedAt } = useQuery(machineBusy(machine.id, hours));
   const { data: work } = useQuery(machineWork(machine.id));

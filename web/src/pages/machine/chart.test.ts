@@ -18,5 +18,5 @@ test("ticks are round and few", () => {
 });
 
 test("only ranges that the page offers stand in the address", () => {
-  expect([1, 24, 168, 5].map((hours) => machineSearch({ hours }))).toEqual([{ hours: 1 }, {}, { hours: 168 }, {}]);
+  expect([1, 24, 168, 5].map((hours) => machineSearch({ hours }))).toEqual([{}, { hours: 24 }, { hours: 168 }, {}]);
 });

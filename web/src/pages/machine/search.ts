@@ -2,11 +2,11 @@
 export const HOURS = [1, 24, 168] as const;
 
 export interface MachineSearch {
-  /** Number of past hours for which its busy time is shown; default: 24. */
+  /** Number of past hours for which its busy time is shown; default: 1. */
   hours?: number;
 }
 
 export function machineSearch(search: Record<string, unknown>): MachineSearch {
   const hours = HOURS.find((known) => known === search.hours);
-  return hours === undefined || hours === 24 ? {} : { hours };
+  return hours === undefined || hours === 1 ? {} : { hours };
 }

@@ -8,6 +8,8 @@ import { Draft, readShort, short, written } from "../draft";
 import classes from "./Form.module.css";
 import { BELOW, useField, useForm } from "./form";
 import { useWords } from "../schema/fieldWords";
+import { ModelConfig } from "./ModelConfig";
+import { configOf } from "./modelSizes";
 import { PathInput } from "./PathInput";
 import { RowsInput } from "./RowsInput";
 import type { Field } from "../schema/schema";
@@ -30,8 +32,15 @@ export function FieldInput({ field }: { field: Field }) {
     case "number":
       return <Line field={field} />;
     case "strings":
-    case "yaml":
       return <Lines field={field} />;
+    case "yaml":
+      return field.path.at(-1) === "config" ? (
+        <ModelConfig field={field}>
+          <Lines field={field} />
+        </ModelConfig>
+      ) : (
+        <Lines field={field} />
+      );
   }
 }
 
@@ -108,7 +117,7 @@ function beginning(field: Field): unknown {
     case "object":
       return {};
     case "yaml":
-      return { model_type: "llama" };
+      return configOf("tiny");
     default:
       return "";
   }

@@ -2,21 +2,16 @@
 import { queryOptions } from "@tanstack/react-query";
 
 import { api, body } from "../../api/client";
-import { OPERATIONS } from "../../api/queries";
-
-export const alerts = queryOptions({
-  queryKey: [...OPERATIONS, "alerts"],
-  queryFn: async ({ signal }) => (await body(api.GET("/api/v1/alerts", { signal }))).alerts,
-});
+import { ADMIN } from "../../api/queries";
 
 export const queue = queryOptions({
-  queryKey: [...OPERATIONS, "queue"],
+  queryKey: [...ADMIN, "queue"],
   queryFn: async ({ signal }) => (await body(api.GET("/api/v1/queue", { signal }))).jobs,
 });
 
 /** Deployments that are up. */
 export const deployments = queryOptions({
-  queryKey: [...OPERATIONS, "deployments"],
+  queryKey: [...ADMIN, "deployments"],
   queryFn: async ({ signal }) =>
     (await body(api.GET("/api/v1/deployments", { signal, params: { query: { limit: 500 } } }))).deployments,
 });

@@ -8,7 +8,7 @@ import { ago, duration } from "../../format";
 import { useNow } from "../../useNow";
 import { SendAway } from "../machine/SendAway";
 import classes from "./Machines.module.css";
-import { differences } from "./versions";
+import { differences, type Difference } from "./versions";
 
 interface Props {
   machines: readonly Contributor[];
@@ -22,6 +22,10 @@ export function Machines({ machines, alerts, versions }: Props) {
   const { t } = useTranslation();
   const now = useNow();
   const shown = machines.filter((machine) => machine.state !== "left");
+  const differing = new Map(
+    shown.map((machine) => [machine.id, versions === undefined ? [] : differences(machine.versions, versions)] as const),
+  );
+  const hasDifferences = [...differing.values()].some((found) => found.length > 0);
   if (shown.length === 0) {
     return (
       <Text size="sm" c="dimmed">
@@ -36,7 +40,7 @@ export function Machines({ machines, alerts, versions }: Props) {
           <Table.Tr>
             <Table.Th>{t("Machine")}</Table.Th>
             <Table.Th>{t("State")}</Table.Th>
-            <Table.Th>{t("Versions")}</Table.Th>
+            {hasDifferences && <Table.Th>{t("Versions")}</Table.Th>}
             <Table.Th>{t("Signs of life")}</Table.Th>
             <Table.Th className="numeric">{t("Actions")}</Table.Th>
           </Table.Tr>
@@ -53,9 +57,11 @@ export function Machines({ machines, alerts, versions }: Props) {
               <Table.Td data-label={t("State")}>
                 <StateBadge state={machine.state} />
               </Table.Td>
-              <Table.Td data-label={t("Versions")}>
-                {versions !== undefined && <VersionsOf machine={machine} server={versions} />}
-              </Table.Td>
+              {hasDifferences && (
+                <Table.Td data-label={t("Versions")}>
+                  <Differences found={differing.get(machine.id)!} />
+                </Table.Td>
+              )}
               <Table.Td data-label={t("Signs of life")}>
                 <Text size="sm">
                   <Heartbeat machine={machine} alerts={alerts} now={now} />
@@ -72,16 +78,9 @@ export function Machines({ machines, alerts, versions }: Props) {
   );
 }
 
-function VersionsOf({ machine, server }: { machine: Contributor; server: Versions }) {
+function Differences({ found }: { found: readonly Difference[] }) {
   const { t } = useTranslation();
-  const found = differences(machine.versions, server);
-  if (found.length === 0) {
-    return (
-      <Text size="sm" c="dimmed">
-        {t("as the server's")}
-      </Text>
-    );
-  }
+  if (found.length === 0) return null;
   return (
     <ul className={classes.differences}>
       {found.map(({ name, given, wanted }) => (

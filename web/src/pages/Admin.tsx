@@ -1,36 +1,42 @@
-/** Overview for operators: alerts, the queue, machines, deployments, keys and the server. */
+/** The page of administrators: alerts, the queue, machines, deployments, keys and the server. */
+import { SimpleGrid } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
-import { contributors, status } from "../api/queries";
+import { useAlerts } from "../alerts/useAlerts";
+import { alerts, contributors, status } from "../api/queries";
 import { useMay } from "../api/scopes";
 import { Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/frame/Page";
-import { Alerts } from "./operations/Alerts";
-import { Deployments } from "./operations/Deployments";
-import { Keys } from "./operations/Keys";
-import { Machines } from "./operations/Machines";
-import { alerts, deployments, keys, queue } from "./operations/queries";
-import { Queue } from "./operations/Queue";
-import { Server } from "./operations/Server";
+import { Alerts } from "./admin/Alerts";
+import { Deployments } from "./admin/Deployments";
+import { Keys } from "./admin/Keys";
+import { Machines } from "./admin/Machines";
+import { deployments, keys, queue } from "./admin/queries";
+import { Queue } from "./admin/Queue";
+import { Server } from "./admin/Server";
 
-export function Operations() {
+export function Admin() {
   const { t } = useTranslation();
   const server = useQuery(status);
   const matters = useQuery(alerts);
+  const known = useAlerts(true);
+  const [waiting, served] = [useQuery(queue), useQuery(deployments)];
   const isAdmin = useMay("admin");
   return (
-    <Page title={t("Operations")}>
+    <Page title={t("Admin")}>
       <Part title={t("Alerts")} query={matters}>
-        {(found) => <Alerts alerts={found} />}
+        {() => <Alerts alerts={known} />}
       </Part>
-      <Part title={t("Queue of jobs")} query={useQuery(queue)}>
-        {(jobs) => <Queue jobs={jobs} />}
-      </Part>
-      <Part title={t("Deployments")} query={useQuery(deployments)}>
-        {(found) => <Deployments deployments={found} />}
-      </Part>
+      <SimpleGrid cols={{ base: 1, md: waiting.data?.length === 0 && served.data?.length === 0 ? 2 : 1 }} spacing="lg">
+        <Part title={t("Queue of jobs")} query={waiting}>
+          {(jobs) => <Queue jobs={jobs} />}
+        </Part>
+        <Part title={t("Deployments")} query={served}>
+          {(found) => <Deployments deployments={found} />}
+        </Part>
+      </SimpleGrid>
       <Part title={t("Machines")} query={useQuery(contributors)}>
         {(machines) => <Machines machines={machines} alerts={matters.data ?? []} versions={server.data?.versions} />}
       </Part>

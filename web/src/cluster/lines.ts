@@ -1,0 +1,91 @@
+/** Lines of the map: which machines they join, and their parts outside labels. */
+import type { MachineSummary } from "../api/types";
+import type { Point } from "./layout";
+
+export interface Line {
+  from: Point;
+  to: Point;
+}
+
+export interface Box extends Point {
+  width: number;
+  height: number;
+}
+
+/** The interval of a line inside a box, as parts of its length; null if it misses the box (Liang and Barsky, 1984). */
+function within({ from, to }: Line, box: Box): [number, number] | null {
+  let [enter, leave] = [0, 1];
+  const [dx, dy] = [to.x - from.x, to.y - from.y];
+  const edges = [
+    [-dx, from.x - box.x],
+    [dx, box.x + box.width - from.x],
+    [-dy, from.y - box.y],
+    [dy, box.y + box.height - from.y],
+  ] as const;
+  for (const [along, distance] of edges) {
+    if (along === 0) {
+      if (distance < 0) return null;
+    } else if (along < 0) enter = Math.max(enter, distance / along);
+    else leave = Math.min(leave, distance / along);
+  }
+  return enter < leave ? [enter, leave] : null;
+}
+
+/** The parts of a line outside all boxes, in order. */
+export function outside(line: Line, boxes: readonly Box[]): Line[] {
+  const hidden = boxes.flatMap((box) => {
+    const found = within(line, box);
+    return found === null ? [] : [found];
+  });
+  hidden.sort((a, b) => a[0] - b[0]);
+  const at = (part: number): Point => ({
+    x: line.from.x + (line.to.x - line.from.x) * part,
+    y: line.from.y + (line.to.y - line.from.y) * part,
+  });
+  const parts: Line[] = [];
+  let end = 0;
+  for (const [enter, leave] of [...hidden, [1, 1] as const]) {
+    if (enter > end) parts.push({ from: at(end), to: at(enter) });
+    end = Math.max(end, leave);
+  }
+  return parts;
+}
+
+/** Pairs of places that are at most `reach` apart. */
+export function neighbours(places: readonly Point[], reach: number): [number, number][] {
+  const pairs: [number, number][] = [];
+  for (let one = 0; one < places.length; one += 1) {
+    for (let other = one + 1; other < places.length; other += 1) {
+      const [a, b] = [places[one]!, places[other]!];
+      if (Math.hypot(a.x - b.x, a.y - b.y) <= reach) pairs.push([one, other]);
+    }
+  }
+  return pairs;
+}
+
+/**
+ * Pairs of machines that exchange the tensors of one model: those of consecutive stages. A machine of a job exchanges
+ * tensors with all members of the next stage; each gets at least one line. Of a deployment with several machines for a
+ * stage it is not known here which of them are one replica, so it gets no lines.
+ */
+export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]): [string, string][] {
+  const stagesOf = new Map<string, Map<number, string[]>>();
+  for (const { id, held } of machines) {
+    const holder = held?.job_id ?? held?.deployment_id;
+    if (holder == null || held?.stage == null) continue;
+    const stages = stagesOf.get(holder) ?? new Map<number, string[]>();
+    stagesOf.set(holder, stages.set(held.stage, [...(stages.get(held.stage) ?? []), id]));
+  }
+  const deployed = new Set(machines.map(({ held }) => held?.deployment_id));
+  return [...stagesOf].flatMap(([holder, stages]) => {
+    if (deployed.has(holder) && [...stages.values()].some((members) => members.length > 1)) return [];
+    return [...stages].flatMap(([stage, members]) => {
+      const next = stages.get(stage + 1) ?? [];
+      const lines = next.length === 0 ? 0 : Math.max(members.length, next.length);
+      return Array.from({ length: lines }, (_, place): [string, string] => [
+        members[place % members.length]!,
+        next[place % next.length]!,
+      ]);
+    });
+  });
+}

@@ -1,0 +1,40 @@
+/** When the list of first steps is shown: from a cluster without machines and jobs until all is done or dismissed. */
+import { useSyncExternalStore } from "react";
+
+const NAME = "share-compute.first-steps";
+
+/** `unknown`: nobody has seen the list in this browser. */
+export type Progress = "unknown" | "begun" | "over";
+
+export interface Done {
+  machine: boolean;
+  job: boolean;
+  model: boolean;
+}
+
+const listeners = new Set<() => void>();
+
+export function progress(): Progress {
+  const kept = localStorage.getItem(NAME);
+  return kept === "begun" || kept === "over" ? kept : "unknown";
+}
+
+export function become(next: Progress): void {
+  localStorage.setItem(NAME, next);
+  listeners.forEach((listener) => listener());
+}
+
+function subscribe(listener: () => void): () => void {
+  listeners.add(listener);
+  return () => void listeners.delete(listener);
+}
+
+export function useProgress(): Progress {
+  return useSyncExternalStore(subscribe, progress);
+}
+
+/** The progress after the cluster was looked at. A cluster that others have set up already needs no first steps. */
+export function after(before: Progress, { machine, job, model }: Done): Progress {
+  if (before === "begun") return machine && job && model ? "over" : "begun";
+  return before === "unknown" && !machine && !job ? "begun" : before;
+}
