@@ -124,7 +124,7 @@ def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, cluster: 
     start(cluster.store, job, machines)
     placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
     expect(placement).to_contain_text("ash")
-    expect(placement).to_contain_text("layers 1\N{EN DASH}2")
+    expect(placement).to_contain_text("1\N{EN DASH}2")
     train(cluster.store, job, 1, 10)
     expect(page.get_by_text("Step 10 of 40 · checkpoint at 10")).to_be_visible()
     curve = page.get_by_role("img", name=re.compile("Loss over steps"))

@@ -14,8 +14,10 @@ from tests.e2e.screenshots import appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
+    AttemptEnded,
     AttemptEvent,
     LayersTimed,
+    LinkBytes,
     Measured,
     Note,
     Reformed,
@@ -23,8 +25,10 @@ from share_compute.lifecycle.attempt_events import (
     Sampled,
     StageTiming,
     StepCommitted,
+    TrafficMeasured,
     Validated,
 )
+from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
 from share_compute.specification import parse_any_job
@@ -205,11 +209,18 @@ def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, clu
     )
     expect(placement).to_contain_text("microbatches 0\N{EN DASH}3 (4 of 4)")
     expect(placement).to_contain_text("computes 42 % of a step")
-    expect(placement).to_contain_text("it would slow the job down by 12%")
     width = placement.get_by_role("option", name=re.compile("^ash")).evaluate("one => one.style.width")
     placement.get_by_text("memory", exact=True).click()
     expect(placement.get_by_role("option", name=re.compile("^ash"))).not_to_have_css("width", width)
 
+    # The machine is marked before the job has another plan.
+    cluster.store.contributors.set_state(
+        cluster.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+    )
+    expect(placement).to_contain_text("birch \N{MIDDLE DOT} lost")
+    expect(placement.get_by_role("option", name="birch: lost")).to_be_visible()
+    figures = page.get_by_role("region", name="Progress")
+    expect(figures).to_contain_text("without birch")
     plan = laid(2, [ash], [cedar])
     lost = Reformed(
         epoch=2,
@@ -222,32 +233,58 @@ def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, clu
         sentence="birch was lost, cedar joined",
     )
     tell(cluster.store, job, lost)
-    expect(placement).to_contain_text("birch · lost")
     expect(placement.get_by_role("option", name=re.compile("^cedar"))).to_be_visible()
-    expect(placement).not_to_contain_text("birch")
+    expect(placement).to_contain_text("birch was lost, cedar joined; no step for 800.0 ms")
+    expect(placement).not_to_contain_text("birch \N{MIDDLE DOT} lost")
+    expect(figures).not_to_contain_text("without birch")
+
+
+def test_machines_show_how_busy_they_are_and_what_they_send(page: Page, cluster: Cluster) -> None:
+    job, (ash, birch) = running(cluster, "ash", "birch")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    block = page.get_by_role("option", name=re.compile("^ash"))
+    expect(block).to_have_text("ash")
+    stages = tuple(StageTiming(predicted_busy_s=0.007, measured_busy_s=0.008) for _ in range(2))
+    measured = Measured(
+        step=10,
+        predicted_step_s=0.0124,
+        measured_step_s=0.02,
+        stages=stages,
+        machines={ash.id: 0.005, birch.id: 0.01},
+    )
+    sent = LinkBytes(sent_bytes=4_000_000, received_bytes=1_000_000)
+    tell(cluster.store, job, measured, TrafficMeasured(step=10, machines={ash.id: sent}))
+    expect(block).to_contain_text("25 %")
+    expect(block).to_have_accessible_name(
+        re.compile(r"^ash: measured: computes 25 % of a step, sends .*B/s, receives .*B/s, stage 1")
+    )
+    expect(page.get_by_role("option", name=re.compile("^birch"))).to_contain_text("50 %")
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster: Cluster) -> None:
     job, _ = running(cluster, "ash", "birch")
     page.goto(f"{cluster.url}/jobs/{job.id}")
-    placement = page.get_by_role("region", name="Placement")
-    expect(placement).to_contain_text("The latency between ash and birch.")
-    expect(placement).to_contain_text("12.4 ms")
+    expect(page.get_by_role("region", name="Placement")).to_contain_text("The latency between ash and birch.")
+    page.get_by_role("tab", name="Plan").click()
+    expect(page).to_have_url(re.compile("part=plan"))
+    page.reload()
+    plan = page.get_by_role("tabpanel", name="Plan")
+    expect(plan).to_contain_text("12.4 ms")
+    expect(plan).to_contain_text("it would slow the job down by 12%")
     stages = tuple(StageTiming(predicted_busy_s=0.007, measured_busy_s=busy) for busy in (0.008, 0.0065))
     tell(
         cluster.store, job, Measured(step=10, predicted_step_s=0.0124, measured_step_s=0.0155, stages=stages)
     )
-    expect(placement).to_contain_text("15.5 ms")
-    expect(placement).to_contain_text("+25%")
-    placement.get_by_text("Computing time of each machine in a step").click()
-    expect(placement.get_by_role("row", name=re.compile("birch"))).to_contain_text("6.5 ms")
+    expect(plan).to_contain_text("15.5 ms")
+    expect(plan).to_contain_text("+25%")
+    plan.get_by_text("Computing time of each machine in a step").click()
+    expect(plan.get_by_role("row", name=re.compile("birch")).first).to_contain_text("6.5 ms")
 
 
 def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None:
     job, (ash, birch) = running(cluster, "ash", "birch")
     page.goto(f"{cluster.url}/jobs/{job.id}")
-    section = page.get_by_role("region", name="One step")
-    section.scroll_into_view_if_needed()
+    section = page.get_by_role("tabpanel", name="One step")
     picture = section.get_by_role("img", name=re.compile("4 microbatches over 2 machines"))
     expect(picture).to_be_visible(timeout=PLANNING_S)
     expect(picture.locator("rect[data-kind=F]")).to_have_count(8)
@@ -273,7 +310,7 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None
 def test_rounds_are_drawn_and_each_branch_has_its_placement(page: Page, cluster: Cluster) -> None:
     job, _ = rounds(cluster)
     page.goto(f"{cluster.url}/jobs/{job.id}")
-    section = page.get_by_role("region", name="Rounds")
+    section = page.get_by_role("tabpanel", name="Rounds")
     expect(section).to_contain_text("2 rounds")
     merge(cluster.store, job, 3, late=(2,))
     facts = r"3 rounds . each branch sent 2\.6 KiB and received 7\.3 KiB . .* times less"
@@ -305,7 +342,7 @@ def test_pushes_to_a_parameter_server_are_merges_of_their_own(page: Page, cluste
     for number, (branch, base) in enumerate(((0, 0), (1, 0), (2, 0), (0, 1)), 1):
         push(cluster.store, job, number, branch, base)
     page.goto(f"{cluster.url}/jobs/{job.id}")
-    section = page.get_by_role("region", name="Rounds")
+    section = page.get_by_role("tabpanel", name="Rounds")
     expect(section).to_contain_text("4 pushes")
     picture = section.get_by_role("img", name="Merges 1 to 4: computing of 3 branches")
     expect(picture.locator("rect[data-of=computing]")).to_have_count(4)
@@ -320,10 +357,12 @@ def test_pushes_to_a_parameter_server_are_merges_of_their_own(page: Page, cluste
 def test_samples_come_while_it_trains(page: Page, cluster: Cluster) -> None:
     job, _ = running(cluster, "ash")
     page.goto(f"{cluster.url}/jobs/{job.id}")
-    expect(page.get_by_role("heading", name="Artifacts")).to_be_visible()
+    expect(page.get_by_role("tab", name="Plan")).to_be_visible()
+    expect(page.get_by_role("tab", name="Samples")).to_have_count(0)
     samples = [Sampled(step=step, prompt="The sea", text=f" is wide {step}") for step in range(10, 70, 10)]
     tell(cluster.store, job, *samples)
-    section = page.get_by_role("region", name="Samples")
+    page.get_by_role("tab", name="Samples").click()
+    section = page.get_by_role("tabpanel", name="Samples")
     expect(section.get_by_role("listitem").first).to_contain_text("step 60")
     expect(section.get_by_role("listitem").first).to_contain_text("The sea is wide 60")
     expect(section.get_by_role("listitem")).to_have_count(4)
@@ -338,7 +377,7 @@ def test_checkpoints_are_listed_and_one_is_exported(page: Page, cluster: Cluster
         checkpoint = folder / "checkpoints" / f"step-{step:08}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "weights.safetensors").write_bytes(bytes(2048))
-    page.goto(f"{cluster.url}/jobs/{job.id}")
+    page.goto(f"{cluster.url}/jobs/{job.id}?part=results")
     section = page.get_by_role("region", name="Checkpoints")
     expect(section.get_by_role("listitem").first).to_contain_text(
         "step 10 \N{MIDDLE DOT} the job continues from here"
@@ -388,6 +427,50 @@ def test_a_job_is_cloned_by_the_form(page: Page, cluster: Cluster) -> None:
     page.goto(f"{cluster.url}/jobs/{job.id}")
     clone = page.get_by_role("link", name="Clone")
     expect(clone).to_have_attribute("href", f"/submit?from={job.id}")
+
+
+def test_a_failed_job_names_fields_and_machines_and_is_submitted_again(page: Page, cluster: Cluster) -> None:
+    job, (_, birch) = running(cluster, "ash", "birch")
+    cluster.store.contributors.set_state(
+        cluster.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+    )
+    fields = [{"field": "training.batch_size", "problem": "needs 9 GiB of memory"}]
+    error = {"hint": "take a smaller batch", "machine": "birch", "details": {"fields": fields}}
+    tell(cluster.store, job, AttemptEnded(outcome="failed", reason="birch ran out of memory", error=error))
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    failure = page.get_by_role("alert")
+    expect(failure).to_contain_text("Birch ran out of memory.")
+    expect(failure).to_contain_text("training.batch_size: needs 9 GiB of memory")
+    expect(failure).to_contain_text("Machine: birch \N{MIDDLE DOT} lost: its Ray node died")
+    expect(failure).to_contain_text("Take a smaller batch.")
+    failure.get_by_role("link", name="Fix and resubmit").click()
+    page.get_by_role("heading", name="Submit a job", level=1).wait_for()
+    expect(page).to_have_url(re.compile(f"from={job.id}"))
+
+
+def test_a_job_that_stalls_says_so(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash")
+    page.clock.install()
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    figures = page.get_by_role("region", name="Progress")
+    expect(figures).to_contain_text("Time left0.30 s")
+    page.clock.fast_forward(20_000)
+    expect(figures).to_contain_text("No progress for")
+    train(cluster.store, job, 11, 11)
+    expect(figures).to_contain_text("Time left0.29 s")
+
+
+def test_the_page_of_a_running_job_is_short(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash", "birch", "cedar")
+    tell(cluster.store, job, *(Note(message=f"note {number}", level="info") for number in range(100)))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    curve = page.get_by_role("img", name=re.compile("Loss over steps"))
+    placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
+    expect(curve).to_be_in_viewport(ratio=1)
+    expect(placement).to_be_in_viewport(ratio=1)
+    expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
+    assert page.evaluate("document.documentElement.scrollHeight") <= 1500
 
 
 def batch(cluster: Cluster) -> JobRecord:
@@ -460,17 +543,16 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()
-        for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{apart.id}", f"jobs/{rows.id}"):
+        shown = (f"{job.id}?smooth=0.5", f"{job.id}?part=plan", f"{job.id}?part=samples", apart.id, rows.id)
+        for path in ("jobs", *(f"jobs/{one}" for one in shown)):
             page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
-            if "smooth" in path:
+            if "?" in path:
                 for summary in page.locator("summary").all():
                     summary.click()
-                section = page.get_by_role("region", name="One step")
-                section.scroll_into_view_if_needed()
-                expect(section.locator("svg")).to_be_visible(timeout=PLANNING_S)
-                section.get_by_text("The same as a table").click()
+                if "smooth" in path:
+                    expect(page.get_by_role("tabpanel").locator("svg")).to_be_visible(timeout=PLANNING_S)
                 page.get_by_role("listbox").focus()
             elif apart.id in path:
                 page.get_by_text("The same as a table, with losses and bytes").click()

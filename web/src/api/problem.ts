@@ -45,7 +45,8 @@ export class ApiProblem extends Error {
   }
 }
 
-function fieldProblems(value: unknown): FieldProblem[] {
+/** The fields of an error's details; empty if it concerns none. */
+export function fieldProblems(value: unknown): FieldProblem[] {
   if (!Array.isArray(value)) return [];
   return value.filter(
     (item): item is FieldProblem => typeof item?.field === "string" && typeof item?.problem === "string",

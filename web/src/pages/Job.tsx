@@ -1,34 +1,30 @@
-/** One job: progress, measurements, placement and results. */
-import { Text } from "@mantine/core";
+/** One job: its curve beside its machines, then the details of its plan and results beside its events. */
+import "@mantine/core/styles/Tabs.css";
+
+import { Group, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
-import { useMemo } from "react";
 import { useTranslation } from "react-i18next";
 
-import { job as jobQuery, log } from "../api/queries";
-import type { Job as JobView, ClusterEvent } from "../api/types";
-import { Waiting } from "../components/Feedback";
+import { job as jobQuery } from "../api/queries";
+import type { Job as JobView } from "../api/types";
+import { sentence, Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/frame/Page";
 import { AnchorLink } from "../components/links";
 import { StateBadge } from "../components/StateBadge";
 import { dateAndTime } from "../format";
-import { Placement, type Departure } from "../placement/Placement";
 import { Actions } from "./job/Actions";
 import { Batch } from "./job/Batch";
-import { Sparse } from "./job/Sparse";
 import { Curves } from "./job/curves/Curves";
+import { Details } from "./job/Details";
+import { Failed } from "./job/Failed";
+import classes from "./job/Job.module.css";
 import { Log } from "./job/log/Log";
+import { Machines } from "./job/Machines";
+import { useMembers } from "./job/members";
 import { Progress } from "./job/Progress";
-import { Reality } from "./job/Reality";
-import { Artifacts } from "./job/results/Artifacts";
-import { Checkpoints } from "./job/results/Checkpoints";
-import { Links } from "./job/results/Links";
-import { Pictures } from "./job/results/Pictures";
-import { Samples } from "./job/results/Samples";
-import { Rounds } from "./job/rounds/Rounds";
-import { mergingOf, roundsIn } from "./job/rounds/rounds";
+import { Sparse } from "./job/Sparse";
 import { Sweep } from "./job/sweep/Sweep";
-import { Timeline } from "./job/timeline/Timeline";
 
 const route = getRouteApi("/jobs/$jobId");
 
@@ -43,49 +39,23 @@ export function Job() {
       </Page>
     );
   }
+  const beside = (
+    <Group gap="sm">
+      <StateBadge state={job.state} />
+      {job.state !== "failed" && (
+        <Text size="sm" c="dimmed">
+          {sentence(job.reason)}
+        </Text>
+      )}
+    </Group>
+  );
   return (
-    <Page title={job.name} beside={<StateBadge state={job.state} />} actions={<Actions job={job} />}>
-      <Progress job={job} />
-      {job.spec.kind === "train" ? (
-        <Training job={job} />
-      ) : job.spec.kind === "sparse" ? (
-        <>
-          <Section title={t("Curves")}>
-            <Curves job={job} />
-          </Section>
-          <Section title={t("Sparse model")}>
-            <Sparse spec={job.spec} />
-          </Section>
-        </>
-      ) : job.spec.kind === "sweep" ? (
-        <Sweep job={job} />
-      ) : (
-        <Section title={t("Batch")}>
-          <Batch job={job} />
-        </Section>
-      )}
-      {job.links.length > 0 && (
-        <Section title={t("Afterwards")}>
-          <Links job={job} />
-        </Section>
-      )}
-      {job.spec.kind !== "sweep" && (
-        <Section title={t("Artifacts")}>
-          <Artifacts job={job} />
-        </Section>
-      )}
-      {job.spec.kind === "train" && (
-        <Section title={t("Checkpoints")}>
-          <Checkpoints job={job} />
-        </Section>
-      )}
-      <Section title={t("Events")}>
-        <Log jobId={job.id} />
-      </Section>
-      <Text size="sm" c="dimmed">
+    <Page title={job.name} beside={beside} actions={<Actions job={job} />}>
+      <Body job={job} />
+      <Text size="xs" c="dimmed">
         {job.sweep_id != null && (
           <>
-            <AnchorLink to="/jobs/$jobId" params={{ jobId: job.sweep_id }} size="sm">
+            <AnchorLink to="/jobs/$jobId" params={{ jobId: job.sweep_id }} size="xs">
               {t("Trial {{number}} of a sweep", { number: job.trial?.number ?? 0 })}
             </AnchorLink>
             {" · "}
@@ -97,55 +67,63 @@ export function Job() {
   );
 }
 
-function Training({ job }: { job: JobView }) {
+function Body({ job }: { job: JobView }) {
   const { t } = useTranslation();
-  const { data } = useQuery(log(job.id));
-  const departures = useMemo(() => departuresIn(data ?? []), [data]);
-  const policy = job.spec.kind === "train" && job.spec.training.synchronization.kind !== "allreduce" ? job.spec.training.synchronization : null;
-  const rounds = useMemo(() => (policy === null ? [] : roundsIn(data ?? [], mergingOf(policy))), [data, policy]);
-  const first = job.plan?.branches[0];
-  const isInLockstep = policy?.kind === "auto" && job.plan !== null && first === undefined;
+  const members = useMembers(job);
+  const events = (
+    <Section title={t("Events")}>
+      <Log jobId={job.id} />
+    </Section>
+  );
   return (
     <>
-      <Section title={t("Curves")}>
-        <Curves job={job} />
-      </Section>
-      <Pictures job={job} />
-      {policy !== null && !isInLockstep && (
-        <Section title={t("Rounds")}>
-          <Rounds rounds={rounds} />
-        </Section>
+      {job.state === "failed" && <Failed job={job} members={members ?? []} />}
+      <Progress job={job} members={members} />
+      {job.spec.kind === "sweep" ? (
+        <>
+          <Sweep job={job} />
+          {events}
+        </>
+      ) : job.spec.kind === "train" || job.spec.kind === "sparse" ? (
+        <>
+          <Watched job={job} members={members ?? []} />
+          <Details job={job} beside={events} />
+        </>
+      ) : (
+        <>
+          <div className={classes.columns}>
+            <Section title={t("Batch")}>
+              <Batch job={job} />
+            </Section>
+            {events}
+          </div>
+          <Details job={job} />
+        </>
       )}
-      <Section title={t("Placement")}>
-        {job.plan === null ? (
-          <Text size="sm" c="dimmed">
-            {job.state === "queued" ? t("Planned when machines are free.") : t("There is no plan.")}
-          </Text>
-        ) : (
-          <>
-            <Placement plan={job.plan} departures={departures} />
-            <Reality job={job} plan={job.plan} />
-          </>
-        )}
-      </Section>
-      {job.plan !== null && (
-        <Section title={first === undefined ? t("One step") : t("One step of branch {{number}}", { number: first.number })}>
-          <Timeline job={job} plan={job.plan} />
-        </Section>
-      )}
-      <Samples jobId={job.id} />
     </>
   );
 }
 
-/** How each former machine of the job went; the last event counts. */
-function departuresIn(events: readonly ClusterEvent[]): Map<string, Departure> {
-  const found = new Map<string, Departure>();
-  for (const { kind, data } of events) {
-    if (kind !== "reformed") continue;
-    const { lost = [], left = [] } = data as { lost?: string[]; left?: string[] };
-    for (const id of lost) found.set(id, "lost");
-    for (const id of left) found.set(id, "left");
+/** The curve and the machines; nothing before there is something to see. */
+function Watched({ job, members }: { job: JobView; members: NonNullable<ReturnType<typeof useMembers>> }) {
+  const { t } = useTranslation();
+  if (job.plan === null && job.step === 0 && job.spec.kind === "train") {
+    return (
+      <Text size="sm" c="dimmed">
+        {job.state === "queued" ? t("Planned when machines are free.") : t("There is no plan.")}
+      </Text>
+    );
   }
-  return found;
+  return (
+    <div className={classes.columns}>
+      <Curves job={job} />
+      {job.spec.kind === "sparse" ? (
+        <Section title={t("Sparse model")}>
+          <Sparse spec={job.spec} />
+        </Section>
+      ) : (
+        <Machines job={job} members={members} />
+      )}
+    </div>
+  );
 }

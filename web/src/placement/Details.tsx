@@ -1,35 +1,59 @@
 import { Text } from "@mantine/core";
 import type { TFunction } from "i18next";
+import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
 import { bytes, si, stepTime } from "../format";
 import { layerRange, ranges, type Block } from "./layout";
+import type { Work } from "./live";
 import classes from "./Placement.module.css";
 
+interface Props {
+  plan: Plan;
+  block: Block | undefined;
+  work: Work | undefined;
+  /** Shown in place of the hint while no machine is hovered. */
+  note: ReactNode;
+}
+
 /** The exact numbers of the hovered machine. */
-export function Details({ plan, block }: { plan: Plan; block: Block | undefined }) {
+export function Details({ plan, block, work, note }: Props) {
   const { t } = useTranslation();
   const member = block && plan.stages[block.stage]?.members[block.seat];
   if (block === undefined || member === undefined) {
     return (
-      <div className={classes.details}>
-        <Text size="sm" c="dimmed">
-          {t("Point at a machine, or go through them with the arrow keys, for its figures.")}
-        </Text>
+      <div className={classes.details} data-note={Boolean(note)}>
+        {note || (
+          <Text size="sm" c="dimmed">
+            {t("Point at a machine, or go through them with the arrow keys, for its figures.")}
+          </Text>
+        )}
       </div>
     );
   }
   return (
     <div className={classes.details} data-hue={block.stage % 6} data-lit>
       <Text size="sm">
-        <b>{member.name}</b>: {figuresOf(plan, block, t).join(", ")}
+        <b>{member.name}</b>: {[...workWords(work, t), ...figuresOf(plan, block, t)].join(", ")}
       </Text>
       <Text size="sm" c="dimmed">
         {member.reason}
       </Text>
     </div>
   );
+}
+
+/** The measured work of one machine, as separate texts. */
+export function workWords(work: Work | undefined, t: TFunction): string[] {
+  if (work === undefined) return [];
+  const { computing, sentBytesPerS, receivedBytesPerS } = work;
+  return [
+    ...(computing === null ? [] : [t("measured: computes {{share}} % of a step", { share: Math.round(100 * computing) })]),
+    ...(sentBytesPerS === null || receivedBytesPerS === null
+      ? []
+      : [t("sends {{sent}}, receives {{received}}", { sent: si(sentBytesPerS, "B/s"), received: si(receivedBytesPerS, "B/s") })]),
+  ];
 }
 
 /** The layers, memory and computing time of one machine, as separate texts. */

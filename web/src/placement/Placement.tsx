@@ -1,14 +1,15 @@
 /** The placement picture: a model's layers as a bar that is cut into shards, above the machines that hold them. */
-import { Group, NativeSelect, SegmentedControl, Text, VisuallyHidden } from "@mantine/core";
+import { NativeSelect, SegmentedControl, Text, VisuallyHidden } from "@mantine/core";
 import type { TFunction } from "i18next";
-import { memo, useId, useMemo, useState } from "react";
+import { memo, useId, useMemo, useState, type ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import type { Branch, Plan } from "../api/types";
 import { count, si } from "../format";
-import { Details, figuresOf } from "./Details";
+import { Details, figuresOf, workWords } from "./Details";
 import { Idle } from "./Idle";
 import { joined, layerRange, namesOf, planOfBranch, stageShares, type Block, type Size } from "./layout";
+import type { Work } from "./live";
 import { MemberTable } from "./MemberTable";
 import classes from "./Placement.module.css";
 import { useBlocks } from "./useBlocks";
@@ -18,36 +19,42 @@ const MOST_TICKS = 200;
 /** Number of machines that the choice of a branch names. */
 const MOST_NAMES = 4;
 
-/** How a machine went that is no longer in the plan. */
+/** How a machine went: one of an earlier plan, or one of this plan that will be replaced. */
 export type Departure = "lost" | "left";
+
+/** The placement of a job that runs. */
+export interface Live {
+  /** How each machine went, by id. */
+  departures: ReadonlyMap<string, Departure>;
+  /** Measured work by id of the machine. */
+  work: ReadonlyMap<string, Work>;
+  /** Drawn over the bar of the layers. */
+  beat: ReactNode;
+  /** Shown while no machine is pointed at. */
+  note: ReactNode;
+}
 
 interface Props {
   plan: Plan;
-  /** How each machine went, by id, if known. */
-  departures?: ReadonlyMap<string, Departure> | undefined;
+  /** With it the table of the members and the idle machines are left to another part of the page. */
+  live?: Live | undefined;
 }
 
-export const Placement = memo(function Placement({ plan, departures }: Props) {
+export const Placement = memo(function Placement({ plan, live }: Props) {
   const { t } = useTranslation();
   const [size, setSize] = useState<Size>("layers");
   const [chosen, setChosen] = useState<number | null>(null);
-  const prefix = useId();
   const branch = plan.branches.find(({ number }) => number === chosen) ?? plan.branches[0];
   const drawn = useMemo(() => (branch === undefined ? plan : planOfBranch(plan, branch)), [plan, branch]);
 
   return (
     <figure className={classes.figure} aria-label={describe(drawn, branch)}>
       <figcaption className={classes.caption}>
-        <div>
-          <Text component="span" size="sm">
-            {t("{{count}} layers", { count: plan.num_layers })}, {t("{{number}} parameters", { number: si(plan.parameters, "") })},{" "}
-            {t("{{count}} stages", { count: drawn.stages.length })}
-          </Text>
-          <Text component="span" size="sm" c="dimmed">
-            {" "}
-            · {plan.strategy.replaceAll("_", " ")} · {t("epoch {{epoch}}", { epoch: plan.epoch })}
-          </Text>
-        </div>
+        <Text size="xs" c="dimmed">
+          {t("{{count}} layers", { count: plan.num_layers })}, {t("{{number}} parameters", { number: si(plan.parameters, "") })},{" "}
+          {t("{{count}} stages", { count: drawn.stages.length })} · {plan.strategy.replaceAll("_", " ")} ·{" "}
+          {t("epoch {{epoch}}", { epoch: plan.epoch })}
+        </Text>
         {branch !== undefined && (
           <NativeSelect
             size="xs"
@@ -61,38 +68,39 @@ export const Placement = memo(function Placement({ plan, departures }: Props) {
             }))}
           />
         )}
-        <Group gap="xs">
-          <Text size="xs" c="dimmed" id={`${prefix}size`}>
-            {t("Width by")}
-          </Text>
-          <SegmentedControl
-            size="xs"
-            aria-labelledby={`${prefix}size`}
-            value={size}
-            onChange={(value) => setSize(value as Size)}
-            data={[
-              { value: "layers", label: t("layers") },
-              { value: "memory", label: t("memory") },
-            ]}
-          />
-        </Group>
+        <SegmentedControl
+          size="xs"
+          aria-label={t("Width by")}
+          value={size}
+          onChange={(value) => setSize(value as Size)}
+          data={[
+            { value: "layers", label: t("layers") },
+            { value: "memory", label: t("memory") },
+          ]}
+        />
       </figcaption>
       {/* The key resets the picture: choosing a branch is no change of membership. */}
-      <Picture key={branch?.number} plan={drawn} size={size} departures={departures} />
-      <MemberTable plan={plan} />
-      <Idle machines={plan.idle} />
+      <Picture key={branch?.number} plan={drawn} size={size} live={live} />
+      {live === undefined && (
+        <>
+          <MemberTable plan={plan} />
+          <Idle machines={plan.idle} />
+        </>
+      )}
     </figure>
   );
 });
 
 /** The bar, its machines, and the figures of one of them. */
-function Picture({ plan, size, departures }: Pick<Props, "plan" | "departures"> & { size: Size }) {
+function Picture({ plan, size, live }: Props & { size: Size }) {
   const { t } = useTranslation();
   const [lit, setLit] = useState<string | null>(null);
   const shown = useBlocks(plan, size);
   const prefix = useId();
   const shares = stageShares(plan, size);
   const current = shown.blocks.find((block) => block.id === lit);
+  const departed = (id: string) => live?.departures.get(id);
+  const missing = shown.blocks.filter((block) => departed(block.id) !== undefined);
 
   function move(event: React.KeyboardEvent) {
     const next = neighbour(shown.blocks, current, event.key);
@@ -117,6 +125,7 @@ function Picture({ plan, size, departures }: Pick<Props, "plan" | "departures"> 
             <span className={classes.range}>{layerRange(stage)}</span>
           </div>
         ))}
+        {live?.beat}
       </div>
       <div
         className={classes.machines}
@@ -131,37 +140,67 @@ function Picture({ plan, size, departures }: Pick<Props, "plan" | "departures"> 
         onBlur={() => setLit(null)}
         onPointerLeave={() => setLit(null)}
       >
-        {shown.blocks.map((block) => (
-          <div
-            key={block.id}
-            id={`${prefix}${block.id}`}
-            role="option"
-            aria-selected={block.id === lit}
-            aria-label={`${block.name}: ${figuresOf(plan, block, t).join(", ")}`}
-            className={classes.block}
-            data-hue={block.stage % 6}
-            data-lit={block.id === lit}
-            data-new={shown.come.has(block.id)}
-            style={place(block)}
-            onPointerEnter={() => setLit(block.id)}
-          >
-            <span className={classes.name} data-flat={block.height < 24}>
-              {block.name}
-            </span>
-          </div>
-        ))}
+        {shown.blocks.map((block) => {
+          const { id, name } = block;
+          const work = live?.work.get(id);
+          const departure = departed(id);
+          const facts = departure === undefined ? [...workWords(work, t), ...figuresOf(plan, block, t)] : [departureText(departure, t)];
+          return (
+            <div
+              key={id}
+              id={`${prefix}${id}`}
+              role="option"
+              aria-selected={id === lit}
+              aria-label={`${name}: ${facts.join(", ")}`}
+              className={departure === undefined ? classes.block : classes.missing}
+              data-hue={block.stage % 6}
+              data-lit={id === lit}
+              data-new={shown.come.has(id)}
+              style={place(block)}
+              onPointerEnter={() => setLit(id)}
+            >
+              {departure === undefined ? (
+                <Meter work={work} predicted={plan.stages[block.stage]?.members[block.seat]?.busy_fraction} block={block} />
+              ) : (
+                <span className={classes.name} data-flat={block.height < 24}>
+                  {name} · {departureText(departure, t)}
+                </span>
+              )}
+            </div>
+          );
+        })}
         {shown.gone.map((block) => (
           <div key={`gone ${block.id}`} className={classes.gone} style={place(block)} aria-hidden>
             <span className={classes.name} data-flat={block.height < 24}>
-              {block.name} · {departureText(departures?.get(block.id), t)}
+              {block.name} · {departureText(departed(block.id), t)}
             </span>
           </div>
         ))}
       </div>
-      <Details plan={plan} block={current} />
+      <Details plan={plan} block={current} work={current && live?.work.get(current.id)} note={live?.note} />
       <VisuallyHidden role="status">
-        {shown.gone.map((block) => `${block.name}: ${departureText(departures?.get(block.id), t)}. `)}
+        {[...missing, ...shown.gone].map((block) => `${block.name}: ${departureText(departed(block.id), t)}. `)}
       </VisuallyHidden>
+    </>
+  );
+}
+
+/** The name of a machine over a meter of the time in which it computes; a mark shows what the plan predicts. */
+function Meter({ work, predicted, block }: { work: Work | undefined; predicted: number | null | undefined; block: Block }) {
+  const computing = work?.computing ?? null;
+  return (
+    <>
+      {computing !== null && <i className={classes.level} style={{ width: `${100 * computing}%` }} />}
+      {computing !== null && predicted != null && <i className={classes.predicted} style={{ insetInlineStart: `${100 * predicted}%` }} />}
+      <span className={classes.name} data-flat={block.height < 24}>
+        <span className={classes.label}>{block.name}</span>
+        {computing !== null && <span className={classes.share}>{Math.round(100 * computing)} %</span>}
+        {work?.sentBytesPerS != null && work.receivedBytesPerS != null && (
+          <span className={classes.rates}>
+            ↑ {si(work.sentBytesPerS, "B/s")} ↓ {si(work.receivedBytesPerS, "B/s")}
+          </span>
+        )}
+      </span>
     </>
   );
 }

@@ -4,9 +4,9 @@ import type { Branch, Plan, Stage } from "../api/types";
 /** Minimum width of a stage, as a fraction of the bar, so that one layer beside a hundred is still visible. */
 const LEAST_SHARE = 0.04;
 /** Height of one machine in a stage of several, and maximum height of the picture. */
-const ROW_PX = 40;
-const MOST_PX = 560;
-const LEAST_PX = 88;
+const ROW_PX = 44;
+const MOST_PX = 440;
+const LEAST_PX = 132;
 /** Minimum height at which a machine can be hovered. */
 const THINNEST_PX = 12;
 

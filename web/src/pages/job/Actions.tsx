@@ -37,7 +37,7 @@ export function Actions({ job }: { job: Job }) {
     <Group gap="sm">
       {resume.error !== null && <Failure error={resume.error} />}
       {canResume && isOurs && (
-        <Button loading={resume.isPending} onClick={() => resume.mutate()}>
+        <Button variant={job.state === "failed" ? "default" : "filled"} loading={resume.isPending} onClick={() => resume.mutate()}>
           {job.checkpoint_step === null ? t("Start again") : t("Resume from step {{step}}", { step: job.checkpoint_step })}
         </Button>
       )}
@@ -54,7 +54,7 @@ export function Actions({ job }: { job: Job }) {
             : t("It can be resumed from step {{step}}.", { step: job.checkpoint_step })}
         </ConfirmButton>
       )}
-      {maySubmit && (
+      {maySubmit && job.state !== "failed" && (
         <ButtonLink variant="default" to="/submit" search={{ from: job.id }}>
           {t("Clone")}
         </ButtonLink>

@@ -1,9 +1,9 @@
-import { SimpleGrid, Text } from "@mantine/core";
+import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { Job } from "../../api/types";
-import { Figure } from "../../components/Figure";
 import { count } from "../../format";
+import { Facts } from "./Facts";
 import classes from "./results/Artifacts.module.css";
 
 /** A batch: its model, its requests, and its speed. */
@@ -16,10 +16,12 @@ export function Batch({ job }: { job: Job }) {
   const format = output.format ?? data.files[0]?.split(".").at(-1);
   return (
     <>
-      <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
-        <Figure label={t("Rows with an error")} value={count(job.rows?.failed ?? 0)} />
-        <Figure label={t("Answers as")} value={format ?? "–"} />
-      </SimpleGrid>
+      <Facts
+        of={[
+          [t("Rows with an error"), count(job.rows?.failed ?? 0)],
+          [t("Answers as"), format ?? "–"],
+        ]}
+      />
       <Text size="sm">
         {kind === "generate"
           ? t("The column {{column}} of each row is answered by {{model}}.", { column, model })

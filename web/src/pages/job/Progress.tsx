@@ -1,19 +1,26 @@
-import { Alert, Group, Progress as Bar, SimpleGrid, Stack, Text } from "@mantine/core";
-
+/** The figures that one looks for first, in large numerals, above the bar of the progress. */
+import { Progress as Bar, Text } from "@mantine/core";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useEffect, useMemo, useRef, type ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
-import type { Job } from "../../api/types";
-import { Figure } from "../../components/Figure";
-import { sentence } from "../../components/Feedback";
-import { count, duration, loss, si } from "../../format";
+import { job as jobQuery, log, metrics, trials } from "../../api/queries";
+import { isGone, type Job } from "../../api/types";
+import { count, duration, hourAndMinute, loss, si, significant, stepTime } from "../../format";
 import { useNow } from "../../useNow";
-import { etaS, progressOf, shareOf, speedUnit, tokensPerStep } from "./eta";
+import { meanSeconds, progressOf, shareOf, speedUnit, stallLimitS, timeLeftS, timesOf } from "./eta";
+import { nameOfResult } from "./figures";
+import classes from "./Job.module.css";
+import { idsInPlan, type Members } from "./members";
 
-export function Progress({ job }: { job: Job }) {
+export function Progress({ job, members }: { job: Job; members: Members | undefined }) {
   const { t } = useTranslation();
   const isRunning = job.state === "running";
   const now = useNow(isRunning);
-  const share = shareOf(job);
+  const measured = useQuery({ ...metrics(job.id), enabled: job.spec.kind === "train" || job.spec.kind === "sparse" }).data;
+  const events = useQuery(log(job.id)).data;
+  const mean = useMemo(() => meanSeconds(timesOf(measured ?? [], events ?? [])), [measured, events]);
+  const stalledS = useStall(job, mean, now);
   const { done, total, unit } = progressOf(job);
   const numbers = { done: count(done), total: count(total) };
   const words =
@@ -22,55 +29,153 @@ export function Progress({ job }: { job: Job }) {
       : unit === "trials"
         ? t("Trials that are over: {{done}} of {{total}}", numbers)
         : t("Rows: {{done}} of {{total}}", numbers);
-  const eta = isRunning ? etaS(job, tokensPerStep(job)) : null;
   return (
-    <Stack gap="md">
-      {job.state === "failed" ? <Reason job={job} /> : <Text size="sm">{sentence(job.reason)}</Text>}
-      <div>
-        <Bar.Root size="lg">
+    <section className={`card ${classes.readout}`} aria-label={t("Progress")}>
+      <div className={classes.numerals}>
+        <Result job={job} validation={measured?.findLast((metric) => metric.split === "validation")?.data.loss} />
+        {isRunning ? (
+          stalledS !== null ? (
+            <Numeral label={t("No progress for")} value={duration(stalledS)} note={mean === null ? "" : t("{{time}} a step until then", { time: stepTime(mean) })} isAlarm />
+          ) : (
+            <TimeLeft seconds={timeLeftS(job, mean)} now={now} />
+          )
+        ) : (
+          <Numeral label={t("Ran for")} value={elapsed(job, now)} />
+        )}
+        <AtWork job={job} members={members} />
+        {unit !== "trials" && (
+          <Numeral
+            label={t("Speed")}
+            {...(job.tokens_per_s === null ? { value: "–" } : inParts(si(job.tokens_per_s, speedUnit(job))))}
+            note={mean !== null && unit === "steps" ? t("{{time}} a step", { time: stepTime(mean) }) : undefined}
+          />
+        )}
+      </div>
+      <div className={classes.bar}>
+        <Bar.Root size="md">
           <Bar.Section
-            value={100 * share}
+            value={100 * shareOf(job)}
             color={job.state === "failed" ? "red" : job.state === "succeeded" ? "green" : "lagoon"}
-            animated={isRunning}
             aria-label={t("Progress")}
             aria-valuetext={words}
           />
         </Bar.Root>
-        <Group justify="space-between" mt={6}>
-          <Text size="sm" c="dimmed">
-            {words}
-            {job.rows != null && job.rows.failed > 0 && ` · ${t("{{number}} with an error", { number: count(job.rows.failed) })}`}
-            {job.checkpoint_step !== null && ` · ${t("checkpoint at {{step}}", { step: count(job.checkpoint_step) })}`}
-            {job.state === "running" && job.is_protected === true && (
-              <span title={t("Every layer is on two machines: losing any one of them costs no step.")}>{` · ${t("protected")}`}</span>
-            )}
-          </Text>
-          <Text size="sm" c="dimmed">
-            {Math.floor(100 * share)} %
-          </Text>
-        </Group>
+        <span className={classes.percent}>{Math.floor(100 * shareOf(job))} %</span>
+        <Text size="sm" c="dimmed">
+          {words}
+          {job.rows != null && job.rows.failed > 0 && ` · ${t("{{number}} with an error", { number: count(job.rows.failed) })}`}
+          {job.checkpoint_step !== null && ` · ${t("checkpoint at {{step}}", { step: count(job.checkpoint_step) })}`}
+          {isRunning && job.is_protected === true && (
+            <span title={t("Every layer is on two machines: losing any one of them costs no step.")}>{` · ${t("protected")}`}</span>
+          )}
+          {isRunning && ` · ${t("running for {{time}}", { time: elapsed(job, now) })}`}
+        </Text>
       </div>
-      <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
-        {unit === "steps" ? (
-          <Figure label={t("Loss")} value={job.loss === null ? "–" : loss(job.loss)} />
-        ) : unit === "trials" ? null : (
-          <Figure label={t("Rows per second")} value={job.rows?.rows_per_s == null ? "–" : job.rows.rows_per_s.toPrecision(3)} />
-        )}
-        {unit !== "trials" && <Figure label={t("Speed")} value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, speedUnit(job))} />}
-        <Figure label={t("Running for")} value={elapsed(job, now)} />
-        {unit !== "trials" && <Figure label={t("Time left")} value={eta === null ? "–" : duration(eta)} title={t("at the speed measured last")} />}
-      </SimpleGrid>
-    </Stack>
+    </section>
   );
 }
 
-function Reason({ job }: { job: Job }) {
-  const hint = typeof job.error?.hint === "string" ? job.error.hint : undefined;
+interface NumeralProps {
+  label: string;
+  value: string;
+  unit?: string;
+  note?: ReactNode;
+  isAlarm?: boolean;
+}
+
+/** One large figure. */
+function Numeral({ label, value, unit, note, isAlarm = false }: NumeralProps) {
   return (
-    <Alert className="failure" title={sentence(job.reason)}>
-      {hint !== undefined && sentence(hint)}
-    </Alert>
+    <dl className={classes.numeral} data-alarm={isAlarm}>
+      <dt>{label}</dt>
+      <dd className={classes.value}>
+        {value}
+        {unit !== undefined && <small> {unit}</small>}
+      </dd>
+      <dd className={classes.note}>{note}</dd>
+    </dl>
   );
+}
+
+/** The figure that the job is run for: its loss, the best trial, or the rows in a second. */
+function Result({ job, validation }: { job: Job; validation: unknown }) {
+  const { t } = useTranslation();
+  const isSweep = job.spec.kind === "sweep";
+  const sweep = useQuery({ ...trials(job.id), enabled: isSweep }).data;
+  if (isSweep) {
+    const best = sweep?.trials.find((trial) => trial.number === sweep.best);
+    return (
+      <Numeral
+        label={sweep === undefined ? t("Best") : t("Best {{figure}}", { figure: nameOfResult(sweep.metric) })}
+        value={best?.value == null ? "–" : significant(best.value, 4)}
+        note={best !== undefined && t("trial {{number}}", { number: best.number })}
+      />
+    );
+  }
+  if (job.spec.kind !== "train" && job.spec.kind !== "sparse") {
+    return <Numeral label={t("Rows per second")} value={job.rows?.rows_per_s == null ? "–" : job.rows.rows_per_s.toPrecision(3)} />;
+  }
+  return (
+    <Numeral
+      label={t("Loss")}
+      value={job.loss === null ? "–" : loss(job.loss)}
+      note={typeof validation === "number" && t("validation {{loss}}", { loss: loss(validation) })}
+    />
+  );
+}
+
+function TimeLeft({ seconds, now }: { seconds: number | null; now: number }) {
+  const { t } = useTranslation();
+  const isLong = seconds !== null && seconds >= 60;
+  return (
+    <Numeral
+      label={t("Time left")}
+      value={seconds === null ? "–" : duration(seconds)}
+      note={isLong && seconds < 86_400 && t("until about {{time}}", { time: hourAndMinute(now + 1000 * seconds) })}
+    />
+  );
+}
+
+function AtWork({ job, members }: { job: Job; members: Members | undefined }) {
+  const { t } = useTranslation();
+  const isOpen = job.state === "running" || job.state === "planning";
+  const gone = isOpen ? (members ?? []).filter(isGone) : [];
+  // Machines that left since are missing from the cluster.
+  const all = idsInPlan(job)?.size ?? members?.length ?? 0;
+  return (
+    <Numeral
+      label={isOpen || job.state === "queued" ? t("Machines at work") : t("Machines")}
+      value={all === 0 ? "–" : count(all - gone.length)}
+      note={gone.length > 0 && t("without {{names}}", { names: gone.map(({ name }) => name).join(", ") })}
+      isAlarm={gone.length > 0}
+    />
+  );
+}
+
+/**
+ * Seconds for which a running job has made no progress, if they are many compared with its steps; otherwise null. The
+ * server is asked first: without a connection no events arrive either.
+ */
+function useStall(job: Job, mean: number | null, now: number): number | null {
+  const client = useQueryClient();
+  const { done } = progressOf(job);
+  const progress = useRef({ done, at: now });
+  if (progress.current.done !== done) progress.current = { done, at: now };
+  const { at } = progress.current;
+  const limitMs = mean === null ? Infinity : 1000 * stallLimitS(mean);
+  const mayBe = job.state === "running" && now - at > limitMs;
+  const { queryKey } = jobQuery(job.id);
+  const isConfirmed = mayBe && (client.getQueryState(queryKey)?.dataUpdatedAt ?? 0) - at > limitMs;
+  useEffect(() => {
+    if (mayBe && !isConfirmed) void client.invalidateQueries({ queryKey, exact: true });
+  }, [mayBe, isConfirmed]);
+  return isConfirmed ? (now - at) / 1000 : null;
+}
+
+/** "3.20 ktok/s" as a number and a smaller unit. */
+function inParts(text: string): { value: string; unit: string } {
+  const [value = "", unit = ""] = text.split(" ");
+  return { value, unit };
 }
 
 function elapsed(job: Job, now: number): string {

@@ -1,15 +1,15 @@
 /** Predictions of the plan beside measurements, and the bottleneck of a step. */
-import { Alert, SimpleGrid, Table, Text } from "@mantine/core";
+import { Alert, Table, Text } from "@mantine/core";
 import type { TFunction } from "i18next";
 import { useTranslation } from "react-i18next";
 
 import type { Job, Measured, Plan, Prediction } from "../../api/types";
 import { TextAlternative } from "../../components/chart/TextAlternative";
 import { sentence } from "../../components/Feedback";
-import { Figure } from "../../components/Figure";
 import { MachineLink } from "../../components/MachineLink";
 import { difference, stepTime } from "../../format";
 import { layerRange } from "../../placement/layout";
+import { Facts } from "./Facts";
 
 export function Reality({ job, plan }: { job: Job; plan: Plan }) {
   const { t } = useTranslation();
@@ -25,20 +25,14 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
   const off = prediction != null && measured !== null ? difference(measured.measured_step_s, prediction.step_s) : undefined;
   return (
     <>
-      <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
-        <Figure label={t("Step, predicted")} value={prediction == null ? "–" : stepTime(prediction.step_s)} />
-        <Figure
-          label={t("Step, measured")}
-          value={measured === null ? "–" : stepTime(measured.measured_step_s)}
-          title={t("median of the last steps")}
-        />
-        <Figure label={t("Off by")} value={off ?? "–"} />
-        <Figure
-          label={t("At best")}
-          value={prediction == null ? "–" : stepTime(prediction.lower_bound_s)}
-          title={t("no plan for these machines takes less")}
-        />
-      </SimpleGrid>
+      <Facts
+        of={[
+          [t("Step, predicted"), prediction == null ? "–" : stepTime(prediction.step_s)],
+          [t("Step, measured"), measured === null ? "–" : stepTime(measured.measured_step_s), t("median of the last steps")],
+          [t("Off by"), off ?? "–"],
+          [t("At best"), prediction == null ? "–" : stepTime(prediction.lower_bound_s), t("no plan for these machines takes less")],
+        ]}
+      />
       {prediction != null && (
         <Text size="sm">
           <b>{t("Bottleneck")}</b>: {sentence(prediction.bottleneck.sentence)}{" "}

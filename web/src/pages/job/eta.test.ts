@@ -1,21 +1,47 @@
 import { expect, test } from "vitest";
 
-import type { Job } from "../../api/types";
-import { speedUnit, tokensPerStep } from "./eta";
+import type { ClusterEvent, Job, Metric } from "../../api/types";
+import { meanSeconds, speedUnit, stallLimitS, timeLeftS, timesOf } from "./eta";
 
-const job = (synchronization: object, data: object = {}) =>
-  ({ spec: { kind: "train", training: { batch_size: 16, sequence_length: 8, synchronization }, data } }) as unknown as Job;
-
-test("a step has the batches of all branches", () => {
-  expect(tokensPerStep(job({ kind: "allreduce" }))).toBe(128);
-  expect(tokensPerStep(job({ kind: "local", branches: 4 }))).toBe(512);
-  expect(tokensPerStep(job({ kind: "local", branches: 4 }, { dataset: "digits" }))).toBe(64);
-});
+const job = (data: object = {}) => ({ spec: { kind: "train", training: {}, data }, step: 10, total_steps: 40, rows: null }) as unknown as Job;
 
 test("only language models have a speed in tokens", () => {
-  expect(speedUnit(job({ kind: "allreduce" }, { dataset: null, table: null }))).toBe("tok/s");
+  expect(speedUnit(job({ dataset: null, table: null }))).toBe("tok/s");
   for (const part of ["dataset", "table", "images", "labels", "pairs"]) {
-    const other = job({ kind: "allreduce" }, { [part]: {} });
-    expect([speedUnit(other), tokensPerStep(other)]).toEqual(["samples/s", 16]);
+    expect(speedUnit(job({ [part]: {} }))).toBe("samples/s");
   }
+});
+
+test("the time left is that of the steps that are left", () => {
+  expect(timeLeftS(job(), 0.5)).toBe(15);
+  expect(timeLeftS(job(), null)).toBeNull();
+  expect(meanSeconds([])).toBeNull();
+  expect(meanSeconds([0.5, 0.5, 0.5])).toBe(0.5);
+});
+
+test("one slow step hardly changes it, and a slow first step does not count", () => {
+  const even = Array.from({ length: 30 }, () => 1);
+  expect(meanSeconds([...even, 60])).toBeCloseTo(1.1);
+  expect(meanSeconds([...even, 60, ...even])).toBeCloseTo(1, 1);
+  expect(meanSeconds([30, 1, 1, 1, 1, 1])).toBeLessThan(1.2);
+});
+
+test("lasting changes of speed are followed", () => {
+  const even = Array.from({ length: 50 }, () => 1);
+  expect(meanSeconds([...even, ...even.map(() => 4)])).toBeCloseTo(4, 1);
+  expect(meanSeconds([...even, ...even.map(() => 0.25)])).toBeCloseTo(0.25, 1);
+});
+
+test("a stall is long compared with a step", () => {
+  expect([stallLimitS(0.01), stallLimitS(30)]).toEqual([10, 300]);
+});
+
+test("times are those of steps of training, or of rows", () => {
+  const metrics = [
+    { split: "train", step: 1, data: { seconds: 2 } },
+    { split: "validation", step: 1, data: { loss: 1 } },
+  ] as unknown as Metric[];
+  const events = [{ kind: "rows", data: { rows_per_s: 4 } }, { kind: "rows", data: {} }] as unknown as ClusterEvent[];
+  expect(timesOf(metrics, events)).toEqual([2]);
+  expect(timesOf([], events)).toEqual([0.25]);
 });

@@ -1,4 +1,4 @@
-import type { Job } from "../../api/types";
+import type { ClusterEvent, Job, Metric } from "../../api/types";
 
 type Counted = Pick<Job, "spec" | "rows" | "step" | "total_steps">;
 
@@ -20,26 +20,48 @@ function countsTokens({ dataset, table, images, labels, pairs }: Extract<Job["sp
   return [dataset, table, images, labels, pairs].every((part) => part == null);
 }
 
-/** Tokens (samples, for a classifier) of one step, from the specification; 0 for a batch. Each worker has a minibatch in a step. */
-export function tokensPerStep(job: Pick<Job, "spec">): number {
-  if (job.spec.kind === "sparse") return job.spec.training.batch_size * job.spec.training.workers;
-  if (job.spec.kind !== "train") return 0;
-  const { training, data } = job.spec;
-  const { synchronization } = training;
-  // The batch size is that of each branch, and the speed is that of all branches.
-  const samples = training.batch_size * (synchronization.kind === "allreduce" ? 1 : synchronization.branches);
-  return countsTokens(data) ? samples * training.sequence_length : samples;
-}
-
 /** The unit of a job's speed. */
 export function speedUnit(job: Pick<Job, "spec">): "tok/s" | "samples/s" {
   if (job.spec.kind === "sparse") return "samples/s";
   return job.spec.kind !== "train" || countsTokens(job.spec.data) ? "tok/s" : "samples/s";
 }
 
-/** Seconds until the last step or row at the recent speed; null while there is no speed. */
-export function etaS(job: Pick<Job, "step" | "total_steps" | "tokens_per_s" | "rows">, perStep: number): number | null {
-  if (job.rows != null) return job.rows.rows_per_s ? (job.rows.total - job.rows.done) / job.rows.rows_per_s : null;
-  if (job.tokens_per_s === null || job.tokens_per_s <= 0) return null;
-  return (Math.max(0, job.total_steps - job.step) * perStep) / job.tokens_per_s;
+/** Weight of the newest step in the mean: one slow step moves it by at most a tenth. */
+const NEWEST = 0.1;
+/** Number of recent steps in the mean; the weight of earlier ones is below 0.1 %. */
+const RECENT = 70;
+/** Number of steps whose median begins the mean, so that a slow first step does not count. */
+const FIRST = 5;
+/** A job has stalled after this many times the mean of a step, and after at least this many seconds. */
+const STALL_STEPS = 10;
+const LEAST_STALL_S = 10;
+
+/**
+ * Smoothed time of one step (or row) in seconds; null without measurements. An exponentially weighted mean in which each
+ * time counts for at most twice the mean before it (winsorized), so that one slow step raises it by at most 10 %.
+ */
+export function meanSeconds(times: readonly number[]): number | null {
+  const recent = times.filter((time) => Number.isFinite(time) && time > 0).slice(-RECENT);
+  if (recent.length === 0) return null;
+  const first = recent.slice(0, FIRST).sort((a, b) => a - b);
+  const begin = first[Math.floor((first.length - 1) / 2)]!;
+  return recent.reduce((mean, time) => mean + NEWEST * (Math.min(time, 2 * mean) - mean), begin);
+}
+
+/** Seconds until the last step, row or trial; null while nothing was measured. */
+export function timeLeftS(job: Counted, mean: number | null): number | null {
+  const { done, total } = progressOf(job);
+  return mean === null ? null : Math.max(0, total - done) * mean;
+}
+
+/** Seconds without progress after which a job counts as stalled. */
+export function stallLimitS(mean: number): number {
+  return Math.max(LEAST_STALL_S, STALL_STEPS * mean);
+}
+
+/** Times of the measured steps of training in seconds, or those of the rows of a batch from its reports. */
+export function timesOf(metrics: readonly Metric[], events: readonly ClusterEvent[]): number[] {
+  const steps = metrics.flatMap(({ split, data }) => (split === "train" && typeof data.seconds === "number" ? [data.seconds] : []));
+  const rows = events.flatMap(({ kind, data }) => (kind === "rows" && typeof data.rows_per_s === "number" ? [1 / data.rows_per_s] : []));
+  return steps.length > 0 ? steps : rows;
 }

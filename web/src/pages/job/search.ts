@@ -42,6 +42,10 @@ function isFigure(text: string): text is FigureName {
 export const EVENT_GROUPS = ["plan", "progress", "samples", "results", "notes"] as const;
 export type EventGroup = (typeof EVENT_GROUPS)[number];
 
+/** Parts of the page below the curves and the placement, of which one is shown. */
+export const PARTS = ["step", "rounds", "plan", "predictions", "samples", "results"] as const;
+export type Part = (typeof PARTS)[number];
+
 export interface JobSearch {
   /** Ids of other jobs whose curves are drawn, too, separated by commas. */
   with?: string | undefined;
@@ -54,12 +58,15 @@ export interface JobSearch {
   smooth?: number | undefined;
   /** The group of events that is shown; default: all. */
   events?: EventGroup | undefined;
+  /** The part that is shown; the default depends on the job's state. */
+  part?: Part | undefined;
 }
 
 export function jobSearch(search: Record<string, unknown>): JobSearch {
   const named = String(search.curve ?? "");
   const curve = named !== "loss" && isFigure(named) ? named : undefined;
   const events = EVENT_GROUPS.find((known) => known === search.events);
+  const part = PARTS.find((known) => known === search.part);
   const smooth = Number(search.smooth);
   return {
     ...(typeof search.with === "string" && search.with !== "" && { with: search.with }),
@@ -68,6 +75,7 @@ export function jobSearch(search: Record<string, unknown>): JobSearch {
     ...(search.scale === "log" && { scale: "log" as const }),
     ...(smooth > 0 && smooth < 1 && { smooth }),
     ...(events !== undefined && { events }),
+    ...(part !== undefined && { part }),
   };
 }
 

@@ -26,13 +26,13 @@ export function Compare({ job, others, most, onChange }: Props) {
     <>
       <NativeSelect
         size="xs"
-        maw={220}
-        label={t("Compare with")}
+        maw={200}
+        aria-label={t("Compare with")}
         value=""
         disabled={free.length === 0 || others.length >= most}
         onChange={(event) => event.currentTarget.value !== "" && onChange([...others, event.currentTarget.value])}
         data={[
-          { value: "", label: free.length === 0 ? t("no other job") : t("another job …") },
+          { value: "", label: free.length === 0 ? t("no other job") : t("compare with …") },
           ...free.map((one) => ({ value: one.id, label: `${one.name} · ${dateAndTime(one.created_at)}` })),
         ]}
       />

@@ -1,13 +1,14 @@
 import { Button, Group, NativeSelect, NumberInput, Switch, Text } from "@mantine/core";
 import { keepPreviousData, useQueries, useQuery } from "@tanstack/react-query";
 import { useNavigate, useSearch } from "@tanstack/react-router";
-import { useId, useMemo, type ReactNode } from "react";
+import { useId, useMemo } from "react";
 import { useTranslation } from "react-i18next";
 
 import { job as jobQuery, metrics, metricsBetween, MOST_POINTS } from "../../../api/queries";
 import type { Job } from "../../../api/types";
 import { CurveChart, type Zoom } from "../../../components/chart/CurveChart";
 import { Failure, Waiting } from "../../../components/Feedback";
+import { Section } from "../../../components/frame/Page";
 import { AnchorLink } from "../../../components/links";
 import { t } from "../../../format";
 import { Compare } from "./Compare";
@@ -37,66 +38,68 @@ export function Curves({ job }: { job: Job }) {
   const drawn = useMemo(() => curvesOf(runs, figure, search.smooth), [runs, figure, search.smooth, i18n.language]);
   const figures = useMemo(() => figuresIn(own.data ?? []), [own.data]);
 
-  if (own.data === undefined) {
-    return <Waiting error={own.error} refetch={own.refetch} lines={6} />;
-  }
-  if (own.data.length === 0) {
+  if (own.data === undefined || own.data.length === 0) {
     return (
-      <Text size="sm" c="dimmed">
-        {t("The curve begins with the first step.")}
-      </Text>
+      <Section title={t("Curves")}>
+        {own.data === undefined ? (
+          <Waiting error={own.error} refetch={own.refetch} lines={6} />
+        ) : (
+          <Text size="sm" c="dimmed">
+            {t("The curve begins with the first step.")}
+          </Text>
+        )}
+      </Section>
     );
   }
   const setZoom = (next: Zoom | null) => change({ steps: next === null ? undefined : `${next[0]}-${next[1]}` });
   const name = nameOfFigure(figure);
-  const summary = summarize(own.data);
-  return (
-    <div className={classes.curves}>
-      <Text size="sm" c="dimmed">
-        {summary}
-      </Text>
-      <Group gap="md" align="end">
-        <NativeSelect
-          size="xs"
-          label={t("Figure")}
-          value={figure}
-          onChange={(event) => change({ curve: figureOf(event.currentTarget.value) })}
-          data={figures.map((value) => ({ value, label: nameOfFigure(value) }))}
-        />
-        <Compare job={job} others={others} most={MOST_COMPARED} onChange={(ids) => change({ with: ids.join(",") || undefined })} />
-        <Smoothing value={search.smooth ?? 0} onChange={(smooth) => change({ smooth: smooth || undefined })} />
-        <Switch
-          label={t("Log scale")}
-          checked={search.scale === "log"}
-          onChange={(event) => change({ scale: event.currentTarget.checked ? "log" : undefined })}
-        />
-      </Group>
-      {others.length > 0 && (
-        <AnchorLink to="/compare" search={{ jobs: [job.id, ...others].join(",") }} size="sm">
-          {t("Compare results and job files")}
-        </AnchorLink>
-      )}
-      {compared.error !== null && <Failure error={compared.error} />}
-      <CurveChart
-        steps={drawn.steps}
-        curves={drawn.curves}
-        isLog={search.scale === "log"}
-        zoom={zoom}
-        onZoom={setZoom}
-        description={describe(figure, name, summary, zoom, compared.runs)}
-        format={formatOf(figure)}
+  const tools = (
+    <Group gap="sm">
+      <NativeSelect
+        size="xs"
+        aria-label={t("Figure")}
+        value={figure}
+        onChange={(event) => change({ curve: figureOf(event.currentTarget.value) })}
+        data={figures.map((value) => ({ value, label: nameOfFigure(value) }))}
       />
-      <ZoomFields zoom={zoom} last={drawn.steps.at(-1) ?? 1} onZoom={setZoom}>
-        <Text size="xs" c="dimmed">
-          {t("Drag over the curve to zoom, double-click to see all.")}
-        </Text>
-      </ZoomFields>
-    </div>
+      <Smoothing value={search.smooth ?? 0} onChange={(smooth) => change({ smooth: smooth || undefined })} />
+      <Switch
+        size="xs"
+        label={t("Log scale")}
+        checked={search.scale === "log"}
+        onChange={(event) => change({ scale: event.currentTarget.checked ? "log" : undefined })}
+      />
+    </Group>
+  );
+  return (
+    <Section title={t("Curves")} actions={tools}>
+      <div className={classes.curves}>
+        {compared.error !== null && <Failure error={compared.error} />}
+        <CurveChart
+          steps={drawn.steps}
+          curves={drawn.curves}
+          isLog={search.scale === "log"}
+          zoom={zoom}
+          onZoom={setZoom}
+          description={describe(figure, name, summarize(own.data), zoom, compared.runs)}
+          format={formatOf(figure)}
+        />
+        <Group gap="xs" justify="space-between">
+          <ZoomFields zoom={zoom} last={drawn.steps.at(-1) ?? 1} onZoom={setZoom} />
+          <Compare job={job} others={others} most={MOST_COMPARED} onChange={(ids) => change({ with: ids.join(",") || undefined })} />
+        </Group>
+        {others.length > 0 && (
+          <AnchorLink to="/compare" search={{ jobs: [job.id, ...others].join(",") }} size="sm">
+            {t("Compare results and job files")}
+          </AnchorLink>
+        )}
+      </div>
+    </Section>
   );
 }
 
 /** Inputs for the first and last step: zooming by keyboard. */
-function ZoomFields({ zoom, last, onZoom, children }: { zoom: Zoom | null; last: number; onZoom: (zoom: Zoom | null) => void; children: ReactNode }) {
+function ZoomFields({ zoom, last, onZoom }: { zoom: Zoom | null; last: number; onZoom: (zoom: Zoom | null) => void }) {
   const { t } = useTranslation();
   const [from, to] = zoom ?? [1, last];
   const set = (first: unknown, end: unknown) => {
@@ -104,13 +107,12 @@ function ZoomFields({ zoom, last, onZoom, children }: { zoom: Zoom | null; last:
     if (Number.isInteger(low) && Number.isInteger(high) && low >= 0 && low < high) onZoom([low, high]);
   };
   return (
-    <Group gap="xs" align="center">
+    <Group gap="xs" align="center" title={t("Drag over the curve to zoom, double-click to see all.")}>
       <Field label={t("From step")} value={from} onCommit={(value) => set(value, to)} />
       <Field label={t("to step")} value={to} onCommit={(value) => set(from, value)} />
       <Button size="xs" variant="default" disabled={zoom === null} onClick={() => onZoom(null)}>
         {t("All steps")}
       </Button>
-      {children}
     </Group>
   );
 }
@@ -127,7 +129,7 @@ function Field({ label, value, onCommit }: { label: string; value: number; onCom
         key={value}
         id={id}
         size="xs"
-        w={84}
+        w={72}
         min={0}
         hideControls
         allowDecimal={false}
@@ -143,8 +145,8 @@ function Smoothing({ value, onChange }: { value: number; onChange: (value: numbe
   const { t } = useTranslation();
   const id = useId();
   return (
-    <div>
-      <Text component="label" htmlFor={id} size="xs" fw={500} display="block" mb={4}>
+    <Group gap={6} wrap="nowrap">
+      <Text component="label" htmlFor={id} size="xs" c="dimmed">
         {t("Smoothing")}
       </Text>
       <input
@@ -158,7 +160,7 @@ function Smoothing({ value, onChange }: { value: number; onChange: (value: numbe
         aria-valuetext={value === 0 ? t("none") : value.toFixed(2)}
         onChange={(event) => onChange(Number(event.currentTarget.value))}
       />
-    </div>
+    </Group>
   );
 }
 

@@ -41,10 +41,10 @@ export const Log = memo(function Log({ jobId }: { jobId: string }) {
   if (data === undefined) return <Waiting error={error} refetch={refetch} />;
   return (
     <div>
-      <Group justify="space-between" align="end" mb="xs">
+      <Group justify="space-between" align="center" mb="xs">
         <NativeSelect
           size="xs"
-          label={t("Show")}
+          aria-label={t("Show")}
           value={group ?? ""}
           onChange={(event) => {
             const events = EVENT_GROUPS.find((one) => one === event.currentTarget.value);
@@ -56,7 +56,7 @@ export const Log = memo(function Log({ jobId }: { jobId: string }) {
         <Text size="xs" c="dimmed">
           {t("{{count}} events", { count: wanted.length })}
         </Text>
-        <Switch label={t("Follow the end")} checked={follows} onChange={(event) => setFollows(event.currentTarget.checked)} />
+        <Switch size="xs" label={t("Follow the end")} checked={follows} onChange={(event) => setFollows(event.currentTarget.checked)} />
       </Group>
       {wanted.length === 0 ? (
         <Text size="sm" c="dimmed">

@@ -11,12 +11,8 @@ import { download } from "./download";
 
 /** The results, file by file. */
 export function Artifacts({ job }: { job: Job }) {
-  const { t } = useTranslation();
   const { data, error, refetch } = useQuery(artifacts(job.id));
   if (data === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
-  if (data.length === 0) {
-    return <Text size="sm" c="dimmed">{job.state === "running" ? t("Written when all is done.") : t("There is none.")}</Text>;
-  }
   return (
     <Stack gap="lg">
       {data.map((one) => (

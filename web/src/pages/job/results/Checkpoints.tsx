@@ -11,17 +11,9 @@ import classes from "./Artifacts.module.css";
 
 /** Checkpoints of the job. Each can be exported as an artifact before the job ends. */
 export function Checkpoints({ job }: { job: Job }) {
-  const { t } = useTranslation();
   const { data, error, refetch } = useQuery(checkpoints(job.id));
   const made = useQuery(artifacts(job.id)).data?.map((one) => one.name) ?? [];
   if (data === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
-  if (data.length === 0) {
-    return (
-      <Text size="sm" c="dimmed">
-        {t("There is none on the server's disk.")}
-      </Text>
-    );
-  }
   return (
     <ul className={classes.files}>
       {data.toReversed().map((one) => (

@@ -5,7 +5,6 @@ import { useTranslation } from "react-i18next";
 
 import { pictures } from "../../../api/queries";
 import type { Job, Picture } from "../../../api/types";
-import { Section } from "../../../components/frame/Page";
 import { count, si, significant } from "../../../format";
 import classes from "./Pictures.module.css";
 
@@ -22,33 +21,31 @@ export function Pictures({ job }: { job: Job }) {
   const { data } = useQuery(pictures(job.id));
   if (data === undefined || data.length === 0) return null;
   return (
-    <Section title={t("Predictions")}>
-      <div className={classes.figures}>
-        {data.map((picture) => (
-          <figure key={`${picture.split} ${picture.task ?? ""}`} className={classes.figure}>
-            <figcaption>
-              {picture.task != null && (
-                <Text size="sm" fw={600}>
-                  {t("Task {{task}}", { task: picture.task })}
-                </Text>
-              )}
-              <Text size="sm">
-                {picture.split === "test"
-                  ? t("Final test after step {{step}}: {{samples}} samples", words(picture))
-                  : t("Validation after step {{step}}: {{samples}} samples", words(picture))}
+    <div className={classes.figures}>
+      {data.map((picture) => (
+        <figure key={`${picture.split} ${picture.task ?? ""}`} className={classes.figure}>
+          <figcaption>
+            {picture.task != null && (
+              <Text size="sm" fw={600}>
+                {t("Task {{task}}", { task: picture.task })}
               </Text>
-              <Text size="xs" c="dimmed">
-                {picture.confusion != null
-                  ? t("Each row is a true class, each column a predicted one.")
-                  : t("True values to the right, predicted values upwards; the line is where both are equal.")}
-              </Text>
-            </figcaption>
-            {picture.confusion != null && <Confusion matrix={picture.confusion} classes={picture.classes} />}
-            {picture.points != null && <Scatter points={picture.points} />}
-          </figure>
-        ))}
-      </div>
-    </Section>
+            )}
+            <Text size="sm">
+              {picture.split === "test"
+                ? t("Final test after step {{step}}: {{samples}} samples", words(picture))
+                : t("Validation after step {{step}}: {{samples}} samples", words(picture))}
+            </Text>
+            <Text size="xs" c="dimmed">
+              {picture.confusion != null
+                ? t("Each row is a true class, each column a predicted one.")
+                : t("True values to the right, predicted values upwards; the line is where both are equal.")}
+            </Text>
+          </figcaption>
+          {picture.confusion != null && <Confusion matrix={picture.confusion} classes={picture.classes} />}
+          {picture.points != null && <Scatter points={picture.points} />}
+        </figure>
+      ))}
+    </div>
   );
 }
 

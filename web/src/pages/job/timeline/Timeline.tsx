@@ -1,6 +1,5 @@
 /** One step: microbatches over machines and time, as the schedule's simulator predicts it. */
 import { Group, Table, Text } from "@mantine/core";
-import { useInViewport } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";
 import { memo, useId, useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
@@ -21,17 +20,11 @@ const NUMBER_PX = 14;
 
 export function Timeline({ job, plan }: { job: Job; plan: Plan }) {
   const { t } = useTranslation();
-  // A timeline is expensive for the server, so it is fetched only when it is scrolled into view.
-  const { ref, inViewport } = useInViewport<HTMLDivElement>();
-  const [wasSeen, setSeen] = useState(false);
-  if (inViewport && !wasSeen) setSeen(true);
-  const { data, error, refetch } = useQuery({ ...timelineQuery(job.id, job.attempt, plan.epoch), enabled: wasSeen });
+  const { data, error, refetch } = useQuery(timelineQuery(job.id, job.attempt, plan.epoch));
   return (
-    <div ref={ref} className={classes.holder}>
+    <div className={classes.holder}>
       {data !== undefined ? (
         <Laid job={job} plan={plan} timeline={data} />
-      ) : !wasSeen ? (
-        <div className={classes.unseen} />
       ) : (
         <Waiting error={error} refetch={refetch} lines={3} />
       )}

@@ -1,0 +1,49 @@
+import { Alert, Group, Stack, Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
+
+import { fieldProblems } from "../../api/problem";
+import { useMay } from "../../api/scopes";
+import type { Job } from "../../api/types";
+import { sentence } from "../../components/Feedback";
+import { ButtonLink } from "../../components/links";
+import { MachineLink } from "../../components/MachineLink";
+import type { Members } from "./members";
+
+/** The reason of a failed job, the fields or the machine concerned, the hint, and a way to submit it again. */
+export function Failed({ job, members }: { job: Job; members: Members }) {
+  const { t } = useTranslation();
+  const maySubmit = useMay("submit");
+  const { hint, machine, details } = job.error ?? {};
+  // Without a machine in the error, those that were lost while the job had them.
+  const concerned = members.filter(({ id, name, state }) => (typeof machine === "string" ? id === machine || name === machine : state === "lost"));
+  const fields = fieldProblems((details as { fields?: unknown } | undefined)?.fields);
+  return (
+    <Alert className="failure" title={sentence(job.reason)}>
+      <Stack gap="xs">
+        {fields.map(({ field, problem }) => (
+          <Text key={field} size="sm">
+            <code>{field}</code>: {problem}
+          </Text>
+        ))}
+        {typeof machine === "string" && concerned.length === 0 && (
+          <Text size="sm">
+            {t("Machine")}: {machine}
+          </Text>
+        )}
+        {concerned.map(({ id, name, state, reason }) => (
+          <Text key={id} size="sm">
+            {t("Machine")}: <MachineLink id={id} name={name} fw={600} /> · {t(state)}: {reason}
+          </Text>
+        ))}
+        <Group justify="space-between" gap="sm">
+          <Text size="sm">{typeof hint === "string" && sentence(hint)}</Text>
+          {maySubmit && (
+            <ButtonLink size="xs" to="/submit" search={{ from: job.id }}>
+              {t("Fix and resubmit")}
+            </ButtonLink>
+          )}
+        </Group>
+      </Stack>
+    </Alert>
+  );
+}

@@ -1,0 +1,49 @@
+/** The machines of a job, with their states as the cluster reports them. */
+import { useQuery } from "@tanstack/react-query";
+import { useCallback } from "react";
+
+import { cluster } from "../../api/queries";
+import { isGone, type ClusterEvent, type ClusterView, type Job, type MachineSummary } from "../../api/types";
+import type { Departure } from "../../placement/Placement";
+
+export type Members = readonly Pick<MachineSummary, "id" | "name" | "state" | "reason">[];
+
+/** Ids of the machines that compute a part of the plan; null without a plan. */
+export function idsInPlan({ plan }: Pick<Job, "plan">): ReadonlySet<string> | null {
+  if (plan === null) return null;
+  const stages = plan.branches.length > 0 ? plan.branches.flatMap((branch) => branch.stages) : plan.stages;
+  return new Set(stages.flatMap((stage) => stage.members.map((member) => member.contributor_id)));
+}
+
+/** The machines of the plan, or those that the job holds; events change their states at once. */
+export function membersOf(job: Pick<Job, "id" | "plan">, { machines }: ClusterView): Members {
+  const ids = idsInPlan(job);
+  return machines
+    .filter(({ id, held }) => (ids === null ? held?.job_id === job.id : ids.has(id)))
+    .map(({ id, name, state, reason }) => ({ id, name, state, reason }));
+}
+
+export function useMembers(job: Pick<Job, "id" | "plan">): Members | undefined {
+  const select = useCallback((view: ClusterView) => membersOf(job, view), [job.id, job.plan]);
+  return useQuery({ ...cluster, select }).data;
+}
+
+/**
+ * How each machine of the job went: members of the plan that the cluster reports as gone, before the job has a new
+ * plan, and those that earlier plans had; the last event counts.
+ */
+export function departuresOf(members: Members, events: readonly ClusterEvent[]): Map<string, Departure> {
+  const found = new Map<string, Departure>();
+  for (const { kind, data } of events) {
+    if (kind !== "reformed") continue;
+    const { lost = [], left = [], joined = [] } = data as { lost?: string[]; left?: string[]; joined?: string[] };
+    for (const id of joined) found.delete(id);
+    for (const id of lost) found.set(id, "lost");
+    for (const id of left) found.set(id, "left");
+  }
+  for (const member of members) {
+    found.delete(member.id);
+    if (isGone(member)) found.set(member.id, member.state === "lost" ? "lost" : "left");
+  }
+  return found;
+}
