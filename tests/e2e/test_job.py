@@ -265,6 +265,8 @@ def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster:
     job, _ = running(cluster, "ash", "birch")
     page.goto(f"{cluster.url}/jobs/{job.id}")
     expect(page.get_by_role("region", name="Placement")).to_contain_text("The latency between ash and birch.")
+    page.get_by_role("tab", name="One step").click()
+    expect(page).to_have_url(re.compile("part=step"))
     page.get_by_role("tab", name="Plan").click()
     expect(page).to_have_url(re.compile("part=plan"))
     page.reload()
@@ -283,7 +285,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster:
 
 def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None:
     job, (ash, birch) = running(cluster, "ash", "birch")
-    page.goto(f"{cluster.url}/jobs/{job.id}")
+    page.goto(f"{cluster.url}/jobs/{job.id}?part=step")
     section = page.get_by_role("tabpanel", name="One step")
     picture = section.get_by_role("img", name=re.compile("4 microbatches over 2 machines"))
     expect(picture).to_be_visible(timeout=PLANNING_S)

@@ -21,9 +21,9 @@ import { mergingOf, roundsIn } from "./rounds/rounds";
 import type { Part } from "./search";
 import { Timeline } from "./timeline/Timeline";
 
-/** An ended job shows its results first, other jobs what their machines do. */
+/** An ended job shows its results first, other jobs what their machines do; one step last, since it is planned anew. */
 const RESULTS_FIRST: readonly Part[] = ["predictions", "results", "samples", "rounds", "plan", "step"];
-const WORK_FIRST: readonly Part[] = ["rounds", "step", "plan", "predictions", "samples", "results"];
+const WORK_FIRST: readonly Part[] = ["rounds", "plan", "step", "predictions", "samples", "results"];
 
 interface Props {
   job: Job;
