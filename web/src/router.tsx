@@ -3,7 +3,8 @@ import { createRootRoute, createRoute, createRouter, lazyRouteComponent, Navigat
 import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/frame/Shell";
 import { NotFound } from "./pages/NotFound";
-import { jobSearch, jobsSearch } from "./pages/job/search";
+import { jobSearch } from "./pages/job/search";
+import { compareSearch, runsSearch } from "./pages/runs/search";
 import { machineSearch } from "./pages/machine/search";
 import { Cluster } from "./pages/Cluster";
 import type { Start } from "./pages/submit/starts/starts";
@@ -32,7 +33,7 @@ const machine = createRoute({
 const jobs = createRoute({
   getParentRoute: () => root,
   path: "/jobs",
-  validateSearch: jobsSearch,
+  validateSearch: runsSearch,
   component: lazyRouteComponent(() => import("./pages/Jobs"), "Jobs"),
 });
 
@@ -46,7 +47,7 @@ const job = createRoute({
 const compare = createRoute({
   getParentRoute: () => root,
   path: "/compare",
-  validateSearch: (search): { jobs?: string } => (typeof search.jobs === "string" ? { jobs: search.jobs } : {}),
+  validateSearch: compareSearch,
   component: lazyRouteComponent(() => import("./pages/Compare"), "Compare"),
 });
 

@@ -168,7 +168,7 @@ class Client:
         return self._transport.read(JobRecord, "GET", f"/jobs/{job_id}")
 
     def label(self, job_id: str, **labels: Any) -> JobRecord:
-        """Change the ``tags`` or the ``group`` of a job."""
+        """Change ``tags``, ``group`` or ``note`` of a job."""
         return self._transport.read(JobRecord, "PATCH", f"/jobs/{job_id}", json=labels)
 
     def compare(self, job_ids: Sequence[str]) -> JobComparison:

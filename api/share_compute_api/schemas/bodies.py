@@ -311,6 +311,8 @@ class JobPage(ResponseBody):
     """Page of jobs, newest first."""
 
     jobs: list[JobRecord]
+    results: dict[str, dict[str, float]]
+    """Last metrics of each job by its id, with the names that comparisons use; jobs without metrics are missing."""
     next_cursor: str | None
     """Cursor of the next page; null on the last page."""
 

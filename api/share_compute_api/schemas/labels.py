@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias, cast
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from share_compute.files.plain_text import plain
 from share_compute.files.strict import StrictModel
 from share_compute.lifecycle.states import JobState
 from share_compute.specification.base import MOST_TAGS, Group, Tag, Tags
+from share_compute.store.jobs import JobLabels
 from share_compute_api.schemas.bodies import ResponseBody, example
 
 MOST_COMPARED = 20
 """Maximum number of jobs in one comparison."""
+
+
+def _checked(text: str) -> str:
+    if plain(text, but="\n") != text:
+        raise ValueError("must have no control characters except line breaks")
+    return text
+
+
+Note: TypeAlias = Annotated[str, Field(max_length=2000), AfterValidator(_checked)]
 
 
 class JobQuery(StrictModel):
@@ -33,12 +44,22 @@ class JobQuery(StrictModel):
 class LabelsRequest(StrictModel):
     """New labels of a job. Fields that are left out keep their values."""
 
-    model_config = example(tags=["baseline", "lr:0.01"], group="learning rates")
+    model_config = example(tags=["baseline", "lr:0.01"], group="learning rates", note="no warm-up")
 
     tags: Tags | None = None
     """All tags of the job from now on; null keeps them."""
     group: Group | None = None
     """Group of the job from now on; null takes the job out of its group."""
+    note: Note | None = None
+    """Text about the job from now on, of at most 2000 characters; null keeps it, an empty text removes it."""
+
+    def changes(self) -> JobLabels:
+        """Return the labels that are to be changed."""
+        given = self.model_dump(exclude_unset=True)
+        return cast(
+            "JobLabels",
+            {name: value for name, value in given.items() if name == "group" or value is not None},
+        )
 
 
 class ComparedJob(ResponseBody):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from share_compute.specification.task import METRICS_BESIDE_LOSS
@@ -20,10 +20,13 @@ def compared(store: Store, jobs: Sequence[JobRecord]) -> JobComparison:
         store: the store of their metrics.
         jobs: the jobs, without paths that the caller may not see.
     """
-    return JobComparison(jobs=[_job(store, job) for job in jobs], differences=differences(jobs))
+    results = results_of(store, [job.id for job in jobs])
+    return JobComparison(
+        jobs=[_job(job, results.get(job.id, {})) for job in jobs], differences=differences(jobs)
+    )
 
 
-def _job(store: Store, job: JobRecord) -> ComparedJob:
+def _job(job: JobRecord, results: dict[str, float]) -> ComparedJob:
     seconds = None
     if job.started_at is not None and job.finished_at is not None:
         seconds = (job.finished_at - job.started_at).total_seconds()
@@ -37,8 +40,16 @@ def _job(store: Store, job: JobRecord) -> ComparedJob:
         total_steps=job.total_steps,
         seconds=seconds,
         tokens_per_s=job.tokens_per_s,
-        results=_results(store.progress.latest(job.id)),
+        results=results,
     )
+
+
+def results_of(store: Store, job_ids: Collection[str]) -> dict[str, dict[str, float]]:
+    """Return {job id: last metrics by name}; jobs without metrics are missing.
+
+    Names are ``loss`` for training, and those of the splits with the prefix ``validation_`` or ``test_``.
+    """
+    return {job_id: _results(latest) for job_id, latest in store.progress.latest(job_ids).items()}
 
 
 def _results(latest: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -245,6 +245,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "trials": lambda data: f"{data['done']} of {data['total']} trials are over",
     "labelled": lambda data: (
         f"tags: {escape(', '.join(data['tags'])) or 'none'}  group: {escape(data['group'] or 'none')}"
+        f"{'  note: ' + escape(data['note']) if data.get('note') else ''}"
     ),
     "ended": lambda data: f"the attempt {data['outcome']}: {escape(data['reason'])}",
     "cancel-requested": lambda _: "cancelling",

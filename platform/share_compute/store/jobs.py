@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, ScalarSelect, cast, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import JSONB
@@ -22,6 +22,14 @@ from share_compute.store.links import cancel_links, first_links, move_links, nee
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
 from share_compute.store.work import lease_changes, record_free, record_work
+
+
+class JobLabels(TypedDict, total=False):
+    """New labels of a job."""
+
+    tags: Sequence[str]
+    group: str | None
+    note: str
 
 
 class Jobs:
@@ -120,31 +128,19 @@ class Jobs:
         page = found[:limit]
         return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
 
-    def label(
-        self,
-        job_id: str,
-        *,
-        tags: Sequence[str] | None = None,
-        group: str | None = None,
-        ungroup: bool = False,
-    ) -> JobRecord:
-        """Change the tags and the group of a job, also after its end.
-
-        Args:
-            job_id: id of the job.
-            tags: the new tags; None keeps them.
-            group: the new group; None keeps it, unless ``ungroup`` is true.
-            ungroup: whether the job leaves its group.
+    def label(self, job_id: str, **labels: Unpack[JobLabels]) -> JobRecord:
+        """Change labels of a job, also after its end; labels that are not given keep their values.
 
         Raises:
             NotFound: no job has this id.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
-            row.tags = row.tags if tags is None else list(tags)
-            row.group = group if group is not None or ungroup else row.group
-            labels = {"tags": row.tags, "group": row.group}
-            add_event(session, "labelled", self._clock(), labels, job=(row.id, row.attempt))
+            row.tags = list(labels.get("tags", row.tags))
+            row.group = labels.get("group", row.group)
+            row.note = labels.get("note", row.note)
+            now = {"tags": row.tags, "group": row.group, "note": row.note}
+            add_event(session, "labelled", self._clock(), now, job=(row.id, row.attempt))
             return JobRecord.model_validate(row)
 
     def queued(self, kinds: Collection[str] | None = None) -> list[JobRecord]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Subquery, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, Subquery, delete, func, or_, select, tuple_, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from share_compute.errors import Conflict, NotFound
 from share_compute.lifecycle.attempt_events import (
@@ -138,16 +138,13 @@ class Progress:
         with self._database.read() as session:
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
 
-    def latest(self, job_id: str) -> dict[str, dict[str, Any]]:
-        """Return the data of a job's last metrics of each split, by split; splits without metrics are missing."""
-        found: dict[str, dict[str, Any]] = {}
+    def latest(self, job_ids: Collection[str]) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return {job id: {split: data of its last metrics}} by one query; what has no metrics is missing."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
         with self._database.read() as session:
-            for split in ("train", "validation", "test"):
-                wanted = (MetricRow.job_id == job_id, MetricRow.split == split)
-                query = select(MetricRow.data).where(*wanted).order_by(MetricRow.step.desc()).limit(1)
-                data = session.scalar(query)
-                if data is not None:
-                    found[split] = data
+            query = union_all(*(_last_metrics(split, job_ids) for split in ("train", "validation", "test")))
+            for job_id, split, data in session.execute(query):
+                found.setdefault(job_id, {})[split] = data
         return found
 
     def pictures(self, job_id: str) -> list[Pictured]:
@@ -255,6 +252,26 @@ def artifact_row(session: Session, job_id: str, name: str) -> ArtifactRow:
             job=job_id,
         )
     return row
+
+
+def _last_metrics(split: str, job_ids: Collection[str]) -> Select[tuple[str, str, dict[str, Any]]]:
+    """Return a query for the metrics at each job's last step with metrics of this split.
+
+    The step is looked up in the primary key for each job, so that a long job costs as little as a short one.
+    """
+    other = aliased(MetricRow)
+    step = select(func.max(other.step)).where(other.job_id == JobRow.id, other.split == split)
+    is_last = (
+        (MetricRow.job_id == JobRow.id)
+        & (MetricRow.split == split)
+        & (MetricRow.step == step.scalar_subquery())
+    )
+    return (
+        select(MetricRow.job_id, MetricRow.split, MetricRow.data)
+        .select_from(JobRow)
+        .join(MetricRow, is_last)
+        .where(JobRow.id.in_(job_ids))
+    )
 
 
 def _decimated(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:

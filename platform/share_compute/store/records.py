@@ -302,6 +302,8 @@ class JobRecord(Record):
     """Present tags; ``spec`` has those of the submission."""
     group: str | None = None
     """Present group of jobs that belong together; ``spec`` has that of the submission."""
+    note: str = ""
+    """Text that users wrote about the job; empty if there is none."""
     links: tuple[LinkRecord, ...] = ()
     """Deployment and batch that start from the result, in the order in which they start."""
     sweep_id: str | None = None

@@ -53,7 +53,17 @@ def test_labels_are_changed_at_any_time(
     assert client.jobs(tags=["c", "b"], group="new").jobs[0].id == job.id
     assert client.jobs(tags=["first"]).jobs == []
     assert "tags        b, c" in run("show", job.id).stdout
-    for wrong in ({"tags": ["a\x07"]}, {"tags": [f"t{n}" for n in range(10_000)]}, {"tag": ["a"]}):
+    run("tag", job.id, "--note", "no [b]warm-up")
+    assert "note        no [b]warm-up" in run("show", job.id).stdout
+    assert client.label(job.id, note="two\nlines").tags == ("b", "c")
+    assert client.label(job.id, note="").note == ""
+    for wrong in (
+        {"note": "a\x07"},
+        {"note": "x" * 2001},
+        {"tags": ["a\x07"]},
+        {"tags": [f"t{n}" for n in range(10_000)]},
+        {"tag": ["a"]},
+    ):
         with pytest.raises(UserError):
             client.label(job.id, **wrong)
     _, key = plane.store.keys.create("eve", [Scope.submit])
@@ -67,6 +77,13 @@ def test_jobs_are_compared(
     first = trained(plane, client, {**digits, "name": "slow", "tags": ["x"]}, 0.5)
     faster = {**digits, "training": {"steps": 3, "optimizer": {"learning_rate": 0.1}}}
     second = trained(plane, client, faster, 0.25)
+    waiting = client.submit(digits).id
+    page = client.jobs()
+    assert [job.id for job in page.jobs] == [waiting, second, first]
+    assert page.results == {
+        first: {"loss": 0.5, "test_loss": 1.5, "test_accuracy": 0.5},
+        second: {"loss": 0.25, "test_loss": 1.25, "test_accuracy": 0.5},
+    }
     found = client.compare([first, second])
     assert [job.results for job in found.jobs] == [
         {"loss": 0.5, "test_loss": 1.5, "test_accuracy": 0.5},

@@ -33,7 +33,9 @@ def test_jobs_are_found_by_tags_and_group(store: Store) -> None:
     assert found("a", group="g") == {first.id, third.id}
     store.jobs.label(third.id, tags=[])
     assert store.jobs.get(third.id).group == "g"
-    assert store.jobs.label(third.id, ungroup=True).group is None
+    assert store.jobs.label(third.id, group=None).group is None
+    assert store.jobs.label(third.id, note="slow\nbut steady").note == "slow\nbut steady"
+    assert store.jobs.label(third.id, tags=[]).note == "slow\nbut steady"
     assert found("a") == {first.id}
     with pytest.raises(NotFound):
         store.jobs.label("job-none", tags=[])

@@ -100,7 +100,7 @@ export function machineBusy(id: string, hours: number) {
   });
 }
 
-const JOBS_PER_PAGE = 50;
+const JOBS_PER_PAGE = 100;
 const EVENTS_PER_PAGE = 5000;
 /** Maximum number of points of a curve, more than a screen is wide. The server thins out longer runs. */
 export const MOST_POINTS = 2000;

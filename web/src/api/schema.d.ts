@@ -676,7 +676,7 @@ export interface paths {
         head?: never;
         /**
          * Label Job
-         * @description Change the tags or the group of a job, also after its end; fields that are left out keep their values.
+         * @description Change tags, group or note of a job, also after its end; fields that are left out keep their values.
          */
         patch: operations["labelJob"];
         trace?: never;
@@ -5470,6 +5470,15 @@ export interface components {
              * @description Cursor of the next page; null on the last page.
              */
             next_cursor: string | null;
+            /**
+             * Results
+             * @description Last metrics of each job by its id, with the names that comparisons use; jobs without metrics are missing.
+             */
+            results: {
+                [key: string]: {
+                    [key: string]: number;
+                };
+            };
         };
         /**
          * JobPreview
@@ -5547,6 +5556,12 @@ export interface components {
             measured?: components["schemas"]["Measured"] | null;
             /** Name */
             name: string;
+            /**
+             * Note
+             * @description Text that users wrote about the job; empty if there is none.
+             * @default
+             */
+            note: string;
             /**
              * Owner
              * @description Id of the API key that owns the job; if null, only admins may change it.
@@ -5898,6 +5913,7 @@ export interface components {
          * @description New labels of a job. Fields that are left out keep their values.
          * @example {
          *       "group": "learning rates",
+         *       "note": "no warm-up",
          *       "tags": [
          *         "baseline",
          *         "lr:0.01"
@@ -5910,6 +5926,11 @@ export interface components {
              * @description Group of the job from now on; null takes the job out of its group.
              */
             group?: string | null;
+            /**
+             * Note
+             * @description Text about the job from now on, of at most 2000 characters; null keeps it, an empty text removes it.
+             */
+            note?: string | null;
             /**
              * Tags
              * @description All tags of the job from now on; null keeps them.

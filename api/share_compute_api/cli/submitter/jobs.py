@@ -162,6 +162,7 @@ def show(
         "left": None if remaining_s is None else f"about {duration(remaining_s)}",
         "tags": escape(", ".join(record.tags)) or None,
         "group": escape(record.group) if record.group else None,
+        "note": escape(record.note) or None,
         "sweep": record.sweep_id,
         "submitted": since(record.created_at),
         "started": since(record.started_at),

@@ -19,9 +19,10 @@ def tag(
     remove: Annotated[list[str] | None, typer.Option(help="Tag to remove; repeatable.")] = None,
     group: Annotated[str | None, typer.Option(help="Group of the job from now on.")] = None,
     no_group: Annotated[bool, typer.Option("--no-group", help="Take the job out of its group.")] = False,
+    note: Annotated[str | None, typer.Option(help="Text about the job; an empty one removes it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change the tags and the group of a job, also after its end."""
+    """Change tags, group and note of a job, also after its end."""
     from share_compute_api.client.client import Client
 
     if group is not None and no_group:
@@ -33,6 +34,8 @@ def tag(
             changes["tags"] = list(dict.fromkeys([*kept, *(add or ())]))
         if group is not None or no_group:
             changes["group"] = group
+        if note is not None:
+            changes["note"] = note
         record = client.label(job, **changes)
     if as_json:
         print_json(record)
@@ -41,6 +44,8 @@ def tag(
         f"{record.id}  tags: {escape(', '.join(record.tags)) or 'none'}  "
         f"group: {escape(record.group or 'none')}"
     )
+    if record.note:
+        console.print(f"note: {escape(record.note)}")
 
 
 def compare(

@@ -18,7 +18,7 @@ from share_compute_api.routes.work.checking import check_any_job, checked, previ
 from share_compute_api.schemas.bodies import JobPage, JobPreview, SpecCheck
 from share_compute_api.schemas.labels import MOST_COMPARED, JobComparison, JobQuery, LabelsRequest
 from share_compute_api.server.auth import READ, Reader, Submitter, require_owner
-from share_compute_api.server.comparison import compared
+from share_compute_api.server.comparison import compared, results_of
 from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.owned import shown
 from share_compute_api.server.problems import documented
@@ -131,7 +131,8 @@ def list_jobs(context: InContext, caller: Reader, wanted: Annotated[JobQuery, Qu
         limit=wanted.limit,
         cursor=wanted.cursor,
     )
-    return JobPage(jobs=[shown(job, caller) for job in jobs], next_cursor=next_cursor)
+    results = results_of(context.store, [job.id for job in jobs])
+    return JobPage(jobs=[shown(job, caller) for job in jobs], results=results, next_cursor=next_cursor)
 
 
 @router.get("/compare", operation_id="compareJobs", responses=documented(404))
@@ -190,10 +191,9 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
 
 @router.patch("/{job_id}", operation_id="labelJob", responses=documented(404))
 def label_job(job_id: str, request: LabelsRequest, context: InContext, caller: Submitter) -> JobRecord:
-    """Change the tags or the group of a job, also after its end; fields that are left out keep their values."""
+    """Change tags, group or note of a job, also after its end; fields that are left out keep their values."""
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
-    ungroup = request.group is None and "group" in request.model_fields_set
-    return context.store.jobs.label(job_id, tags=request.tags, group=request.group, ungroup=ungroup)
+    return context.store.jobs.label(job_id, **request.changes())
 
 
 @router.post("/{job_id}/cancel", operation_id="cancelJob", responses=documented(404, 409))

@@ -143,6 +143,7 @@ class JobRow(Base):
     pictures: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
     tags: Mapped[list[Any]] = mapped_column(server_default="[]")
     group: Mapped[str | None] = mapped_column(index=True)
+    note: Mapped[str] = mapped_column(server_default="")
     links: Mapped[list[Any]] = mapped_column(server_default="[]")
     has_waiting_links: Mapped[bool] = mapped_column(server_default=false(), index=True)
     deployment_id: Mapped[str | None]

@@ -28,8 +28,8 @@ import { write, writeThrough } from "./write";
 /** Kinds of events that change the operator's page; a job's place in the queue depends on its state. */
 const OPERATORS = new Set(["alerts", "contributor", "deployment", "state"]);
 /** Kinds of job events after which the job's row in the list is out of date. */
-const LISTED = new Set(["state", "started", "rows", "trials"]);
-/** Minimum time between refetches of a machine's totals, since every step changes them. */
+const LISTED = new Set(["state", "started", "rows", "trials", "labelled"]);
+/** Minimum time between refetches of a machine's totals and of the results in lists of jobs, which change all the time. */
 const SUMS_MS = 3000;
 /** Minimum time between refetches of a step's timeline, which is expensive for the server. */
 const LAYOUT_MS = 10_000;
@@ -74,6 +74,7 @@ export function applyEvents(client: QueryClient, events: ClusterEvent[]): void {
   const ofDeployments = events.filter((event) => event.kind === "deployment");
   if (ofDeployments.length > 0) applyToDeployments(client, refresher, ofDeployments);
   if (events.some((event) => event.job_id !== null && LISTED.has(event.kind))) refresher.refresh(["jobs"]);
+  else if (events.some((event) => event.kind === "validated")) refresher.refresh(["jobs"], { pauseMs: SUMS_MS });
 }
 
 function applyToDeployments(client: QueryClient, refresher: Refresher, events: ClusterEvent[]): void {

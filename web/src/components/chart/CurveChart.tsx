@@ -39,6 +39,9 @@ export interface Curve {
   isSparse?: boolean;
   /** Whether it is drawn faintly, behind a smoothed curve of the same colour. */
   isFaint?: boolean;
+  /** Colour in place of that of its ink; then only `isDashed` decides about dashes. */
+  colour?: string;
+  isDashed?: boolean;
 }
 
 export type Zoom = readonly [first: number, last: number];
@@ -53,20 +56,27 @@ interface Props {
   /** Text alternative of the picture. */
   description: string;
   format: (value: number) => string;
+  height?: number;
+  /** Lowest and highest value of the vertical axis; default: those of the curves. */
+  range?: readonly [low: number, high: number] | undefined;
+  /** Inks of the curves that stand out; undefined for all. */
+  lit?: ReadonlySet<number> | undefined;
+  /** Called with the index of the step under the pointer, null when it leaves. The chart then has no legend of its own. */
+  onPoint?: (index: number | null) => void;
 }
 
-export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, format }: Props) {
+export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, format, height = HEIGHT, range, lit, onPoint }: Props) {
   const scheme = useComputedColorScheme("light");
   const { t } = useTranslation();
   const { ref: measured, width } = useWidth<HTMLDivElement>();
   const frame = useRef<HTMLDivElement>(null);
   const ref = useMergedRef(frame, measured);
   const plot = useRef<uPlot | null>(null);
-  const shape = curves.map((curve) => [curve.label, curve.ink, curve.isSparse, curve.isFaint].join("\t")).join("\n");
+  const shape = curves.map((curve) => [curve.label, curve.ink, curve.isSparse, curve.isFaint, curve.colour].join("\t")).join("\n");
   const data: AlignedData = [steps, ...curves.map((curve) => curve.values)];
   // Read by the chart's callbacks, so that new values do not require a new chart.
-  const latest = useRef({ data, zoom, onZoom, format });
-  latest.current = { data, zoom, onZoom, format };
+  const latest = useRef({ data, zoom, onZoom, format, range, lit, onPoint });
+  latest.current = { data, zoom, onZoom, format, range, lit, onPoint };
   const hasWidth = width > 0;
 
   useEffect(() => {
@@ -75,21 +85,26 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
     const drawn = new uPlot(
       {
         width,
-        height: HEIGHT,
+        height,
+        legend: { show: onPoint === undefined },
         cursor: {
           drag: { x: true, y: false, setScale: false },
           bind: { dblclick: () => () => (latest.current.onZoom(null), null) },
         },
         scales: {
           x: { time: false, range: (_, min, max) => (latest.current.zoom as [number, number] | null) ?? [min, max] },
-          y: { distr: isLog ? 3 : 1 },
+          y: {
+            distr: isLog ? 3 : 1,
+            ...(!isLog && { range: (_, min, max) => rangeOf(latest.current.range, min, max) }),
+          },
         },
         axes: axesOf(scheme, (value) => latest.current.format(value)),
         series: [
           { label: t("step"), value: (_, value) => value ?? "–" },
-          ...curves.map((curve) => seriesOf(curve, scheme, (value) => latest.current.format(value))),
+          ...curves.map((curve) => ({ ...seriesOf(curve, scheme, (value) => latest.current.format(value)), alpha: alphaOf(curve, latest.current.lit) })),
         ],
         hooks: {
+          setCursor: [(self) => latest.current.onPoint?.(self.cursor.idx ?? null)],
           setSelect: [
             (self) => {
               const { left, width: wide } = self.select;
@@ -114,14 +129,32 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
   }, [scheme, isLog, shape, hasWidth]);
 
   useEffect(() => {
-    if (hasWidth) plot.current?.setSize({ width, height: HEIGHT });
-  }, [width, hasWidth]);
+    if (hasWidth) plot.current?.setSize({ width, height });
+  }, [width, height, hasWidth]);
 
   useEffect(() => {
     plot.current?.setData(latest.current.data);
-  }, [steps, curves, zoom?.[0], zoom?.[1]]);
+  }, [steps, curves, zoom?.[0], zoom?.[1], range?.[0], range?.[1]]);
+
+  useEffect(() => {
+    const drawn = plot.current;
+    // A chart that has not drawn its first paths yet cannot redraw them.
+    if (drawn === null || drawn.status === 0) return;
+    curves.forEach((curve, place) => (drawn.series[place + 1]!.alpha = alphaOf(curve, lit)));
+    drawn.redraw();
+  }, [lit]);
 
   return <div ref={ref} className={classes.chart} role="img" aria-label={description} />;
+}
+
+function alphaOf({ ink }: Curve, lit: ReadonlySet<number> | undefined): number {
+  return lit === undefined || lit.has(ink) ? 1 : 0.15;
+}
+
+/** The given range, or that of the values with uPlot's own padding; uPlot gives null for no values. */
+function rangeOf(given: readonly [number, number] | undefined, min: number | null, max: number | null): uPlot.Range.MinMax {
+  if (given !== undefined) return [...given];
+  return min === null || max === null ? [null, null] : uPlot.rangeNum(min, max, 0.1, true);
 }
 
 function axesOf(scheme: "light" | "dark", format: (value: number) => string): uPlot.Axis[] {
@@ -134,12 +167,13 @@ function axesOf(scheme: "light" | "dark", format: (value: number) => string): uP
 
 function seriesOf(curve: Curve, scheme: "light" | "dark", format: (value: number) => string): uPlot.Series {
   const palette = INK[scheme].curves;
-  const hue = palette[curve.ink % palette.length]!;
+  const hue = curve.colour ?? palette[curve.ink % palette.length]!;
+  const dash = curve.colour === undefined ? DASHES[curve.ink % DASHES.length]! : curve.isDashed ? [6, 4] : [];
   return {
     label: curve.label,
     stroke: curve.isFaint ? `${hue}55` : hue,
     width: curve.isFaint ? 1 : 2,
-    dash: DASHES[curve.ink % DASHES.length]!,
+    dash,
     spanGaps: true,
     value: (_: uPlot, value: number | null) => (value === null ? "–" : format(value)),
     points: { show: curve.isSparse ?? false, size: 7 },

@@ -1,0 +1,45 @@
+/** Layout of parallel coordinates: places of the axes and paths of the lines, in pixels. */
+import type { Axis } from "../job/sweep/parallel";
+
+const NAME_PX = 16;
+/** Space between two axes below which their names are in two rows. */
+const NARROW_PX = 130;
+/** Smallest space between two axes: that of a value beside its axis. */
+const LEAST_GAP_PX = 92;
+const SIDE_PX = 70;
+const BOTTOM_PX = 12;
+
+export interface Layout {
+  /** Width of the picture: wider than the space if the axes would be too close. */
+  width: number;
+  /** Horizontal place of each axis. */
+  x: number[];
+  /** Vertical places of the upper and the lower end of all axes. */
+  top: number;
+  bottom: number;
+  /** Vertical place of the name of each axis. */
+  names: number[];
+  /** One path for each line; without the axes on which the line has no value. */
+  paths: string[];
+}
+
+/**
+ * @param lines Values of each line, one for each axis.
+ * @param space Width of the space for the picture.
+ */
+export function laidOut(axes: readonly Axis[], lines: readonly (readonly unknown[])[], space: number, height: number): Layout {
+  const gaps = Math.max(1, axes.length - 1);
+  const width = Math.max(space, 2 * SIDE_PX + gaps * LEAST_GAP_PX);
+  const gap = (width - 2 * SIDE_PX) / gaps;
+  const x = axes.map((_, place) => SIDE_PX + place * gap);
+  const rows = gap < NARROW_PX ? 2 : 1;
+  const [top, bottom] = [(rows + 1) * NAME_PX, height - BOTTOM_PX];
+  const paths = lines.map((values) => {
+    const points = axes.flatMap((axis, place) => {
+      const at = axis.at(values[place]);
+      return at === undefined ? [] : [`${x[place]!.toFixed(1)} ${(bottom - at * (bottom - top)).toFixed(1)}`];
+    });
+    return points.length === 0 ? "" : `M${points.join("L")}`;
+  });
+  return { width, x, top, bottom, names: axes.map((_, place) => ((place % rows) + 1) * NAME_PX - 4), paths };
+}
