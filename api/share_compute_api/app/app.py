@@ -141,6 +141,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await context.streams.close()
         if context.measurements is not None:
             await context.measurements.close()
+        context.catalogue.close()
         await asyncio.to_thread(context.isolated.close)
 
 
