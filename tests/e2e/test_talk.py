@@ -94,8 +94,8 @@ def limit(page: Page, **numbers: str) -> None:
 
 def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cluster, poet: Path) -> None:
     machines(cluster, "ash", "birch")
-    page.get_by_role("link", name="Deployments").click()
-    expect(page.get_by_role("heading", name="No model is served")).to_be_visible()
+    page.get_by_role("link", name="Models", exact=True).click()
+    expect(page.get_by_text("No model is served.")).to_be_visible()
     page.get_by_role("link", name="Deploy a model").first.click()
     page.get_by_label(re.compile("^Model")).fill(str(poet))
     expect(page.get_by_label(re.compile("^Name"))).to_have_value("poet")
@@ -123,7 +123,7 @@ def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cl
     page.get_by_role("button", name="Take down").click()
     page.get_by_role("dialog").get_by_role("button", name="Take down").click()
     expect(page.get_by_text("stopped", exact=True)).to_be_visible()
-    page.get_by_role("link", name="Deployments").click()
+    page.get_by_role("link", name="Models", exact=True).click()
     page.get_by_role("link", name="over").click()
     expect(page.get_by_role("row", name=re.compile("poet"))).to_contain_text("stopped")
 
@@ -131,7 +131,7 @@ def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cl
 def test_what_cannot_be_deployed_is_said_at_its_field(
     page: Page, cluster: Cluster, complaints: Complaints
 ) -> None:
-    page.goto(f"{cluster.url}/deployments?new=true&path=/nowhere/poet")
+    page.goto(f"{cluster.url}/models?new=true&path=/nowhere/poet")
     page.get_by_role("button", name="Deploy", exact=True).click()
     expect(page.get_by_label(re.compile("^Model"))).to_have_attribute("aria-invalid", "true")
     assert [said for said in complaints if "422" not in said] == []
@@ -325,8 +325,8 @@ def test_the_pages_are_accessible_and_fit(
         expect(answer(page, "poet").get_by_role("note")).to_be_visible()
         for path in (
             "playground",
-            "deployments",
-            "deployments?new=true",
+            "models",
+            "models?new=true",
             "deployments/poet",
             f"deployments/{failed.id}",
         ):

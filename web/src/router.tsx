@@ -5,6 +5,7 @@ import { Shell } from "./components/frame/Shell";
 import { NotFound } from "./pages/NotFound";
 import { jobSearch, jobsSearch } from "./pages/job/search";
 import { machineSearch } from "./pages/machine/search";
+import { modelsSearch } from "./pages/models/search";
 import { Cluster } from "./pages/Cluster";
 import type { Start } from "./pages/submit/starts/starts";
 import { clusterSearch } from "./cluster/search";
@@ -61,16 +62,11 @@ const submit = createRoute({
   component: lazyRouteComponent(() => import("./pages/Submit"), "Submit"),
 });
 
-const deployments = createRoute({
+const models = createRoute({
   getParentRoute: () => root,
-  path: "/deployments",
-  validateSearch: (search): { show?: "over"; new?: boolean; job?: string; path?: string } => ({
-    ...(search.show === "over" && { show: "over" as const }),
-    ...(search.new === true && { new: true }),
-    ...(typeof search.job === "string" && { job: search.job }),
-    ...(typeof search.path === "string" && { path: search.path }),
-  }),
-  component: lazyRouteComponent(() => import("./pages/Deployments"), "Deployments"),
+  path: "/models",
+  validateSearch: modelsSearch,
+  component: lazyRouteComponent(() => import("./pages/Models"), "Models"),
 });
 
 const deployment = createRoute({
@@ -106,7 +102,7 @@ export const router = createRouter({
     jobs,
     job,
     compare,
-    deployments,
+    models,
     deployment,
     playground,
     submit,

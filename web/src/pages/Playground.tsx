@@ -95,7 +95,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
       {turns.length === 0 && offered.length === 0 ? (
         <Empty title={t("No text model is served")}>
           <Text>{t("Deploy one, and talk to it here.")}</Text>
-          <ButtonLink to="/deployments" search={{ new: true }}>
+          <ButtonLink to="/models">
             {t("Deploy a model")}
           </ButtonLink>
         </Empty>

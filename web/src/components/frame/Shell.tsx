@@ -17,7 +17,7 @@ import classes from "./Shell.module.css";
 const PLACES = [
   { to: "/", label: "Machines", scope: "read" },
   { to: "/jobs", label: "Jobs", scope: "read" },
-  { to: "/deployments", label: "Deployments", scope: "read" },
+  { to: "/models", label: "Models", scope: "read" },
   { to: "/playground", label: "Playground", scope: "chat" },
   { to: "/submit", label: "Submit", scope: "submit" },
   { to: "/invites", label: "Invite", scope: "admin" },
