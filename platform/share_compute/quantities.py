@@ -30,6 +30,11 @@ def flops_text(flops_per_s: float) -> str:
     return _scaled(flops_per_s, 1000, _DECIMAL) + "FLOP/s"
 
 
+def count_text(number: float) -> str:
+    """Return a number with a decimal prefix: 1.1 B for 1 100 000 000."""
+    return _scaled(number, 1000, ("", "K", "M", "B", "T")).rstrip()
+
+
 def seconds_text(seconds: float) -> str:
     """Return a duration in a unit that fits it, such as ``12.4 ms``, ``1.31 s`` or ``3.2 min``."""
     for unit_s, unit, least in _LONG:

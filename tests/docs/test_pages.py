@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from share_compute.files.topology_file import read_topology
 from share_compute.specification import parse_submission
 from share_compute.specification.placement.pinned_plan import read_plan
+from share_compute_api.catalogue.operator_file import OperatorFile
 from share_compute_api.cli import make_app
 
 SHELL = [block for block in blocks() if in_shell(block)]
@@ -153,6 +154,8 @@ def test_yaml_is_read_by_the_models(block: Block) -> None:
             assert read_plan(block.text)
         case {"replicas": dict()}:
             parse_submission(f"kind: serve\nname: poet\nmodel: {{ path: ./poet }}\n{block.text}")
+        case {"models": list()}:
+            assert OperatorFile.model_validate(document).models
         case {"scrape_configs": [{"job_name": _, "authorization": _, "static_configs": _}]}:
             pass  # a configuration of Prometheus
         case _:

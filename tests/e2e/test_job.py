@@ -545,7 +545,13 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()
-        shown = (f"{job.id}?smooth=0.5&part=step", f"{job.id}?part=plan", f"{job.id}?part=samples", apart.id, rows.id)
+        shown = (
+            f"{job.id}?smooth=0.5&part=step",
+            f"{job.id}?part=plan",
+            f"{job.id}?part=samples",
+            apart.id,
+            rows.id,
+        )
         for path in ("jobs", *(f"jobs/{one}" for one in shown)):
             page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,15 +90,15 @@ def bare(text: str) -> str:
 def limit(page: Page, **numbers: str) -> None:
     """Set parameters."""
     if not page.get_by_label("System prompt").is_visible():
-        page.locator("summary").click()
+        page.locator("summary", has_text="Parameters").click()
     for label, value in numbers.items():
         page.get_by_label(label.replace("_", " "), exact=True).fill(value)
 
 
 def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cluster, poet: Path) -> None:
     machines(cluster, "ash", "birch")
-    page.get_by_role("link", name="Deployments").click()
-    expect(page.get_by_role("heading", name="No model is served")).to_be_visible()
+    page.get_by_role("link", name="Models", exact=True).click()
+    expect(page.get_by_text("No model is served.")).to_be_visible()
     page.get_by_role("link", name="Deploy a model").first.click()
     page.get_by_label(re.compile("^Model")).fill(str(poet))
     expect(page.get_by_label(re.compile("^Name"))).to_have_value("poet")
@@ -123,7 +126,7 @@ def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cl
     page.get_by_role("button", name="Take down").click()
     page.get_by_role("dialog").get_by_role("button", name="Take down").click()
     expect(page.get_by_text("stopped", exact=True)).to_be_visible()
-    page.get_by_role("link", name="Deployments").click()
+    page.get_by_role("link", name="Models", exact=True).click()
     page.get_by_role("link", name="over").click()
     expect(page.get_by_role("row", name=re.compile("poet"))).to_contain_text("stopped")
 
@@ -131,7 +134,7 @@ def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cl
 def test_what_cannot_be_deployed_is_said_at_its_field(
     page: Page, cluster: Cluster, complaints: Complaints
 ) -> None:
-    page.goto(f"{cluster.url}/deployments?new=true&path=/nowhere/poet")
+    page.goto(f"{cluster.url}/models?new=true&path=/nowhere/poet")
     page.get_by_role("button", name="Deploy", exact=True).click()
     expect(page.get_by_label(re.compile("^Model"))).to_have_attribute("aria-invalid", "true")
     assert [said for said in complaints if "422" not in said] == []
@@ -176,7 +179,7 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
     answer(page, "poet").get_by_role("button", name="Copy").click()
     assert page.evaluate("navigator.clipboard.readText()").strip() == first.strip()
 
-    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("button", name="New conversation").click()
     expect(page.get_by_role("article")).to_have_count(0)
     limit(page, Most_tokens="5")
     say(page, "What is left?")
@@ -184,6 +187,65 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible()
     assert page.evaluate("Object.keys(sessionStorage).filter(name => name.includes('conversation'))") == []
+
+
+def test_conversations_are_kept_renamed_exported_and_deleted(
+    page: Page, cluster: Cluster, poet: Path
+) -> None:
+    machines(cluster, "ash")
+    deploy(cluster, "poet", poet)
+    open_playground(page, cluster)
+    limit(page, Most_tokens="5", Seed="7")
+    say(page, "Sing of the sea.")
+    expect(answer(page, "poet")).to_contain_text("5 tokens")
+    said = text(page, "poet").inner_text()
+    page.get_by_role("button", name="New conversation").click()
+    say(page, "And the wind?")
+    expect(answer(page, "poet")).to_contain_text("5 tokens")
+    page.reload()
+    page.get_by_role("button", name="Rename Sing of the sea.").click()
+    page.get_by_label("Title of the conversation").fill("The sea")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name=re.compile("^The sea")).click()
+    expect(page.get_by_role("article")).to_contain_text("Sing of the sea.")
+    assert text(page, "poet").inner_text() == said
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export The sea as JSON").click()
+    exported = json.loads(Path(download.value.path()).read_text())
+    assert exported["conversations"][0]["messages"][0] == {"role": "user", "content": "Sing of the sea."}
+    page.get_by_role("button", name="Delete The sea").click()
+    expect(page.get_by_role("article")).to_have_count(0)
+    expect(page.get_by_role("button", name=re.compile("^And the wind"))).to_be_visible()
+
+
+@pytest.mark.parametrize("name", ["poet", "base"])
+def test_the_programs_run_as_they_are_shown(
+    page: Page, cluster: Cluster, poet: Path, base: Path, name: str, complaints: Complaints
+) -> None:
+    machines(cluster, "ash")
+    deploy(cluster, name, poet if name == "poet" else base)
+    open_playground(page, cluster, name)
+    limit(page, Most_tokens="6", Seed="7", Temperature="0.5")
+    page.get_by_label("top_k", exact=True).fill("20")
+    page.get_by_label("System prompt").fill('Don\'t say "no"; 说 $HOME `x`\\')
+    say(page, "What's the sea?")
+    expect(answer(page, name)).to_contain_text("6 tokens")
+    said = text(page, name).inner_text()
+    page.get_by_text("The same with curl or Python").click()
+    program = page.get_by_label("Example", exact=True)
+    route = "chat.completions" if name == "poet" else "client.completions"
+    expect(program).to_contain_text(route)
+    script = program.inner_text().replace("YOUR_API_KEY", cluster.key)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert bare(ran.stdout) == bare(said)
+    page.get_by_text("curl", exact=True).click()
+    expect(program).to_contain_text("curl -N")
+    script = program.inner_text().replace("YOUR_API_KEY", cluster.key)
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.rstrip().endswith("data: [DONE]")
+    # The browser logs the request for a chat, which a model without a template refuses.
+    assert [said for said in complaints if "400" not in said] == []
+    complaints.clear()
 
 
 def test_two_models_answer_side_by_side_one_of_them_without_a_template(
@@ -316,7 +378,7 @@ def test_the_pages_are_accessible_and_fit(
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()
         open_playground(page, cluster)
-        page.locator("summary").click()
+        page.locator("summary", has_text="Parameters").click()
         limit(page, Most_tokens="60", Seed="3")
         talking(cluster).talkers["poet"].allow(30)
         say(page, "Sing of the sea.")
@@ -325,8 +387,8 @@ def test_the_pages_are_accessible_and_fit(
         expect(answer(page, "poet").get_by_role("note")).to_be_visible()
         for path in (
             "playground",
-            "deployments",
-            "deployments?new=true",
+            "models",
+            "models?new=true",
             "deployments/poet",
             f"deployments/{failed.id}",
         ):

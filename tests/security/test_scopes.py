@@ -89,6 +89,7 @@ TABLE: dict[str, Scope | None] = {
     "getDeploymentEvents": R,
     "changeDeployment": S,
     "stopDeployment": S,
+    "listCatalogue": S,
     "plan": S,
     "getTopology": R,
     "createUpload": S,

@@ -1,4 +1,4 @@
-import { createRootRoute, createRoute, createRouter, lazyRouteComponent, Navigate } from "@tanstack/react-router";
+import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
 
 import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/frame/Shell";
@@ -6,6 +6,7 @@ import { NotFound } from "./pages/NotFound";
 import { jobSearch } from "./pages/job/search";
 import { compareSearch, runsSearch } from "./pages/runs/search";
 import { machineSearch } from "./pages/machine/search";
+import { modelsSearch } from "./pages/models/search";
 import { Cluster } from "./pages/Cluster";
 import type { Start } from "./pages/submit/starts/starts";
 import { clusterSearch } from "./cluster/search";
@@ -62,22 +63,11 @@ const submit = createRoute({
   component: lazyRouteComponent(() => import("./pages/Submit"), "Submit"),
 });
 
-const deployments = createRoute({
-  getParentRoute: () => root,
-  path: "/deployments",
-  validateSearch: (search): { show?: "over"; new?: boolean; job?: string; path?: string } => ({
-    ...(search.show === "over" && { show: "over" as const }),
-    ...(search.new === true && { new: true }),
-    ...(typeof search.job === "string" && { job: search.job }),
-    ...(typeof search.path === "string" && { path: search.path }),
-  }),
-  component: lazyRouteComponent(() => import("./pages/Deployments"), "Deployments"),
-});
-
 const models = createRoute({
   getParentRoute: () => root,
   path: "/models",
-  component: () => <Navigate to="/deployments" replace />,
+  validateSearch: modelsSearch,
+  component: lazyRouteComponent(() => import("./pages/Models"), "Models"),
 });
 
 const deployment = createRoute({
@@ -113,7 +103,6 @@ export const router = createRouter({
     jobs,
     job,
     compare,
-    deployments,
     models,
     deployment,
     playground,

@@ -145,6 +145,7 @@ async def _lifespan(app: FastAPI, *, closes_isolated: bool) -> AsyncIterator[Non
         await context.streams.close()
         if context.measurements is not None:
             await context.measurements.close()
+        context.catalogue.close()
         if closes_isolated:
             await asyncio.to_thread(context.isolated.close)
 

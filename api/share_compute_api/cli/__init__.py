@@ -26,6 +26,7 @@ from share_compute_api.cli.operator.up import up
 from share_compute_api.cli.submitter import artifacts, deleting, jobs, uploads
 from share_compute_api.cli.submitter.chaos import chaos
 from share_compute_api.cli.submitter.labels import compare, tag
+from share_compute_api.cli.submitter.models import models
 from share_compute_api.cli.submitter.plan import plan
 from share_compute_api.cli.submitter.preview import preview_data
 from share_compute_api.cli.submitter.serve import chat, deployments, scale, serve, undeploy
@@ -103,7 +104,7 @@ def make_app() -> typer.Typer:
     )
     app.add_typer(artifacts.app, name="artifacts", rich_help_panel="Run jobs")
     app.add_typer(uploads.app, name="uploads", rich_help_panel="Run jobs")
-    add("Serve models", serve, deployments, scale, chat, undeploy)
+    add("Serve models", models, serve, deployments, scale, chat, undeploy)
     add("Look up", information.config, information.schema)
     return app
 

@@ -63,6 +63,7 @@ from share_compute_api.schemas.bodies import (
     UploadList,
     UploadView,
 )
+from share_compute_api.schemas.catalogue import CatalogueView
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.schemas.cluster import ClusterView
 from share_compute_api.schemas.labels import JobComparison
@@ -317,6 +318,10 @@ class Client:
         params |= {"cursor": cursor} if cursor else {}
         return self._transport.read(DeploymentPage, "GET", "/deployments", params=params)
 
+    def models(self) -> CatalogueView:
+        """Return the models that the caller may serve; new ones may be pending."""
+        return self._transport.read(CatalogueView, "GET", "/catalogue")
+
     def deployment(self, key: str) -> DeploymentView:
         """Return one deployment, by its id or its name."""
         return self._transport.read(DeploymentView, "GET", f"/deployments/{quote(key, safe='')}")
@@ -431,11 +436,7 @@ class Client:
         return self._transport.read(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").checkpoints
 
     def export(self, job_id: str, step: int) -> ArtifactRecord:
-        """Export a checkpoint as an artifact of the job: a Hugging Face folder, or adapters.
-
-        Raises:
-            NotFound: the job does not have this checkpoint.
-        """
+        """Export a checkpoint of a job as an artifact: a Hugging Face folder, or adapters."""
         path = f"/jobs/{job_id}/checkpoints/{step}/export"
         return self._transport.read(ArtifactRecord, "POST", path, timeout=_EXPORT_TIMEOUT_S)
 
@@ -503,11 +504,7 @@ class Client:
         return sending.send(self._transport, path, name, kind, progress)
 
     def remove_upload(self, upload_id: str) -> UploadView:
-        """Remove an upload.
-
-        Raises:
-            Conflict: an unfinished job or a deployment uses the upload.
-        """
+        """Remove an upload; raise Conflict if an unfinished job or a deployment uses it."""
         return self._transport.read(UploadView, "DELETE", f"/uploads/{quote(upload_id, safe='')}")
 
     # Keys, invites and contributors

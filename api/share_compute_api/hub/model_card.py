@@ -12,23 +12,19 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from share_compute.errors import UserError
-from share_compute.files.plain_files import open_unlinked
-from share_compute.files.plain_yaml import read_yaml, write_yaml
+from share_compute.files.plain_yaml import write_yaml
+from share_compute.models.huggingface.licence import licence_in
 from share_compute.quantities import bytes_text, seconds_text
 from share_compute.specification import Task, TrainJob
 from share_compute.specification.paths import with_file_names
 from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.store import ArtifactRecord, JobRecord, MetricRecord, Store
 
-CARD = "README.md"
 _STEP = re.compile(r"^step-(\d{8})$")
 """Name of an exported checkpoint; the number is its step."""
 _MOST_ROWS = 20
 _MOST_METRICS = 400
 """Approximate maximum number of steps of each split that are read for the curve."""
-_MOST_CARD_BYTES = 1 << 20
-_LICENCE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
 _FENCE = "~~~~"
 _PIPELINES: dict[Task, str] = {
     "language_model": "text-generation",
@@ -66,7 +62,7 @@ def model_card(store: Store, job: JobRecord, artifact: ArtifactRecord) -> str:
     data = ModelCardData(
         base_model=_base_model(spec),
         library_name=library,
-        license=_licence(spec),
+        license=None if spec.model.path is None else licence_in(spec.model.path),
         pipeline_tag=_PIPELINES[spec.model_task],
         tags=["share-compute"],
         model_name=job.name,
@@ -126,22 +122,6 @@ def _library(spec: TrainJob) -> str | None:
     if lora is not None and not lora.merge:
         return "peft"
     return "sentence-transformers" if spec.data.pairs is not None else "transformers"
-
-
-def _licence(spec: TrainJob) -> str | None:
-    """Return the licence in the card of the base model; None if the base model has no card with a valid one."""
-    if spec.model.path is None:
-        return None
-    try:
-        with open_unlinked(spec.model.path / CARD) as file:
-            head, _, _ = (
-                file.read(_MOST_CARD_BYTES).decode(errors="replace").removeprefix("---\n").partition("\n---")
-            )
-        fields = read_yaml(head, "model card")
-    except (OSError, UserError):
-        return None
-    found = fields.get("license") if isinstance(fields, dict) else None
-    return found if isinstance(found, str) and _LICENCE.match(found) else None
 
 
 def _data(spec: TrainJob) -> str:

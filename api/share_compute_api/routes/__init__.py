@@ -9,6 +9,7 @@ from share_compute_api.routes.machines import agents, cluster, contributors, inv
 from share_compute_api.routes.machines import overview as machines
 from share_compute_api.routes.work import (
     artifacts,
+    catalogue,
     checkpoints,
     deployments,
     events,
@@ -46,6 +47,7 @@ def api_router() -> APIRouter:
         retention.router,
         failures.router,
         deployments.router,
+        catalogue.router,
         plans.router,
         topology.router,
         uploads.router,

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 
 from share_compute.settings import Settings
 from share_compute.store import Store
+from share_compute_api.catalogue.catalogue import Catalogue
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
@@ -68,6 +69,8 @@ class Context:
     """Fetches models from the Hugging Face Hub into uploads."""
     data_roots: DataRoots = field(init=False)
     """Folders on the server whose files jobs may use."""
+    catalogue: Catalogue = field(init=False)
+    """Lists the models that can be served."""
     heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
     """Limiter for the threads that are reserved for heartbeats, so that heartbeats never wait for other requests."""
     dials: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_DIALS))
@@ -111,6 +114,7 @@ class Context:
             self.store.clock,
         )
         self.hub = HubModels(self.uploads, self.isolated)
+        self.catalogue = Catalogue(settings, self.store, self.uploads, self.data_roots, self.isolated)
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start a background task and return it; the task is cancelled when the server shuts down."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from ipaddress import ip_address
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,8 @@ _PROCESSES: Final = (Path("/proc"), Path("/sys"))
 _DEVICES: Final = Path("/dev")
 """Folder of devices. Jobs may name a file in ``/dev`` only if a data root below ``/dev`` contains the file."""
 _MOST_ENTRIES: Final = 10_000
+_MOST_DEPTH: Final = 5
+"""Levels of folders below a root that are searched for models; a cache of the Hugging Face Hub has three."""
 
 
 def offered(settings: Settings, working_folder: Path) -> Settings:
@@ -62,6 +66,29 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _entries(folder: Path, most: int) -> tuple[set[str], list[str], int]:
+    """Return the names of a folder's files, those of its visible folders, and how many of its entries were read.
+
+    Args:
+        folder: the folder; one that cannot be read counts as empty.
+        most: maximum number of entries that are read.
+    """
+    files: set[str] = set()
+    folders: list[str] = []
+    seen = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in islice(entries, most):
+                seen += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders += [] if entry.name.startswith(".") else [entry.name]
+                else:
+                    files.add(entry.name)
+    except OSError:
+        return set(), [], seen
+    return files, sorted(folders), seen
 
 
 class DataRoots:
@@ -126,6 +153,32 @@ class DataRoots:
                 file = Path(parent) / name
                 if file.is_symlink() and self._real(file) is None:
                     raise self._outside(file, field)
+
+    def model_folders(self, most_folders: int, most_entries: int) -> tuple[list[Path], bool]:
+        """Return the folders of models below the roots, and whether the search stopped at a limit.
+
+        These folders have a config.json and a file of safetensors. The search is breadth-first. It follows no links to
+        folders, skips hidden folders, and does not search inside the folder of a model.
+
+        Args:
+            most_folders: maximum number of folders that are returned.
+            most_entries: maximum number of entries of folders that are read.
+        """
+        found: list[Path] = []
+        level = deque((root, 0) for root in dict.fromkeys(self._real_roots))
+        while level:
+            folder, depth = level.popleft()
+            names, folders, seen = _entries(folder, most_entries)
+            most_entries -= seen
+            if most_entries <= 0 or len(found) >= most_folders:
+                return found, True
+            if self._real(folder) is None:
+                continue
+            if "config.json" in names and any(name.endswith(".safetensors") for name in names):
+                found.append(folder)
+            elif depth < _MOST_DEPTH:
+                level.extend((folder / name, depth + 1) for name in folders)
+        return found, False
 
     def recheck(self, spec: Named) -> None:
         """Check the paths of a submitted specification again, before the job starts.

@@ -102,6 +102,28 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
         ) from failure
 
 
+def line_of(text: str, field: str) -> int:
+    """Return the line, from 1, at which a field begins in a text that `read_yaml` can read.
+
+    Args:
+        text: the YAML text.
+        field: path of the field, with dots: ``models.1.name``. A missing field has the line of its mapping.
+    """
+    node, line = _PlainLoader(text).get_single_node(), 1
+    for part in field.split("."):
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == part), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
 def read_json(text: str, what: str) -> Any:
     """Return the data that a JSON text contains; a duplicate key is an error.
 

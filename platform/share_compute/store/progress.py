@@ -235,6 +235,31 @@ class Progress:
             )
             return [ArtifactRecord.model_validate(row) for row in rows]
 
+    def newest_artifacts(
+        self, kind: str, limit: int, owner: str | None = None
+    ) -> list[tuple[JobRecord, ArtifactRecord]]:
+        """Return the newest artifacts of jobs of one kind, with their jobs.
+
+        Args:
+            kind: kind of the jobs.
+            limit: maximum number of artifacts.
+            owner: id of the API key that owns the jobs; None for all jobs.
+        """
+        query = (
+            select(JobRow, ArtifactRow)
+            .join(ArtifactRow, ArtifactRow.job_id == JobRow.id)
+            .where(JobRow.kind == kind, JobRow.delete_requested_at.is_(None))
+            .order_by(ArtifactRow.created_at.desc(), ArtifactRow.id)
+            .limit(limit)
+        )
+        if owner is not None:
+            query = query.where(JobRow.owner == owner)
+        with self._database.read() as session:
+            return [
+                (JobRecord.model_validate(job), ArtifactRecord.model_validate(artifact))
+                for job, artifact in session.execute(query)
+            ]
+
     def artifact(self, job_id: str, name: str) -> ArtifactRecord:
         """Return the artifact with this name, or raise NotFound."""
         with self._database.read() as session:

@@ -299,6 +299,15 @@ export const figures = queryOptions<Record<string, Figures>>({
   gcTime: Infinity,
 });
 
+const PENDING_MS = 500;
+
+/** Models that the key may serve; asked again while folders are being read. */
+export const catalogue = queryOptions({
+  queryKey: ["catalogue"],
+  queryFn: ({ signal }) => body(api.GET("/api/v1/catalogue", { signal })),
+  refetchInterval: ({ state }) => (state.data?.models.some((one) => one.is_pending) ? PENDING_MS : false),
+});
+
 /** Models that clients can call now. */
 export const servedModels = queryOptions({
   queryKey: ["models"],

@@ -24,6 +24,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/catalogue": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Catalogue
+         * @description List the models that the caller may serve.
+         *
+         *     These are the caller's uploads and results (for admins: all), folders of models in the server's data roots, and the
+         *     entries of the operator's ``catalogue.yaml``. New folders are read in the background, and are pending meanwhile.
+         */
+        get: operations["listCatalogue"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/cluster": {
         parameters: {
             query?: never;
@@ -2210,6 +2233,68 @@ export interface components {
             arguments: string;
             /** Name */
             name: string;
+        };
+        /**
+         * CatalogueEntry
+         * @description A model that the caller may serve.
+         */
+        CatalogueEntry: {
+            /**
+             * Changed At
+             * @description Time at which the upload or the result was made.
+             */
+            changed_at?: string | null;
+            /** Description */
+            description?: string | null;
+            facts?: components["schemas"]["FolderFacts"] | null;
+            /** Hint */
+            hint?: string | null;
+            /**
+             * Id
+             * @description Unique in the list, and the same as long as the model exists.
+             */
+            id: string;
+            /**
+             * Is Pending
+             * @description Whether the folder is still being read; a later request returns its facts.
+             * @default false
+             */
+            is_pending: boolean;
+            /** Licence */
+            licence?: string | null;
+            /** @description Value of ``model`` in a deployment that serves it. */
+            model: components["schemas"]["ServedModelSpec"];
+            /** Name */
+            name: string;
+            /**
+             * Problem
+             * @description Reason why the model cannot be served.
+             */
+            problem?: string | null;
+            /**
+             * Reference
+             * @description Value of ``model.path`` in a job or a plan; null for a model that has not been fetched from the Hub.
+             */
+            reference?: string | null;
+            /**
+             * Source
+             * @enum {string}
+             */
+            source: "upload" | "hub" | "job" | "folder" | "operator";
+        };
+        /**
+         * CatalogueView
+         * @description The models that the caller may serve: the operator's first, then by source, the newest first.
+         */
+        CatalogueView: {
+            /** Models */
+            models: components["schemas"]["CatalogueEntry"][];
+            /**
+             * Notes
+             * @description Sentences about models that are not listed: a limit that was reached or, for admins, a problem in catalogue.yaml.
+             * @default []
+             */
+            notes: string[];
         };
         /**
          * ChatChoice
@@ -4434,6 +4519,48 @@ export interface components {
              * @constant
              */
             type: "function";
+        };
+        /**
+         * FolderFacts
+         * @description Facts about a model that can be served.
+         */
+        FolderFacts: {
+            /**
+             * Architecture
+             * @description Name of the class in transformers, or the type of the model if its configuration names no class.
+             */
+            architecture: string;
+            /**
+             * Has Chat Template
+             * @description Whether the model can be used with chat completions.
+             */
+            has_chat_template: boolean;
+            /**
+             * Kind
+             * @description generate: writes text. embed: turns texts into vectors.
+             * @enum {string}
+             */
+            kind: "generate" | "embed";
+            /**
+             * Licence
+             * @description Licence in the front matter of the model card; None if there is none.
+             */
+            licence?: string | null;
+            /**
+             * Parameters
+             * @description Number of values in the files of the weights.
+             */
+            parameters: number;
+            /**
+             * Weights Bytes
+             * @description Size of the files of the weights, in bytes.
+             */
+            weights_bytes: number;
+            /**
+             * Window Tokens
+             * @description Longest sequence, in tokens; None if the configuration does not state it.
+             */
+            window_tokens?: number | null;
         };
         /**
          * FunctionCall
@@ -12683,6 +12810,53 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AlertList"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listCatalogue: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CatalogueView"];
                 };
             };
             /** @description Unauthorized */

@@ -1,6 +1,6 @@
 /** Submits jobs and deployments as YAML, for which the generated client has no types. */
 import { authorizedFetch } from "./client";
-import type { Deployment, Job, JobPreview, SpecCheck } from "./types";
+import type { CatalogueEntry, Deployment, Job, JobPreview, SpecCheck } from "./types";
 
 const YAML = { "Content-Type": "application/yaml" };
 
@@ -12,7 +12,7 @@ export function submitJob(text: string, idempotencyKey: string): Promise<Job> {
 /** A requested deployment; the server fills in all defaults. */
 export interface WantedDeployment {
   name: string;
-  model: { path: string } | { job: string; artifact?: string };
+  model: { path: string } | { job: string; artifact?: string } | CatalogueEntry["model"];
   /** A number or a range: `2`, `0..4`. */
   replicas?: string;
   max_seq?: number;

@@ -10,6 +10,7 @@ export type Checkpoint = Schemas["CheckpointEntry"];
 export type Alert = Schemas["Alert"];
 export type ApiKey = Schemas["ApiKeyRecord"];
 export type Artifact = Schemas["ArtifactRecord"];
+export type CatalogueEntry = Schemas["CatalogueEntry"];
 export type Deployment = Schemas["DeploymentView"];
 export type DeploymentState = Schemas["DeploymentState"];
 export type DeploymentStatus = Schemas["DeploymentStatus"];

@@ -2,7 +2,7 @@
 import { Button, Stack, Text } from "@mantine/core";
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
-import { useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
+import { lazy, Suspense, useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
 import { useTranslation } from "react-i18next";
 
 import { deployments, servedModels } from "../api/queries";
@@ -14,12 +14,14 @@ import { conversation } from "../talk/conversation";
 import { isRunning, type Turn } from "../talk/types";
 import { Announcer } from "./playground/Announcer";
 import { Composer } from "./playground/Composer";
+import { Conversations } from "./playground/Conversations";
 import { ModelPicker } from "./playground/ModelPicker";
 import { Parameters } from "./playground/Parameters";
 import classes from "./playground/Playground.module.css";
 import { TurnView } from "./playground/TurnView";
 import { useFollowedEnd } from "./playground/useFollowedEnd";
 
+const Programs = lazy(() => import("./playground/Programs"));
 const route = getRouteApi("/playground");
 const MOST_MODELS = 3;
 
@@ -42,7 +44,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
   const navigate = route.useNavigate();
   const search = route.useSearch();
   const { data: served } = useQuery(servedModels);
-  const { turns, settings } = useSyncExternalStore(conversation.subscribe, conversation.snapshot);
+  const { id, turns, settings } = useSyncExternalStore(conversation.subscribe, conversation.snapshot);
   const [isEditing, setEditing] = useState(false);
 
   const encoders = useMemo(() => new Set(served?.filter((one) => one.kind === "embed").map((one) => one.id)), [served]);
@@ -72,65 +74,75 @@ function Talking({ up }: { up: readonly Deployment[] }) {
           <Button
             variant="default"
             onClick={() => {
-              conversation.clear();
+              conversation.begin();
               setEditing(false);
             }}
           >
-            {t("Clear")}
+            {t("New conversation")}
           </Button>
         )
       }
     >
-      <Stack gap="sm">
-        {offered.length > 0 && (
-          <ModelPicker
-            offered={offered}
-            chosen={chosen}
-            most={MOST_MODELS}
-            onChange={(names) => void navigate({ search: { with: names.join(",") }, replace: true })}
-          />
-        )}
-        <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
-      </Stack>
-      {turns.length === 0 && offered.length === 0 ? (
-        <Empty title={t("No text model is served")}>
-          <Text>{t("Deploy one, and talk to it here.")}</Text>
-          <ButtonLink to="/deployments" search={{ new: true }}>
-            {t("Deploy a model")}
-          </ButtonLink>
-        </Empty>
-      ) : (
-        <>
-          <section aria-label={t("Conversation")} className={classes.conversation}>
-            {turns.length === 0 && (
-              <Text c="dimmed" size="sm">
-                {t("The conversation stays in this tab until you clear it. With several models each answers for itself.")}
-              </Text>
-            )}
-            {turns.map((turn) => (
-              <TurnView
-                key={turn.id}
-                turn={turn}
-                isLast={turn === last}
-                windows={windows}
-                onEdit={running ? undefined : () => setEditing(true)}
+      <div className={classes.layout}>
+        <Conversations current={id} onChange={() => setEditing(false)} />
+        <Stack gap="lg" className={classes.talk!}>
+          <Stack gap="sm">
+            {offered.length > 0 && (
+              <ModelPicker
+                offered={offered}
+                chosen={chosen}
+                most={MOST_MODELS}
+                onChange={(names) => void navigate({ search: { with: names.join(",") }, replace: true })}
               />
-            ))}
-            <div ref={end.ref} />
-          </section>
-          <Composer
-            // When a prompt is edited, it replaces the draft.
-            key={isEditing ? last?.id : "new"}
-            start={isEditing ? promptOf(last) : ""}
-            isEditing={isEditing}
-            isRunning={running}
-            canSend={chosen.length > 0}
-            onSend={send}
-            onStop={stop}
-            onCancel={() => setEditing(false)}
-          />
-        </>
-      )}
+            )}
+            <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
+            {chosen.length > 0 && (
+              <Suspense>
+                <Programs models={chosen} turns={turns} settings={settings} windows={windows} />
+              </Suspense>
+            )}
+          </Stack>
+          {turns.length === 0 && offered.length === 0 ? (
+            <Empty title={t("No text model is served")}>
+              <Text>{t("Deploy one, and talk to it here.")}</Text>
+              <ButtonLink to="/models">
+                {t("Deploy a model")}
+              </ButtonLink>
+            </Empty>
+          ) : (
+            <>
+              <section aria-label={t("Conversation")} className={classes.conversation}>
+                {turns.length === 0 && (
+                  <Text c="dimmed" size="sm">
+                    {t("Conversations are kept in this browser until you delete them. With several models each answers for itself.")}
+                  </Text>
+                )}
+                {turns.map((turn) => (
+                  <TurnView
+                    key={turn.id}
+                    turn={turn}
+                    isLast={turn === last}
+                    windows={windows}
+                    onEdit={running ? undefined : () => setEditing(true)}
+                  />
+                ))}
+                <div ref={end.ref} />
+              </section>
+              <Composer
+                // When a prompt is edited, it replaces the draft.
+                key={isEditing ? last?.id : id}
+                start={isEditing ? promptOf(last) : ""}
+                isEditing={isEditing}
+                isRunning={running}
+                canSend={chosen.length > 0}
+                onSend={send}
+                onStop={stop}
+                onCancel={() => setEditing(false)}
+              />
+            </>
+          )}
+        </Stack>
+      </div>
       <Announcer turns={turns} />
     </Page>
   );

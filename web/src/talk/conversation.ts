@@ -3,12 +3,14 @@
  * reload it is restored, and interrupted answers can be continued.
  */
 import { subscribe } from "../api/events/eventListeners";
+import { currentSession } from "../api/session";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, ClusterEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
 import { FORGET, KEPT_AS } from "./forget";
 import { arrived, markOf, pinned, settled, type Arrivals } from "./marks";
 import { chatRequest, plainRequest } from "./requests";
+import { SavedConversations } from "./saved";
 import { ask, type Piece, type Route } from "./stream";
 import { isRunning, type Answer, type Settings, type Turn } from "./types";
 
@@ -20,11 +22,22 @@ const SEEDS = 2 ** 31;
 const NO_CHAT_TEMPLATE = "no_chat_template";
 
 export interface Talk {
+  /** Identifies it among the saved conversations. */
+  id: string;
   turns: readonly Turn[];
   settings: Settings;
 }
 
-const EMPTY: Talk = { turns: [], settings: { system: "", stop: [] } };
+function empty(settings: Settings = { system: "", stop: [] }): Talk {
+  return { id: newId(), turns: [], settings };
+}
+
+/** Conversations of the signed-in key that this browser keeps. */
+export const saved = new SavedConversations(localStorage, () => {
+  const session = currentSession();
+  return session.state === "in" ? session.key.id : "";
+});
+addEventListener("storage", saved.changed);
 
 /** A running answer. */
 interface Work {
@@ -82,15 +95,35 @@ class Conversation {
     for (const work of this.works.values()) work.stop.abort();
   }
 
-  clear(): void {
+  /** Start another conversation with the same settings; this one stays among the saved ones. */
+  begin(): void {
+    this.keep();
     this.stop();
-    this.change({ ...EMPTY, settings: this.talk.settings });
+    this.change(empty(this.talk.settings));
   }
 
-  /** Delete the conversation and the settings. */
+  /** Show a saved conversation, and stop the answers of this one. */
+  open(id: string): void {
+    const found = saved.get(id);
+    if (found === undefined || id === this.talk.id) return;
+    this.keep();
+    this.stop();
+    this.change({ id, turns: found.turns, settings: found.settings });
+  }
+
+  /** Delete a saved conversation. */
+  remove(id: string): void {
+    if (id === this.talk.id) {
+      this.stop();
+      this.change(empty(this.talk.settings));
+    }
+    saved.remove(id);
+  }
+
+  /** Remove the conversation and the settings from this tab; saved conversations stay. */
   forget(): void {
     this.stop();
-    this.change(EMPTY);
+    this.change(empty());
     clearTimeout(this.saving);
     this.saving = undefined;
     sessionStorage.removeItem(KEPT_AS);
@@ -233,12 +266,21 @@ class Conversation {
   /** Store the conversation, and cancel its running answers: they can be continued after a reload. */
   readonly leave = (): void => {
     this.save();
+    this.keep();
     this.stop();
   };
+
+  /** Put the conversation among the saved ones; in them, no answer runs. */
+  private keep(): void {
+    const { id, turns, settings } = this.talk;
+    if (turns.length > 0) saved.put(id, turns.map(brokenOff), settings, Date.now());
+  }
 
   readonly save = (): void => {
     clearTimeout(this.saving);
     this.saving = undefined;
+    // The list of saved conversations is long: it is not written while a text grows.
+    if (!this.talk.turns.some((turn) => turn.answers.some(isRunning))) this.keep();
     try {
       sessionStorage.setItem(KEPT_AS, JSON.stringify(this.talk));
     } catch {
@@ -301,9 +343,9 @@ function ending(failure: unknown, signal: AbortSignal): Pick<Answer, "state" | "
 function load(): Talk {
   try {
     const talk = JSON.parse(sessionStorage.getItem(KEPT_AS) ?? "null") as Talk | null;
-    return talk === null ? EMPTY : { ...talk, turns: talk.turns.map(brokenOff) };
+    return talk === null ? empty() : { ...talk, turns: talk.turns.map(brokenOff) };
   } catch {
-    return EMPTY;
+    return empty();
   }
 }
 

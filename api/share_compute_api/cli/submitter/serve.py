@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _JOB = re.compile(r"^(job-[a-z2-7]{8})(?:/(.+))?$")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _HUB = "hub:"
+_UPLOAD = "upload:"
 _PLAIN_TOKENS = 256
 _HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset starts a new conversation.[/dim]"
 
@@ -54,7 +55,8 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="Folder of a Hugging Face model, hub:OWNER/NAME[@REVISION], or a training job: JOB or JOB/ARTIFACT."
+            help="Folder of a Hugging Face model, hub:OWNER/NAME[@REVISION], upload:ID, or a training job: JOB or "
+            "JOB/ARTIFACT. share-compute models lists what is there."
         ),
     ],
     *,
@@ -123,6 +125,9 @@ def _source(client: Client, model: str) -> tuple[dict[str, str], str]:
         return {"hub": name, **({"revision": revision} if revision else {})}, _as_name(
             name.rpartition("/")[2]
         )
+    if model.startswith(_UPLOAD):
+        names = {f"{_UPLOAD}{one.id}": one.name for one in client.uploads().uploads}
+        return {"path": model}, _as_name(names.get(model, "").partition("@")[0].rpartition("/")[2])
     folder = Path(model).expanduser().resolve()
     return {"path": str(folder)}, _as_name(folder.name)
 

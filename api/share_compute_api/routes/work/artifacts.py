@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 from share_compute.errors import NotFound
 from share_compute.files.plain_files import open_unlinked
 from share_compute.lifecycle.folders import BATCHES, REPORTS, TRAINING
+from share_compute.models.huggingface.licence import CARD
 from share_compute.settings import Settings
 from share_compute.store import ArtifactRecord, JobRecord
-from share_compute_api.hub.model_card import CARD, has_card, model_card
+from share_compute_api.hub.model_card import has_card, model_card
 from share_compute_api.schemas.bodies import ArtifactFiles, ArtifactList, FileEntry
 from share_compute_api.server.auth import Reader
 from share_compute_api.server.context import Context, InContext

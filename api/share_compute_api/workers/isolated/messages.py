@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVa
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from share_compute.files.data_preview import DataPreview
+from share_compute.files.folder_facts import FolderFacts
 from share_compute.specification import DataSpec, SparseJob, TableSpec, Task
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
@@ -230,6 +231,24 @@ class ReadWeightIndex(Question[WeightFiles]):
         return WeightFiles
 
 
+class ReadModelFacts(Question[FolderFacts]):
+    """Return the facts about the model in a folder; see `model_facts`."""
+
+    subject = "the model's folder"
+    kind: Literal["model_facts"] = "model_facts"
+    folder: Path
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: the same for all models, so that a catalogue occupies few processes."""
+        return "catalogue"
+
+    @property
+    def answer(self) -> type[FolderFacts]:
+        """Pydantic model of the question's answer."""
+        return FolderFacts
+
+
 class OfFiles(Question[Done]):
     """A check of data files."""
 
@@ -318,6 +337,7 @@ AnyQuestion: TypeAlias = Annotated[
     | CheckSchema
     | CheckModel
     | ReadWeightIndex
+    | ReadModelFacts
     | CheckInputs
     | CheckTables
     | CheckTexts

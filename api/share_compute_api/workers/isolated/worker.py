@@ -54,6 +54,7 @@ class QuestionAnswerer:
                 | messages.CheckModel()
                 | messages.PreviewData()
                 | messages.ReadWeightIndex()
+                | messages.ReadModelFacts()
             ):
                 return _facts(question)
             case _:
@@ -71,8 +72,16 @@ class QuestionAnswerer:
 
 
 def _facts(
-    question: messages.FindLargestId | messages.CheckModel | messages.PreviewData | messages.ReadWeightIndex,
+    question: messages.FindLargestId
+    | messages.CheckModel
+    | messages.PreviewData
+    | messages.ReadWeightIndex
+    | messages.ReadModelFacts,
 ) -> BaseModel:
+    if isinstance(question, messages.ReadModelFacts):
+        from share_compute_api.workers.isolated.model_facts import model_facts
+
+        return model_facts(question.folder)
     if isinstance(question, messages.ReadWeightIndex):
         return messages.WeightFiles(names=weight_files(question.text, question.repository))
     if isinstance(question, messages.PreviewData):

@@ -20,17 +20,18 @@ const PLACES = ["name", "model.path", "model.job", "model.artifact", "replicas",
 
 interface Props {
   job?: string;
+  artifact?: string;
   path?: string;
 }
 
-export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) {
+export function DeployForm({ job: firstJob = "", artifact: firstArtifact = "model", path: firstPath = "" }: Props) {
   const { t } = useTranslation();
   const navigate = useNavigate();
   const client = useQueryClient();
   const [source, setSource] = useState<"path" | "job">(firstJob === "" ? "path" : "job");
   const [path, setPath] = useState(firstPath);
   const [job, setJob] = useState(firstJob);
-  const [artifact, setArtifact] = useState("model");
+  const [artifact, setArtifact] = useState(firstArtifact);
   const [ownName, setName] = useState<string | null>(null);
   const [min, setMin] = useState("1");
   const [max, setMax] = useState("1");
@@ -79,7 +80,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
     <Section
       title={t("Deploy a model")}
       actions={
-        <ButtonLink to="/deployments" search={{}} variant="subtle" size="compact-sm">
+        <ButtonLink to="/models" search={{}} variant="subtle" size="compact-sm">
           {t("Close")}
         </ButtonLink>
       }

@@ -1,4 +1,4 @@
-/** Example programs that call a deployment. */
+/** Programs that call a deployment. */
 import { SegmentedControl, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -6,9 +6,15 @@ import { useTranslation } from "react-i18next";
 
 import { servedModels } from "../../api/queries";
 import { CopyBlock } from "../../components/copy/CopyBlock";
-import { routeOf, snippet, type Language } from "./snippet";
+import { routeOf, snippet, type Language, type Route } from "./snippet";
 
-export function Snippets({ name }: { name: string }) {
+interface Props {
+  name: string;
+  /** The request to send; by default an example that suits the model. */
+  request?: (route: Route) => Record<string, unknown>;
+}
+
+export function Snippets({ name, request }: Props) {
   const { t } = useTranslation();
   const { data: served } = useQuery(servedModels);
   const route = routeOf(served?.find((one) => one.id === name));
@@ -27,7 +33,7 @@ export function Snippets({ name }: { name: string }) {
           ]}
         />
       </div>
-      <CopyBlock text={snippet(language, name, location.origin, route)} label={t("Example")} />
+      <CopyBlock text={snippet(language, name, location.origin, route, request?.(route))} label={t("Example")} />
     </Stack>
   );
 }

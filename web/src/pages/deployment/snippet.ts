@@ -1,4 +1,4 @@
-/** Example programs that call a deployment, to be copied. Names need no quoting. */
+/** Programs that call a deployment, to be copied; they run as they are, once the key is filled in. */
 export type Language = "python" | "curl";
 /** The route of the OpenAI API that a model answers. */
 export type Route = "chat/completions" | "completions" | "embeddings";
@@ -9,46 +9,60 @@ export function routeOf(model: { kind: "generate" | "embed"; has_chat_template: 
   return model?.has_chat_template === false ? "completions" : "chat/completions";
 }
 
-export function snippet(language: Language, name: string, origin: string, route: Route): string {
-  return language === "python" ? python(name, origin, route) : curl(name, origin, route);
+/** The body of an example request. */
+function example(name: string, route: Route): Record<string, unknown> {
+  return {
+    embeddings: { model: name, input: ["a text", "another one"] },
+    completions: { model: name, prompt: "The sea is", max_tokens: 64 },
+    "chat/completions": { model: name, messages: [{ role: "user", content: "Sing of the sea." }] },
+  }[route];
 }
 
-function python(name: string, origin: string, route: Route): string {
-  const client = `from openai import OpenAI
+/** Fields that the client of OpenAI takes as arguments; others are sent in `extra_body`. */
+const ARGUMENTS = ["model", "messages", "prompt", "input", "temperature", "top_p", "max_tokens", "seed", "stop"];
+
+/** A program that sends a request and prints the answer; by default an example that suits the route. */
+export function snippet(language: Language, name: string, origin: string, route: Route, request = example(name, route)): string {
+  const body = route === "embeddings" ? request : { ...request, stream: true };
+  return language === "python" ? python(body, origin, route) : curl(body, origin, route);
+}
+
+function python(body: Record<string, unknown>, origin: string, route: Route): string {
+  const own = Object.entries(body).filter(([field]) => field !== "stream" && ARGUMENTS.includes(field));
+  const others = Object.entries(body).filter(([field]) => field !== "stream" && !ARGUMENTS.includes(field));
+  const lines = own.map(([field, value]) => `    ${field}=${literal(value)},`);
+  if (route !== "embeddings") lines.push("    stream=True,");
+  if (others.length > 0) lines.push(`    extra_body=${literal(Object.fromEntries(others))},`);
+  const call = { embeddings: "embeddings", completions: "completions", "chat/completions": "chat.completions" }[route];
+  const start = `from openai import OpenAI
 
 client = OpenAI(base_url="${origin}/v1", api_key="YOUR_API_KEY")
+answer = client.${call}.create(
+${lines.join("\n")}
+)
 `;
-  if (route === "embeddings") {
-    return `${client}answer = client.embeddings.create(model="${name}", input=["a text", "another one"])
-vectors = [one.embedding for one in answer.data]`;
-  }
-  if (route === "completions") {
-    return `${client}answer = client.completions.create(
-    model="${name}",
-    prompt="The sea is",
-    max_tokens=64,
-    stream=True,
-)
-for chunk in answer:
-    print(chunk.choices[0].text, end="", flush=True)`;
-  }
-  return `${client}answer = client.chat.completions.create(
-    model="${name}",
-    messages=[{"role": "user", "content": "Sing of the sea."}],
-    stream=True,
-)
-for chunk in answer:
-    print(chunk.choices[0].delta.content or "", end="", flush=True)`;
+  if (route === "embeddings") return `${start}vectors = [one.embedding for one in answer.data]`;
+  const text = route === "completions" ? "choice.text" : 'choice.delta.content or ""';
+  return `${start}for chunk in answer:
+    for choice in chunk.choices:
+        print(${text}, end="", flush=True)`;
 }
 
-function curl(name: string, origin: string, route: Route): string {
-  const body = {
-    embeddings: { model: name, input: ["a text"] },
-    completions: { model: name, prompt: "The sea is", max_tokens: 64, stream: true },
-    "chat/completions": { model: name, messages: [{ role: "user", content: "Sing of the sea." }], stream: true },
-  }[route];
+/** A value as Python. The strings of JSON are valid strings of Python, except halves of surrogate pairs. */
+function literal(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "object" && value !== null) {
+    return `{${Object.entries(value).map(([key, one]) => `${JSON.stringify(key)}: ${literal(one)}`).join(", ")}}`;
+  }
+  if (typeof value === "boolean") return value ? "True" : "False";
+  return value === null || value === undefined ? "None" : JSON.stringify(value);
+}
+
+function curl(body: Record<string, unknown>, origin: string, route: Route): string {
+  // Inside single quotes a shell changes nothing, and nothing but a single quote ends them.
+  const text = JSON.stringify(body).replaceAll("'", "'\\''");
   return `curl -N ${origin}/v1/${route} \\
   -H "Authorization: Bearer YOUR_API_KEY" \\
   -H "Content-Type: application/json" \\
-  -d '${JSON.stringify(body)}'`;
+  -d '${text}'`;
 }

@@ -1,5 +1,5 @@
 import { Button, Text } from "@mantine/core";
-import { Fragment } from "react";
+import { Fragment, lazy, Suspense } from "react";
 import { useTranslation } from "react-i18next";
 
 import { CopyButton } from "../../components/copy/CopyButton";
@@ -11,6 +11,8 @@ import { conversation, type Windows } from "../../talk/conversation";
 import { cut } from "../../talk/marks";
 import { isRunning, type Answer, type Mark } from "../../talk/types";
 import classes from "./Playground.module.css";
+
+const Markdown = lazy(() => import("./Markdown"));
 
 interface Props {
   turnId: string;
@@ -38,7 +40,14 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
             {before.map((mark) => (
               <LossMark key={mark.key} mark={mark} isOver={!isRunning(answer)} />
             ))}
-            {piece}
+            {/* A model without a chat template continues a text, which need not be Markdown. */}
+            {answer.isPlain || piece === "" ? (
+              piece
+            ) : (
+              <Suspense fallback={piece}>
+                <Markdown text={piece} />
+              </Suspense>
+            )}
           </Fragment>
         ))}
         {isRunning(answer) && <span className={classes.cursor} aria-hidden />}

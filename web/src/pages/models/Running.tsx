@@ -1,80 +1,64 @@
-/** Served models, and a form for a new deployment. */
-import { Button, Table, Text } from "@mantine/core";
+/** Deployments that are up, or that have ended. */
+import { Button, Group, Table, Text, Title } from "@mantine/core";
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
-import { deployments, figures as figuresQuery } from "../api/queries";
-import type { Deployment, Figures } from "../api/types";
-import { Empty, Failure, Loading, sentence } from "../components/Feedback";
-import { AnchorLink, ButtonLink } from "../components/links";
-import { Page } from "../components/frame/Page";
-import { StateBadge } from "../components/StateBadge";
-import { ago, si } from "../format";
-import { useNow } from "../useNow";
-import { DeployForm } from "./deployment/DeployForm";
-import { isOver, modelOf, replicasOf, sumOf } from "./deployment/facts";
-import facts from "./deployment/Deployments.module.css";
-import classes from "./Jobs.module.css";
+import { deployments, figures as figuresQuery } from "../../api/queries";
+import type { Deployment, Figures } from "../../api/types";
+import { sentence, Waiting } from "../../components/Feedback";
+import { AnchorLink } from "../../components/links";
+import { StateBadge } from "../../components/StateBadge";
+import { ago, si } from "../../format";
+import { useNow } from "../../useNow";
+import { isOver, modelOf, replicasOf, sumOf } from "../deployment/facts";
+import facts from "../deployment/Deployments.module.css";
+import classes from "../Jobs.module.css";
 
-const route = getRouteApi("/deployments");
+const route = getRouteApi("/models");
 
-export function Deployments() {
+export function Running() {
   const { t } = useTranslation();
   const search = route.useSearch();
   const which = search.show ?? "up";
   const query = useInfiniteQuery(deployments(which));
   const all = query.data?.pages.flatMap((page) => page.deployments);
   return (
-    <Page
-      title={t("Deployments")}
-      actions={
-        search.new !== true && (
-          <ButtonLink to="/deployments" search={{ ...search, new: true }}>
-            {t("Deploy a model")}
-          </ButtonLink>
-        )
-      }
-    >
-      {search.new === true && <DeployForm {...(search.job !== undefined && { job: search.job })} {...(search.path !== undefined && { path: search.path })} />}
-      <nav className={classes.filter} aria-label={t("Deployments by state")}>
-        {(["up", "over"] as const).map((one) => (
-          <Link
-            key={one}
-            to="/deployments"
-            search={one === "up" ? {} : { show: one }}
-            className={classes.choice}
-            data-chosen={one === which}
-            aria-current={one === which ? "page" : undefined}
-          >
-            {one === "up" ? t("up") : t("over")}
-          </Link>
-        ))}
-      </nav>
+    <>
+      <Group justify="space-between" gap="sm">
+        <Title order={2}>{t("Served models")}</Title>
+        <nav className={classes.filter} aria-label={t("Deployments by state")}>
+          {(["up", "over"] as const).map((one) => (
+            <Link
+              key={one}
+              to="/models"
+              search={({ show: _, ...rest }) => (one === "up" ? rest : { ...rest, show: one })}
+              className={classes.choice}
+              data-chosen={one === which}
+              aria-current={one === which ? "page" : undefined}
+            >
+              {one === "up" ? t("up") : t("over")}
+            </Link>
+          ))}
+        </nav>
+      </Group>
       {all === undefined ? (
-        query.error === null ? (
-          <Loading />
-        ) : (
-          <Failure error={query.error} retry={() => void query.refetch()} />
-        )
+        <Waiting error={query.error} refetch={query.refetch} lines={2} />
       ) : all.length === 0 ? (
-        <Empty title={which === "up" ? t("No model is served") : t("No deployment is over")}>
-          <Text>{t("A deployment serves a model from the machines that joined, to any client of the OpenAI API.")}</Text>
-          {which === "up" && search.new !== true && (
-            <ButtonLink to="/deployments" search={{ new: true }}>
-              {t("Deploy a model")}
-            </ButtonLink>
-          )}
-        </Empty>
+        <Text size="sm" c="dimmed">
+          {which === "up" ? t("No model is served. Any model below answers clients of the OpenAI API when it is deployed.") : t("No deployment is over.")}
+        </Text>
       ) : (
         <DeploymentTable all={all} />
       )}
       {query.hasNextPage && (
-        <Button variant="default" loading={query.isFetchingNextPage} onClick={() => void query.fetchNextPage()}>
-          {t("Show older deployments")}
-        </Button>
+        <Group>
+          <Button variant="default" loading={query.isFetchingNextPage} onClick={() => void query.fetchNextPage()}>
+            {t("Show older deployments")}
+          </Button>
+        </Group>
       )}
-    </Page>
+    </>
   );
 }
 

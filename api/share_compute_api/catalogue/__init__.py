@@ -1,0 +1,1 @@
+"""The catalogue of the models that can be served here."""

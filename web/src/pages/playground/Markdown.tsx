@@ -1,0 +1,63 @@
+/** An answer as Markdown. A page of its own in the bundle: it is loaded with the first answer. */
+import { Fragment, memo, type ReactNode } from "react";
+import { useTranslation } from "react-i18next";
+
+import { CopyBlock } from "../../components/copy/CopyBlock";
+import { blocksOf, type Block, type Inline } from "../../talk/markdown";
+import classes from "./Markdown.module.css";
+
+/** Earlier parts of a growing text keep their elements: only the last block changes. */
+const Markdown = memo(function Markdown({ text }: { text: string }) {
+  return <div className={classes.markdown}>{blocks(blocksOf(text))}</div>;
+});
+export default Markdown;
+
+function blocks(content: readonly Block[]): ReactNode {
+  return content.map((one, index) => <BlockView key={index} block={one} />);
+}
+
+function BlockView({ block }: { block: Block }) {
+  const { t } = useTranslation();
+  switch (block.kind) {
+    case "paragraph":
+      return <p>{inline(block.content)}</p>;
+    case "heading":
+      // Below the headings of the page; the levels of an answer are those of its author.
+      return (
+        <p className={classes.heading} role="heading" aria-level={Math.min(6, block.level + 2)}>
+          {inline(block.content)}
+        </p>
+      );
+    case "code":
+      return <CopyBlock text={block.text} label={block.language === "" ? t("Code") : t("Code in {{language}}", { language: block.language })} />;
+    case "quote":
+      return <blockquote>{blocks(block.content)}</blockquote>;
+    case "rule":
+      return <hr />;
+    case "list": {
+      const items = block.items.map((item, index) => <li key={index}>{blocks(item)}</li>);
+      return block.start === null ? <ul>{items}</ul> : <ol start={block.start}>{items}</ol>;
+    }
+  }
+}
+
+function inline(content: readonly Inline[]): ReactNode {
+  return content.map((one, index) => {
+    switch (one.kind) {
+      case "text":
+        return <Fragment key={index}>{one.text}</Fragment>;
+      case "code":
+        return <code key={index}>{one.text}</code>;
+      case "strong":
+        return <strong key={index}>{inline(one.content)}</strong>;
+      case "em":
+        return <em key={index}>{inline(one.content)}</em>;
+      case "link":
+        return (
+          <a key={index} href={one.href} target="_blank" rel="noopener noreferrer nofollow">
+            {inline(one.content)}
+          </a>
+        );
+    }
+  });
+}
