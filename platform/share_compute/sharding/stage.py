@@ -29,7 +29,7 @@ from share_compute.models.boundary import boundary_shape
 from share_compute.models.profiles.profiling import UNCOUNTABLE
 from share_compute.models.stage import Stage
 from share_compute.planning.operators.cost import DeviceGroup
-from share_compute.planning.operators.plan import LayerOperators, plan_layer
+from share_compute.planning.operators.plan import LayerOperators, StrategyRefused, naming_field, plan_layer
 from share_compute.planning.operators.strategies import REPLICATED
 from share_compute.planning.operators.trace import trace
 from share_compute.sharding.execution import ShardedLayer
@@ -248,7 +248,8 @@ class DividedStage:
         operators: how operators are divided.
 
     Raises:
-        UserError: no layer of the stage with parameters can be divided, or the precision is not float32.
+        UserError: no layer of the stage with parameters can be divided, the precision is not float32, or a given
+            strategy is not legal.
     """
 
     def __init__(
@@ -525,14 +526,17 @@ def _recipe(layer: nn.Module, call: _Call, mesh: DeviceMesh, operators: Operator
     group = DeviceGroup(mesh.size(), _FLOPS_PER_S, _MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S, _LINK_LATENCY_S)
     try:
         leaving = _empty(layer).to("meta")(*tree_map(_on_meta, arguments), **tree_map(_on_meta, options))
-        plan = plan_layer(
-            trace(_empty(layer), arguments, options, name=name),
-            group,
-            search=operators.search,
-            fixed=operators.strategies,
-            fully_use_devices=operators.fully_use_devices,
-        )
+        with naming_field():
+            plan = plan_layer(
+                trace(_empty(layer), arguments, options, name=name),
+                group,
+                search=operators.search,
+                fixed=operators.strategies,
+                fully_use_devices=operators.fully_use_devices,
+            )
         sharded = ShardedLayer(_empty(layer), arguments, options, plan, mesh)
+    except StrategyRefused:
+        raise
     except UserError as error:
         return error.message
     except UNCOUNTABLE as error:

@@ -86,6 +86,14 @@ def test_a_model_with_dropout_is_refused() -> None:
     ranks.close()
 
 
+def test_a_given_strategy_that_ranks_cannot_have_is_refused() -> None:
+    blueprint = MODELS["six-heads"]
+    ranks = Ranks(2, 2, 120, operators=OperatorsSpec(strategies={"self_attn.scaled*": "heads"}))
+    with pytest.raises(UserError, match=r"^parallelism.operators.strategies: .* cannot divide 3 evenly"):
+        ranks.divide(stage_of(blueprint), blueprint, BATCH, LENGTH)
+    ranks.close()
+
+
 def test_a_lost_rank_ends_the_member() -> None:
     blueprint, lost = MODELS["llama"], list[ContributorLost]()
     before = set(psutil.Process().children())

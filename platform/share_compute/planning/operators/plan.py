@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -40,6 +41,12 @@ ASSUMED_LINK_LATENCY_S = 5e-5
 _ONE_MICROBATCH = Workload()
 _SOURCES = {"input", "fork"}
 """Kinds of operators that users do not know."""
+
+
+class StrategyRefused(UserError):
+    """Error: a strategy that the user gave is not legal."""
+
+    code = "strategy-refused"
 
 
 class OperatorChoice(StrictModel):
@@ -155,7 +162,7 @@ def plan_layer(
         fully_use_devices: whether an operator that can be cut is never computed by each device as a whole.
 
     Raises:
-        UserError: a given strategy is not legal.
+        StrategyRefused: a given strategy is not legal.
         TooEntangled: the graph is too entangled for dynamic programming.
     """
     forked = graph.forked()
@@ -211,7 +218,7 @@ def _given(
     """Return the given strategy of operators, by their place.
 
     Raises:
-        UserError: a strategy is not legal, or two patterns give different strategies to one operator.
+        StrategyRefused: a strategy is not legal, or two patterns give different strategies to one operator.
     """
     given: dict[int, tuple[str, str]] = {}
     for pattern, strategy in fixed.items():
@@ -221,7 +228,7 @@ def _given(
             _require_legal(operator, options[place], strategy)
             other, before = given.setdefault(place, (pattern, strategy))
             if before != strategy:
-                raise UserError(
+                raise StrategyRefused(
                     f"{operator.name} is given two strategies: {before} by {other!r}, and {strategy} by {pattern!r}",
                     hint="leave one of them out",
                 )
@@ -236,21 +243,32 @@ def _require_legal(operator: Operator, options: StrategyOptions, strategy: str) 
     if strategy in options.names:
         return
     why = options.refused.get(strategy, f"{operator.name} ({operator.kind}) has no such strategy")
-    raise UserError(
+    raise StrategyRefused(
         f"{operator.name} cannot have the strategy {strategy}: {why}",
         hint=f"give one of: {', '.join(options.names)}",
     )
 
 
 def require_legal(graphs: Sequence[OperatorGraph], devices: int, given: Mapping[str, str]) -> None:
-    """Raise UserError if a pattern matches no operator of any layer, or a given strategy is not legal."""
+    """Raise StrategyRefused if a pattern matches no operator of any layer, or a strategy is not legal."""
     require_matches(graphs, given)
     for graph in graphs:
         _given(graph, [options_of(operator, graph, devices) for operator in graph.operators], given)
 
 
+@contextmanager
+def naming_field() -> Iterator[None]:
+    """Name the field of a job file in errors about given strategies."""
+    try:
+        yield
+    except StrategyRefused as error:
+        raise StrategyRefused(
+            f"parallelism.operators.strategies: {error.message}", hint=error.hint
+        ) from error
+
+
 def require_matches(graphs: Sequence[OperatorGraph], fixed: Mapping[str, str]) -> None:
-    """Raise UserError if a pattern matches no operator of any layer."""
+    """Raise StrategyRefused if a pattern matches no operator of any layer."""
     operators = [
         operator for graph in graphs for operator in graph.operators if operator.kind not in _SOURCES
     ]
@@ -258,7 +276,7 @@ def require_matches(graphs: Sequence[OperatorGraph], fixed: Mapping[str, str]) -
         if not any(_matches(operator, pattern) for operator in operators):
             names = sorted({operator.name for operator in operators})
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-            raise UserError(
+            raise StrategyRefused(
                 f"no operator matches {pattern!r}",
                 hint=f"names of operators are, for example: {', '.join(near)}",
             )

@@ -30,7 +30,7 @@ from share_compute.planning.operators.graph import (
     TensorSpec,
     input_operator,
 )
-from share_compute.planning.operators.plan import require_legal
+from share_compute.planning.operators.plan import naming_field, require_legal
 from share_compute.planning.operators.rules import Dims, TracedCall, describe, is_counted
 from share_compute.specification import TrainJob
 
@@ -78,17 +78,18 @@ def layer_graphs(
 
 
 def require_strategies(blueprint: Blueprint, spec: TrainJob) -> None:
-    """Raise UserError if a strategy of ``parallelism.operators`` is not legal, or its pattern matches no operator."""
+    """Raise StrategyRefused if a strategy of ``parallelism.operators`` is not legal, or matches no operator.
+
+    Without a number of microbatches, `DividedStage` checks their size.
+    """
     given, training = spec.parallelism.operators.strategies, spec.training
     if not given:
         return
     graphs = layer_graphs(
         blueprint, training.batch_size // (training.microbatches or 1), training.sequence_length
     )
-    try:
+    with naming_field():
         require_legal([graph for graph, _ in graphs], spec.parallelism.tensor, given)
-    except UserError as error:
-        raise UserError(f"parallelism.operators.strategies: {error.message}", hint=error.hint) from error
 
 
 def _transformer_graphs(
