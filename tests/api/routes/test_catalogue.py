@@ -16,6 +16,7 @@ from tests.api.conftest import Plane, wait_until
 from tests.api.speaking import make_tokenizer
 from typer.testing import Result
 
+from share_compute.errors import UserError
 from share_compute.lifecycle.attempt_events import ArtifactSaved
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
@@ -213,7 +214,11 @@ def with_header(folder: Path, header: dict[str, Any]) -> None:
 HOSTILE: dict[str, tuple[Change, str]] = {
     "huge config": (lambda f: sparse(f / "config.json", 4 << 30), "config.json has 4.0 GiB; at most 1.0 MiB"),
     "deep config": (lambda f: (f / "config.json").write_text("[" * 500_000), "config.json cannot be read"),
-    "huge settings": (lambda f: sparse(f / "modules.json", 4 << 30), "modules.json has 4.0 GiB"),
+    "huge settings": (lambda f: sparse(f / "modules.json", 4 << 30), "modules.json has more than 1.0 MiB"),
+    "foreign step": (
+        lambda f: (f / "modules.json").write_text('[{"type": "a.Pooling", "path": "/etc"}]'),
+        "the folder of step 0 in modules.json is outside the model's folder",
+    ),
     "huge index": (
         lambda f: sparse(f / "model.safetensors.index.json", 4 << 30),
         "at most 16.0 MiB are read",
@@ -244,6 +249,10 @@ def test_hostile_folders_get_a_reason_and_harm_no_other(client: Client, place: C
     for name, (_, problem) in HOSTILE.items():
         assert problem in (found[name].problem or "")
         assert found[name].facts is None
+        deployment = {"name": "hostile", "model": found[name].model.model_dump(mode="json")}
+        if name == "foreign step":
+            with pytest.raises(UserError, match=r"model\.path: .* is outside the model's folder"):
+                client.deploy(deployment)
     assert found["good"].problem is None
     assert found["good"].facts is not None
 
