@@ -89,14 +89,10 @@ class FactsReader:
 
 
 def _version(folder: Path) -> _Version:
-    """Return the names, sizes and modification times of a folder's entries; links are followed."""
+    """Return the names, sizes and modification times of a folder's entries.
+
+    Links are not followed: the folder has not been checked, and its links may lead to files that must not be touched.
+    """
     with os.scandir(folder) as entries:
-        found = [(entry.name, _stat(entry)) for entry in islice(entries, _MOST_ENTRIES)]
+        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MOST_ENTRIES)]
     return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
-
-
-def _stat(entry: os.DirEntry[str]) -> os.stat_result:
-    try:
-        return entry.stat()
-    except OSError:  # a link to nothing
-        return entry.stat(follow_symlinks=False)

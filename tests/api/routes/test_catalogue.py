@@ -271,14 +271,40 @@ def test_links_out_of_the_roots_are_not_followed(
     assert "is not below a folder that jobs may read" in (found["linked"].problem or "")
 
 
-def test_a_result_with_links_is_not_read(plane: Plane, client: Client, whole: Path) -> None:
+@pytest.mark.parametrize("target", ["/etc/hostname", "/absent/file"])
+@pytest.mark.parametrize("place", ["config.json", "README.md", "1_Pooling/config.json"])
+def test_a_result_with_links_is_not_read(
+    plane: Plane, client: Client, whole: Path, place: str, target: str
+) -> None:
     ada, _ = key(plane, "ada", Scope.submit)
     job = result(plane, ada, whole)
-    card = plane.settings.data_folder / "jobs" / job / "artifacts" / "model" / "README.md"
-    card.unlink()
-    card.symlink_to("/etc/hostname")
+    file = plane.settings.data_folder / "jobs" / job / "artifacts" / "model" / place
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(exist_ok=True)
+    file.symlink_to(target)
     (entry,) = settled(client).models
-    assert (entry.facts, entry.problem) == (None, "the result has links, or is outside the job's folder")
+    assert (entry.facts, entry.problem) == (None, "the result has links")
+
+
+def test_a_result_outside_its_jobs_folder_is_not_listed(
+    plane: Plane, client: Client, whole: Path, tmp_path: Path
+) -> None:
+    ada, _ = key(plane, "ada", Scope.submit)
+    jobs = {name: result(plane, ada, whole) for name in ("there", "absent", "linked", "nul")}
+    folder = plane.settings.data_folder / "jobs" / jobs["linked"] / "artifacts" / "model"
+    shutil.rmtree(folder)
+    folder.symlink_to(whole)
+    places = {"there": whole, "absent": tmp_path / "absent", "nul": Path("/a\0b")}
+    for name, place in places.items():
+        saved = ArtifactSaved(name="model", path=place, size_bytes=1)
+        plane.store.progress.record(jobs[name], 1, [saved])
+    entries = (f"{{name: {name}, model: {{job: {job}}}}}" for name, job in jobs.items())
+    (plane.settings.data_folder / "catalogue.yaml").write_text(f"models: [{', '.join(entries)}]")
+    found = settled(client)
+    assert found.models == []
+    assert len(found.notes) == 4
+    for note, (name, job) in zip(found.notes, jobs.items(), strict=True):
+        assert note.endswith(f"{name}: model.job: {job} has no model that this key may serve")
 
 
 def test_two_hundred_models_are_listed(client: Client, place: Callable[[str], Path], tmp_path: Path) -> None:
