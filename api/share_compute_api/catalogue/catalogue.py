@@ -224,9 +224,9 @@ class Catalogue:
     ) -> _Candidate | None:
         """Return the candidate of a model that an operator's entry names; None if the Hub still has to be asked."""
         if model.hub is not None:
-            commit = model.revision if COMMIT.match(model.revision or "") else ""
-            start = f"{model.hub}@{commit}"
-            fetched = [view for view in uploads if view.owner == caller.id and view.name.startswith(start)]
+            # A branch or a tag may have moved since a commit was fetched.
+            name = f"{model.hub}@{model.revision}" if COMMIT.match(model.revision or "") else None
+            fetched = [view for view in uploads if view.owner == caller.id and view.name == name]
             return _of_upload(fetched[0], caller) if fetched else None
         if model.path is None:
             assert model.job is not None

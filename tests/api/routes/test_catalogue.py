@@ -172,6 +172,26 @@ models:
     assert "catalogue.yaml: Secret: model.path: /etc is not below a folder that jobs may read" in note
 
 
+def test_a_fetched_model_counts_for_its_own_commit_alone(plane: Plane, whole: Path) -> None:
+    ada, ada_key = key(plane, "ada", Scope.submit)
+    commit = 40 * "a"
+    upload(plane, ada, whole, f"org/tiny@{commit}")
+    (plane.settings.data_folder / "catalogue.yaml").write_text(
+        f"""
+models:
+  - {{name: Exact, model: {{hub: org/tiny, revision: {commit}}}}}
+  - {{name: Other, model: {{hub: org/tiny, revision: {40 * "b"}}}}}
+  - {{name: Branch, model: {{hub: org/tiny, revision: main}}}}
+  - {{name: Newest, model: {{hub: org/tiny}}}}
+"""
+    )
+    with Client(plane.url, ada_key) as client:
+        found = by_name(client)
+    assert {name: entry.facts is not None for name, entry in found.items()} == {
+        "Exact": True, "Other": False, "Branch": False, "Newest": False
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
