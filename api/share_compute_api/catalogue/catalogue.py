@@ -116,7 +116,11 @@ class Catalogue:
         found: dict[object, _Candidate] = {}
         # The first candidate of a folder counts: the operator's own entry replaces that of its folder or upload.
         for one in self._candidates(caller, notes):
-            found.setdefault(one.folder or one.id, one)
+            first = found.setdefault(one.folder or one.id, one)
+            if first is not one and one.source == "operator" and caller.may(Scope.admin):
+                notes.append(
+                    f"{CATALOGUE_FILE}: {one.name} is not listed: {first.name} has the same folder; remove one"
+                )
         folders = {one.folder: one.check for one in found.values() if one.folder is not None}
         facts = self._facts.read(folders, _WAIT_S)
         entries = [one.entry(None if one.folder is None else facts[one.folder]) for one in found.values()]

@@ -172,6 +172,21 @@ models:
     assert "catalogue.yaml: Secret: model.path: /etc is not below a folder that jobs may read" in note
 
 
+def test_two_entries_for_one_folder_are_noted(
+    plane: Plane, client: Client, place: Callable[[str], Path]
+) -> None:
+    folder = place("tiny")
+    (plane.settings.data_folder / "catalogue.yaml").write_text(
+        f"models: [{{name: One, model: {{path: {folder}}}}}, {{name: Two, model: {{path: {folder}}}}}]"
+    )
+    found = settled(client)
+    assert [entry.name for entry in found.models] == ["One"]
+    assert found.notes == ["catalogue.yaml: Two is not listed: One has the same folder; remove one"]
+    _, bob_key = key(plane, "bob", Scope.submit)
+    with Client(plane.url, bob_key) as bob:
+        assert settled(bob).notes == []
+
+
 def test_a_fetched_model_counts_for_its_own_commit_alone(plane: Plane, whole: Path) -> None:
     ada, ada_key = key(plane, "ada", Scope.submit)
     commit = 40 * "a"
