@@ -30,6 +30,8 @@ from share_compute_api.workers.isolated.remembered import Asks
 
 _MOST_UPLOADS: Final = 500
 _MOST_RESULTS: Final = 200
+_MOST_SEARCHED: Final = 1000
+"""Maximum number of results of jobs that are searched for models."""
 _MOST_FOLDERS: Final = 200
 _MOST_ENTRIES: Final = 20_000
 """Maximum number of entries of the data roots that a search for models reads."""
@@ -146,12 +148,19 @@ class Catalogue:
 
     def _results(self, caller: ApiKeyRecord, notes: list[str]) -> Iterator[_Candidate]:
         owner = None if caller.may(Scope.admin) else caller.id
-        results = self.store.progress.newest_artifacts("train", _MOST_RESULTS + 1, owner)
-        for job, artifact in results[:_MOST_RESULTS]:
-            if (one := self._of_result(job, artifact)) is not None:
-                yield one
-        if len(results) > _MOST_RESULTS:
-            notes.append(f"only the newest {_MOST_RESULTS} results of jobs are searched")
+        listed = 0
+        for skip in range(0, _MOST_SEARCHED, _MOST_RESULTS):
+            results = self.store.progress.newest_artifacts("train", _MOST_RESULTS, owner, skip=skip)
+            for job, artifact in results:
+                if (one := self._of_result(job, artifact)) is not None:
+                    if listed == _MOST_RESULTS:
+                        notes.append(f"only the newest {_MOST_RESULTS} models of jobs are listed")
+                        return
+                    listed += 1
+                    yield one
+            if len(results) < _MOST_RESULTS:
+                return
+        notes.append(f"only the newest {_MOST_SEARCHED:,} results of jobs are searched")
 
     def _of_result(self, job: JobRecord, artifact: ArtifactRecord) -> _Candidate | None:
         """Return the candidate of a job's result; None if it is no model that can be served."""

@@ -342,6 +342,17 @@ def test_a_result_outside_its_jobs_folder_is_not_listed(
         assert note.endswith(f"{name}: model.job: {job} has no model that this key may serve")
 
 
+def test_newer_results_that_cannot_be_served_hide_no_model(plane: Plane, client: Client, whole: Path) -> None:
+    ada, _ = key(plane, "ada", Scope.submit)
+    job = result(plane, ada, whole)
+    other = result(plane, ada, whole)
+    saved = [ArtifactSaved(name=f"{number:03}", path=whole, size_bytes=1) for number in range(201)]
+    plane.store.progress.record(other, 1, saved)
+    found = settled(client)
+    assert {entry.id for entry in found.models} == {f"job:{job}/model", f"job:{other}/model"}
+    assert found.notes == []
+
+
 def test_two_hundred_models_are_listed(client: Client, place: Callable[[str], Path], tmp_path: Path) -> None:
     first = place("m000")
     for number in range(1, 203):
