@@ -30,9 +30,12 @@ from share_compute_api.workers.isolated.remembered import Asks
 
 _MOST_UPLOADS: Final = 500
 _MOST_RESULTS: Final = 200
+_MOST_SEARCHED: Final = 1000
+"""Maximum number of results of jobs that are searched for models."""
 _MOST_FOLDERS: Final = 200
 _MOST_ENTRIES: Final = 20_000
 """Maximum number of entries of the data roots that a search for models reads."""
+_MOST_RESULT_FILES: Final = 10_000
 _WAIT_S: Final = 1.0
 """Maximum time that a request waits for the facts about new folders, in seconds."""
 _SERVABLE: Final = ("language_model", "embedding")
@@ -115,7 +118,11 @@ class Catalogue:
         found: dict[object, _Candidate] = {}
         # The first candidate of a folder counts: the operator's own entry replaces that of its folder or upload.
         for one in self._candidates(caller, notes):
-            found.setdefault(one.folder or one.id, one)
+            first = found.setdefault(one.folder or one.id, one)
+            if first is not one and one.source == "operator" and caller.may(Scope.admin):
+                notes.append(
+                    f"{CATALOGUE_FILE}: {one.name} is not listed: {first.name} has the same folder; remove one"
+                )
         folders = {one.folder: one.check for one in found.values() if one.folder is not None}
         facts = self._facts.read(folders, _WAIT_S)
         entries = [one.entry(None if one.folder is None else facts[one.folder]) for one in found.values()]
@@ -141,30 +148,30 @@ class Catalogue:
 
     def _results(self, caller: ApiKeyRecord, notes: list[str]) -> Iterator[_Candidate]:
         owner = None if caller.may(Scope.admin) else caller.id
-        results = self.store.progress.newest_artifacts("train", _MOST_RESULTS + 1, owner)
-        for job, artifact in results[:_MOST_RESULTS]:
-            if (one := self._of_result(job, artifact)) is not None:
-                yield one
-        if len(results) > _MOST_RESULTS:
-            notes.append(f"only the newest {_MOST_RESULTS} results of jobs are searched")
+        listed = 0
+        for skip in range(0, _MOST_SEARCHED, _MOST_RESULTS):
+            results = self.store.progress.newest_artifacts("train", _MOST_RESULTS, owner, skip=skip)
+            for job, artifact in results:
+                if (one := self._of_result(job, artifact)) is not None:
+                    if listed == _MOST_RESULTS:
+                        notes.append(f"only the newest {_MOST_RESULTS} models of jobs are listed")
+                        return
+                    listed += 1
+                    yield one
+            if len(results) < _MOST_RESULTS:
+                return
+        notes.append(f"only the newest {_MOST_SEARCHED:,} results of jobs are searched")
 
     def _of_result(self, job: JobRecord, artifact: ArtifactRecord) -> _Candidate | None:
         """Return the candidate of a job's result; None if it is no model that can be served."""
         spec, folder = job.spec, artifact.path
         is_model = isinstance(spec, TrainJob) and spec.model_task in _SERVABLE and spec.model.layers is None
-        # An unmerged LoRA adapter has no config.json.
-        if not is_model or not (folder / "config.json").is_file():
+        home = job_folder(self.settings.data_folder, job.kind, job.id)
+        if not is_model or not _is_below(folder, home):
             return None
-
-        def check() -> None:
-            # Untrusted code on the Ray head can write the files of a result, and report its path.
-            home = job_folder(self.settings.data_folder.resolve(), job.kind, job.id)
-            with os.scandir(folder) as entries:
-                has_link = any(entry.is_symlink() for entry in entries)
-            if has_link or not folder.resolve().is_relative_to(home):
-                raise UserError(
-                    "the result has links, or is outside the job's folder", hint="export it again"
-                )
+        # An unmerged LoRA adapter has no config.json. A link is not followed: `_require_unlinked` refuses it.
+        if not os.path.lexists(folder / "config.json"):
+            return None
 
         return _Candidate(
             id=f"job:{job.id}/{artifact.name}",
@@ -173,7 +180,7 @@ class Catalogue:
             model=ServedModelSpec(job=job.id, artifact=artifact.name),
             folder=folder,
             reference=str(folder),
-            check=check,
+            check=lambda: _require_unlinked(folder),
             changed_at=artifact.created_at,
         )
 
@@ -230,15 +237,16 @@ class Catalogue:
     ) -> _Candidate | None:
         """Return the candidate of a model that an operator's entry names; None if the Hub still has to be asked."""
         if model.hub is not None:
-            commit = model.revision if COMMIT.match(model.revision or "") else ""
-            start = f"{model.hub}@{commit}"
-            fetched = [view for view in uploads if view.owner == caller.id and view.name.startswith(start)]
+            # A branch or a tag may have moved since a commit was fetched.
+            name = f"{model.hub}@{model.revision}" if COMMIT.match(model.revision or "") else None
+            fetched = [view for view in uploads if view.owner == caller.id and view.name == name]
             return _of_upload(fetched[0], caller) if fetched else None
         if model.path is None:
             assert model.job is not None
             job = self.store.jobs.get(model.job)
-            found = self._of_result(job, self.store.progress.artifact(model.job, model.artifact))
-            if found is None or not caller.owns(job.owner):
+            artifact = self.store.progress.artifact(model.job, model.artifact)
+            found = self._of_result(job, artifact) if caller.owns(job.owner) else None
+            if found is None:
                 raise refused(
                     "model.job", f"{model.job} has no model that this key may serve", "name another"
                 )
@@ -268,6 +276,31 @@ def _of_upload(view: UploadView, caller: ApiKeyRecord) -> _Candidate:
         reference=reference,
         changed_at=view.created_at,
     )
+
+
+def _is_below(folder: Path, home: Path) -> bool:
+    """Return whether a folder is below another one, after links are resolved.
+
+    Untrusted code on the Ray head reports the path of a result. Nothing in the folder is read.
+    """
+    try:
+        return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(home))
+    except ValueError:  # the path contains a NUL byte
+        return False
+
+
+def _require_unlinked(folder: Path) -> None:
+    """Raise UserError if a folder or a folder below has links, which untrusted code on the Ray head can make."""
+    seen = 0
+    for parent, folders, files in os.walk(folder):
+        names = (*folders, *files)
+        seen += len(names)
+        if seen > _MOST_RESULT_FILES:
+            raise UserError(
+                f"the result has more than {_MOST_RESULT_FILES:,} files", hint="export the model again"
+            )
+        if any(Path(parent, name).is_symlink() for name in names):
+            raise UserError("the result has links", hint="export the model again")
 
 
 def _folder_name(folder: Path) -> str:

@@ -61,7 +61,8 @@ def read_operator_file(file: Path) -> tuple[tuple[OfferedModel, ...], tuple[str,
     A file that does not exist has no models and no problems.
     """
     try:
-        text = file.read_bytes()[: MOST_BYTES + 1].decode()
+        with file.open("rb") as opened:
+            text = opened.read(MOST_BYTES + 1).decode()
     except FileNotFoundError:
         return (), ()
     except (OSError, ValueError) as failure:

@@ -236,7 +236,7 @@ class Progress:
             return [ArtifactRecord.model_validate(row) for row in rows]
 
     def newest_artifacts(
-        self, kind: str, limit: int, owner: str | None = None
+        self, kind: str, limit: int, owner: str | None = None, *, skip: int = 0
     ) -> list[tuple[JobRecord, ArtifactRecord]]:
         """Return the newest artifacts of jobs of one kind, with their jobs.
 
@@ -244,6 +244,7 @@ class Progress:
             kind: kind of the jobs.
             limit: maximum number of artifacts.
             owner: id of the API key that owns the jobs; None for all jobs.
+            skip: number of newer artifacts to leave out.
         """
         query = (
             select(JobRow, ArtifactRow)
@@ -251,6 +252,7 @@ class Progress:
             .where(JobRow.kind == kind, JobRow.delete_requested_at.is_(None))
             .order_by(ArtifactRow.created_at.desc(), ArtifactRow.id)
             .limit(limit)
+            .offset(skip)
         )
         if owner is not None:
             query = query.where(JobRow.owner == owner)

@@ -16,6 +16,7 @@ from tests.api.conftest import Plane, wait_until
 from tests.api.speaking import make_tokenizer
 from typer.testing import Result
 
+from share_compute.errors import UserError
 from share_compute.lifecycle.attempt_events import ArtifactSaved
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
@@ -171,6 +172,41 @@ models:
     assert "catalogue.yaml: Secret: model.path: /etc is not below a folder that jobs may read" in note
 
 
+def test_two_entries_for_one_folder_are_noted(
+    plane: Plane, client: Client, place: Callable[[str], Path]
+) -> None:
+    folder = place("tiny")
+    (plane.settings.data_folder / "catalogue.yaml").write_text(
+        f"models: [{{name: One, model: {{path: {folder}}}}}, {{name: Two, model: {{path: {folder}}}}}]"
+    )
+    found = settled(client)
+    assert [entry.name for entry in found.models] == ["One"]
+    assert found.notes == ["catalogue.yaml: Two is not listed: One has the same folder; remove one"]
+    _, bob_key = key(plane, "bob", Scope.submit)
+    with Client(plane.url, bob_key) as bob:
+        assert settled(bob).notes == []
+
+
+def test_a_fetched_model_counts_for_its_own_commit_alone(plane: Plane, whole: Path) -> None:
+    ada, ada_key = key(plane, "ada", Scope.submit)
+    commit = 40 * "a"
+    upload(plane, ada, whole, f"org/tiny@{commit}")
+    (plane.settings.data_folder / "catalogue.yaml").write_text(
+        f"""
+models:
+  - {{name: Exact, model: {{hub: org/tiny, revision: {commit}}}}}
+  - {{name: Other, model: {{hub: org/tiny, revision: {40 * "b"}}}}}
+  - {{name: Branch, model: {{hub: org/tiny, revision: main}}}}
+  - {{name: Newest, model: {{hub: org/tiny}}}}
+"""
+    )
+    with Client(plane.url, ada_key) as client:
+        found = by_name(client)
+    assert {name: entry.facts is not None for name, entry in found.items()} == {
+        "Exact": True, "Other": False, "Branch": False, "Newest": False
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -213,7 +249,11 @@ def with_header(folder: Path, header: dict[str, Any]) -> None:
 HOSTILE: dict[str, tuple[Change, str]] = {
     "huge config": (lambda f: sparse(f / "config.json", 4 << 30), "config.json has 4.0 GiB; at most 1.0 MiB"),
     "deep config": (lambda f: (f / "config.json").write_text("[" * 500_000), "config.json cannot be read"),
-    "huge settings": (lambda f: sparse(f / "modules.json", 4 << 30), "modules.json has 4.0 GiB"),
+    "huge settings": (lambda f: sparse(f / "modules.json", 4 << 30), "modules.json has more than 1.0 MiB"),
+    "foreign step": (
+        lambda f: (f / "modules.json").write_text('[{"type": "a.Pooling", "path": "/etc"}]'),
+        "the folder of step 0 in modules.json is outside the model's folder",
+    ),
     "huge index": (
         lambda f: sparse(f / "model.safetensors.index.json", 4 << 30),
         "at most 16.0 MiB are read",
@@ -244,6 +284,10 @@ def test_hostile_folders_get_a_reason_and_harm_no_other(client: Client, place: C
     for name, (_, problem) in HOSTILE.items():
         assert problem in (found[name].problem or "")
         assert found[name].facts is None
+        deployment = {"name": "hostile", "model": found[name].model.model_dump(mode="json")}
+        if name == "foreign step":
+            with pytest.raises(UserError, match=r"model\.path: .* is outside the model's folder"):
+                client.deploy(deployment)
     assert found["good"].problem is None
     assert found["good"].facts is not None
 
@@ -262,14 +306,51 @@ def test_links_out_of_the_roots_are_not_followed(
     assert "is not below a folder that jobs may read" in (found["linked"].problem or "")
 
 
-def test_a_result_with_links_is_not_read(plane: Plane, client: Client, whole: Path) -> None:
+@pytest.mark.parametrize("target", ["/etc/hostname", "/absent/file"])
+@pytest.mark.parametrize("place", ["config.json", "README.md", "1_Pooling/config.json"])
+def test_a_result_with_links_is_not_read(
+    plane: Plane, client: Client, whole: Path, place: str, target: str
+) -> None:
     ada, _ = key(plane, "ada", Scope.submit)
     job = result(plane, ada, whole)
-    card = plane.settings.data_folder / "jobs" / job / "artifacts" / "model" / "README.md"
-    card.unlink()
-    card.symlink_to("/etc/hostname")
+    file = plane.settings.data_folder / "jobs" / job / "artifacts" / "model" / place
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(exist_ok=True)
+    file.symlink_to(target)
     (entry,) = settled(client).models
-    assert (entry.facts, entry.problem) == (None, "the result has links, or is outside the job's folder")
+    assert (entry.facts, entry.problem) == (None, "the result has links")
+
+
+def test_a_result_outside_its_jobs_folder_is_not_listed(
+    plane: Plane, client: Client, whole: Path, tmp_path: Path
+) -> None:
+    ada, _ = key(plane, "ada", Scope.submit)
+    jobs = {name: result(plane, ada, whole) for name in ("there", "absent", "linked", "nul")}
+    folder = plane.settings.data_folder / "jobs" / jobs["linked"] / "artifacts" / "model"
+    shutil.rmtree(folder)
+    folder.symlink_to(whole)
+    places = {"there": whole, "absent": tmp_path / "absent", "nul": Path("/a\0b")}
+    for name, place in places.items():
+        saved = ArtifactSaved(name="model", path=place, size_bytes=1)
+        plane.store.progress.record(jobs[name], 1, [saved])
+    entries = (f"{{name: {name}, model: {{job: {job}}}}}" for name, job in jobs.items())
+    (plane.settings.data_folder / "catalogue.yaml").write_text(f"models: [{', '.join(entries)}]")
+    found = settled(client)
+    assert found.models == []
+    assert len(found.notes) == 4
+    for note, (name, job) in zip(found.notes, jobs.items(), strict=True):
+        assert note.endswith(f"{name}: model.job: {job} has no model that this key may serve")
+
+
+def test_newer_results_that_cannot_be_served_hide_no_model(plane: Plane, client: Client, whole: Path) -> None:
+    ada, _ = key(plane, "ada", Scope.submit)
+    job = result(plane, ada, whole)
+    other = result(plane, ada, whole)
+    saved = [ArtifactSaved(name=f"{number:03}", path=whole, size_bytes=1) for number in range(201)]
+    plane.store.progress.record(other, 1, saved)
+    found = settled(client)
+    assert {entry.id for entry in found.models} == {f"job:{job}/model", f"job:{other}/model"}
+    assert found.notes == []
 
 
 def test_two_hundred_models_are_listed(client: Client, place: Callable[[str], Path], tmp_path: Path) -> None:

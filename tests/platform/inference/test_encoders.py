@@ -34,6 +34,7 @@ from share_compute.models.huggingface.encoder_types import (
     encoder_window,
     is_encoder,
     pooling_of,
+    trained_pooling,
     trained_window,
 )
 from share_compute.shards import Shard
@@ -235,6 +236,75 @@ def test_what_is_no_encoder_is_refused_as_embedder(tmp_path: Path) -> None:
         pooling_of(tmp_path, BERT)
     (tmp_path / "modules.json").write_text("[3]", encoding="utf-8")
     with pytest.raises(UserError, match="lists no steps"):
+        pooling_of(tmp_path, BERT)
+
+
+SECRET = "a word of another folder"
+
+
+def hostile(folder: Path, case: str) -> Path:
+    """Write a folder whose modules.json leads to a file outside."""
+    outside = folder / "outside"
+    model = folder / "model"
+    for one in (outside, model):
+        one.mkdir()
+    (outside / "config.json").write_text(json.dumps({"pooling_mode": SECRET}), encoding="utf-8")
+    (model / "link").symlink_to(outside)
+    (model / "inner").mkdir()
+    (model / "inner" / "config.json").symlink_to(outside / "config.json")
+    place = {
+        "absolute": str(outside),
+        "parent": "../outside",
+        "hidden parent": "inner/../../outside",
+        "link": "link",
+        "nul": "a\0b",
+        "missing": "../absent",
+        "mode": "inner",
+    }[case]
+    listed = [{"type": "a.Pooling", "path": place}]
+    (model / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    return model
+
+
+@pytest.mark.parametrize("case", ["absolute", "parent", "hidden parent", "link", "nul", "missing", "mode"])
+def test_steps_outside_the_folder_are_not_read(tmp_path: Path, case: str) -> None:
+    folder = hostile(tmp_path, case)
+    uses = (
+        lambda: pooling_of(folder, BERT),
+        lambda: trained_pooling(folder, BERT),
+        lambda: trained_pooling(folder, {"model_type": "qwen3"}),
+    )
+    for use in uses:
+        with pytest.raises(UserError) as caught:
+            use()
+        said = caught.value.message
+        expected = "an unknown mode" if case == "mode" else "the folder of step 0 in modules.json is outside"
+        assert expected in said
+        assert SECRET not in said
+        assert str(tmp_path) not in said
+
+
+@pytest.mark.parametrize("name", ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b" " * (1 << 20) + b"{}", "has more than 1.0 MiB"), (b"[" * 500_000, "cannot be read")],
+)
+def test_errors_about_large_and_deep_files_name_them_in_the_folder(
+    tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
+    write(tmp_path, ["Transformer", "Pooling"], **{"1_Pooling__config_json": {"pooling_mode": "cls"}})
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        pooling_of(tmp_path, BERT)
+    assert caught.value.message.startswith(f"{name} {problem}")
+    if name.startswith("sentence"):
+        with pytest.raises(UserError, match=problem):
+            trained_window(tmp_path)
+
+
+def test_too_many_steps_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, ["Normalize"] * 17)
+    with pytest.raises(UserError, match="lists 17 steps; at most 16"):
         pooling_of(tmp_path, BERT)
 
 

@@ -299,13 +299,17 @@ export const figures = queryOptions<Record<string, Figures>>({
   gcTime: Infinity,
 });
 
-const PENDING_MS = 500;
+const PENDING_MS = 2000;
+const PENDING_STEP_MS = 500;
+const PENDING_MOST_MS = 5000;
 
-/** Models that the key may serve; asked again while folders are being read. */
+/** Models that the key may serve; asked again while folders are being read, every 2 s and later every 5 s. */
 export const catalogue = queryOptions({
   queryKey: ["catalogue"],
   queryFn: ({ signal }) => body(api.GET("/api/v1/catalogue", { signal })),
-  refetchInterval: ({ state }) => (state.data?.models.some((one) => one.is_pending) ? PENDING_MS : false),
+  refetchInterval: ({ state }) =>
+    state.data?.models.some((one) => one.is_pending) &&
+    Math.min(PENDING_MS + PENDING_STEP_MS * (state.dataUpdateCount - 1), PENDING_MOST_MS),
 });
 
 /** Models that clients can call now. */

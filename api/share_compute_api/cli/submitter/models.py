@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from share_compute_api.schemas.catalogue import CatalogueEntry
 
-_MOST_REQUESTS = 30
+_MOST_REQUESTS = 16
+_PAUSE_S, _PAUSE_STEP_S, _MOST_PAUSE_S = 2.0, 0.5, 5.0
 
 
 def models(as_json: Json = False) -> None:
@@ -25,8 +27,8 @@ def models(as_json: Json = False) -> None:
     with Client() as client:
         found = client.models()
         asked = 1
-        # The server waits a second for the folders that it reads.
         while asked < _MOST_REQUESTS and any(entry.is_pending for entry in found.models):
+            time.sleep(min(_PAUSE_S + _PAUSE_STEP_S * (asked - 1), _MOST_PAUSE_S))
             found = client.models()
             asked += 1
     if as_json:

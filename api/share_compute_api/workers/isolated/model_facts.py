@@ -17,13 +17,12 @@ from share_compute.quantities import bytes_text
 from share_compute_api.workers.isolated.weight_index import INDEX, MOST_WEIGHT_FILES, weight_files
 
 _MOST_CONFIG_BYTES: Final = 1 << 20
-"""Maximum size of config.json and of other small settings."""
+"""Maximum size of config.json."""
 _MOST_INDEX_BYTES: Final = 16 << 20
 _MOST_HEADER_BYTES: Final = 16 << 20
 """Maximum size of the header of one file of weights, and of all headers of a model together."""
 _LENGTH_BYTES: Final = 8
 """Size of the field before the header of a safetensors file, which has the header's length."""
-_SETTINGS: Final = ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json")
 _MOST_NAME: Final = 100
 
 
@@ -37,8 +36,6 @@ def model_facts(folder: Path) -> FolderFacts:
         UserError: the folder holds no model that can be served; the error says why.
     """
     config = _config(folder)
-    for name in _SETTINGS:
-        _require_size(folder / name, _MOST_CONFIG_BYTES)
     names = _weight_names(folder)
     parameters = _parameters(folder, names)
     if not has_tokenizer(folder):

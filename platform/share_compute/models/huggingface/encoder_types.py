@@ -11,6 +11,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,19 @@ from typing import Any, Literal
 
 from share_compute.errors import UserError
 from share_compute.files.strict import StrictModel
+from share_compute.quantities import bytes_text
 
 _WINDOW_KEY = "max_position_embeddings"
 _DEFAULT_PADDING_ID = 1
 """Padding id of architectures with `counts_from_padding`, if the configuration has none."""
+_NAMES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len", "weightedmean")
+_MODES = frozenset((*_NAMES, *(f"{name}_tokens" for name in _NAMES), "cls_token"))
+"""Modes of sentence-transformers, as the value of ``pooling_mode`` or at the end of the name of a switch."""
+_MOST_BYTES = 1 << 20
+"""Maximum size of a JSON file that is read."""
+_MOST_STEPS = 16
+_MOST_SHOWN = 60
+"""Maximum number of characters of a model's files that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +97,18 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
     steps = _steps(folder)
     if not is_encoder(config):
         if steps:
-            raise _cannot(
-                f"{config.get('model_type')!r} is none of the encoders that can be served: {', '.join(ENCODERS)}"
-            )
+            given = _shown(str(config.get("model_type")))
+            raise _cannot(f"{given!r} is none of the encoders that can be served: {', '.join(ENCODERS)}")
         return None
     pooling = Pooling()
     for kind, place in steps:
         if kind == "Pooling":
-            pooling = Pooling(mode=_mode(_read(place / "config.json")), is_normalized=pooling.is_normalized)
+            pooling = Pooling(mode=_mode(folder, place), is_normalized=pooling.is_normalized)
         elif kind == "Normalize":
             pooling = pooling.model_copy(update={"is_normalized": True})
         elif kind != "Transformer":
             raise _cannot(f"modules.json asks for a {kind}")
-    if _read(folder / "sentence_bert_config.json").get("do_lower_case"):
+    if _read(folder, "sentence_bert_config.json").get("do_lower_case"):
         raise _cannot("sentence_bert_config.json wants texts in lower case")
     return pooling
 
@@ -120,11 +129,13 @@ def trained_pooling(folder: Path | None, config: Mapping[str, Any]) -> Pooling:
     if is_encoder(config):
         return (None if folder is None else pooling_of(folder, config)) or Pooling()
     pooling = Pooling(mode="last")
-    for kind, place in () if folder is None else _steps(folder):
+    if folder is None:
+        return pooling
+    for kind, place in _steps(folder):
         if kind == "Pooling":
-            if (modes := _modes(_read(place / "config.json"))) != {"lasttoken"}:
+            if (modes := _modes(folder, place)) != {"lasttoken"}:
                 raise _cannot(
-                    f"its vectors are made by {' and '.join(sorted(modes))}, those of a decoder by its last token"
+                    f"its vectors are made by {_named(modes)}, those of a decoder by its last token"
                 )
         elif kind == "Normalize":
             pooling = Pooling(mode="last", is_normalized=True)
@@ -171,31 +182,51 @@ def trained_window(folder: Path) -> int | None:
     Raises:
         UserError: ``sentence_bert_config.json`` cannot be read.
     """
-    found = _read(folder / "sentence_bert_config.json").get("max_seq_length")
+    found = _read(folder, "sentence_bert_config.json").get("max_seq_length")
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _steps(folder: Path) -> list[tuple[str, Path]]:
-    """Return the kind and the folder of each step in modules.json; [] if there is no such file."""
-    listed = _read(folder / "modules.json", list)
-    try:
-        return [(str(step["type"]).rpartition(".")[2], folder / str(step.get("path", ""))) for step in listed]
-    except (TypeError, KeyError, AttributeError) as failure:
-        raise _cannot("modules.json lists no steps with their types") from failure
+def _steps(folder: Path) -> list[tuple[str, str]]:
+    """Return the kind and the folder of each step in modules.json; [] if there is no such file.
+
+    The folder is relative to the model's folder. Raise UserError if it is outside.
+    """
+    listed = _read(folder, "modules.json", list)
+    if len(listed) > _MOST_STEPS:
+        raise _cannot(f"modules.json lists {len(listed)} steps; at most {_MOST_STEPS} are read")
+    steps: list[tuple[str, str]] = []
+    for step in listed:
+        kind = step.get("type") if isinstance(step, dict) else None
+        place = step.get("path", "") if isinstance(step, dict) else None
+        if not isinstance(kind, str) or not isinstance(place, str):
+            raise _cannot("modules.json lists no steps with their types")
+        if not _is_inside(folder, place):
+            raise _cannot(f"the folder of step {len(steps)} in modules.json is outside the model's folder")
+        steps.append((_shown(kind.rpartition(".")[2]), place))
+    return steps
 
 
-def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
+def _is_inside(folder: Path, place: str) -> bool:
+    """Return whether a relative path stays in a folder, after its links are resolved."""
+    relative = Path(place)
+    if relative.is_absolute() or ".." in relative.parts or not place.isprintable():
+        return False
+    return Path(os.path.realpath(folder / relative)).is_relative_to(os.path.realpath(folder))
+
+
+def _mode(folder: Path, place: str) -> Literal["mean", "cls"]:
     """Return the mode of a pooling step, from ``pooling_mode`` or from switches ``pooling_mode_*``."""
-    modes = _modes(config)
+    modes = _modes(folder, place)
     if modes <= {"mean_tokens", "mean"}:
         return "mean"
     if modes in ({"cls_token"}, {"cls"}):
         return "cls"
-    raise _cannot(f"its vectors are made by {' and '.join(sorted(modes))}")
+    raise _cannot(f"its vectors are made by {_named(modes)}")
 
 
-def _modes(config: Mapping[str, Any]) -> set[str]:
-    """Return the modes that a pooling step names."""
+def _modes(folder: Path, place: str) -> set[str]:
+    """Return the modes that the pooling step in the folder ``place`` names."""
+    config = _read(folder, str(Path(place, "config.json")))
     named = config.get("pooling_mode")
     if named is not None:
         return {str(named)}
@@ -204,18 +235,42 @@ def _modes(config: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _read(file: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file, which must be a ``kind``; ``kind()`` if there is no file."""
-    if not file.is_file():
-        return kind()
+def _named(modes: set[str]) -> str:
+    """Return the modes of a pooling step for an error. Other content of the file is not shown."""
+    known = sorted(modes & _MODES) + ["an unknown mode"] * (not modes <= _MODES)
+    return " and ".join(known)
+
+
+def _read(folder: Path, name: str, kind: type = dict) -> Any:
+    """Return the content of a JSON file of a folder, which must be a ``kind``; ``kind()`` if there is no file."""
+    shown = _shown(name)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as failure:
-        raise UserError(f"{file} cannot be read: {failure}", hint="fix or replace the file") from failure
+        if not (folder / name).is_file():
+            return kind()
+        with (folder / name).open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+    except OSError as failure:
+        raise UserError(
+            f"{shown} cannot be read: {failure.strerror}", hint="fix or replace the file"
+        ) from failure
+    if len(text) > _MOST_BYTES:
+        raise UserError(
+            f"{shown} has more than {bytes_text(_MOST_BYTES)}",
+            hint="use the files that the model was published with",
+        )
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as failure:
+        raise UserError(f"{shown} cannot be read: {failure}", hint="fix or replace the file") from failure
     if not isinstance(found, kind):
         wanted = "an object" if kind is dict else "an array"
-        raise UserError(f"{file} is not {wanted} in JSON", hint="fix or replace the file")
+        raise UserError(f"{shown} is not {wanted} in JSON", hint="fix or replace the file")
     return found
+
+
+def _shown(text: str) -> str:
+    """Return the printable characters at the start of a text from a model's files, for an error."""
+    return "".join(character for character in text[:_MOST_SHOWN] if character.isprintable())
 
 
 def _cannot(reason: str) -> UserError:
