@@ -15,7 +15,7 @@ from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
-from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
+from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute.topology import DeviceKind
 from share_compute.training.metrics import Predictions
 from share_compute_actors.transport.traffic import NO_LIMITS, RateLimits

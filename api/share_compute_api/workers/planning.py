@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from share_compute.models.profiles.profile import ModelProfile
     from share_compute.planning.operators.plan import OperatorReport
     from share_compute.planning.report import PlanReport, PlanTimeline
-    from share_compute.specification.operators import SearchName
+    from share_compute.specification.placement.operators import SearchName
 
 _NICENESS = 10
 

@@ -33,7 +33,7 @@ from share_compute.planning.operators.plan import LayerOperators, StrategyRefuse
 from share_compute.planning.operators.strategies import REPLICATED
 from share_compute.planning.operators.trace import trace
 from share_compute.sharding.execution import ShardedLayer
-from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
+from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 
 _FLOPS_PER_S, _MEMORY_BYTES_PER_S = 5e10, 1e10
 """Assumed speed of a rank. All members of a job must have the same plan, so that they compute the same bits."""

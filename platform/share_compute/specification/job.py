@@ -32,7 +32,7 @@ from share_compute.specification.layers import (
     require_few,
 )
 from share_compute.specification.model import ModelSpec
-from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
+from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute.specification.placement.pinned_plan import PinnedPlan
 from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.task import LOSSES, METRICS, MOST_TASKS, LossName, LossSpec, Task, TaskSpec

@@ -23,7 +23,7 @@ from share_compute.models.objective import Objective
 from share_compute.models.stage import Stage
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.shards import Shard
-from share_compute.specification.operators import OperatorsSpec
+from share_compute.specification.placement.operators import OperatorsSpec
 from share_compute_actors.training.member.ranks import Ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]

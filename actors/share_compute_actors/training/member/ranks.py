@@ -33,7 +33,7 @@ from share_compute.models.factory import build_stage
 from share_compute.models.stage import Stage
 from share_compute.sharding.stage import SIZE, Command, DividedStage
 from share_compute.shards import Shard
-from share_compute.specification.operators import NO_STRATEGIES, OperatorsSpec
+from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute_actors.group.allocator import is_out_of_memory
 from share_compute_actors.machine.processes import tied
 

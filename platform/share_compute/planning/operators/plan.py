@@ -31,7 +31,7 @@ from share_compute.planning.operators.search import (
     sharding_propagation,
 )
 from share_compute.planning.operators.strategies import Strategy, StrategyOptions, TensorLayout, options_of
-from share_compute.specification.operators import SearchName
+from share_compute.specification.placement.operators import SearchName
 from share_compute.topology import BASE_DTYPE, Contributor, Topology
 
 ASSUMED_LINK_BYTES_PER_S = 2e9

@@ -12,7 +12,7 @@ from share_compute.planning.operators.cost import DeviceGroup, LayerCost, Worklo
 from share_compute.planning.operators.graph import OperatorGraph
 from share_compute.planning.operators.plan import LayerOperators, group_on, plan_layer, require_matches
 from share_compute.planning.operators.strategies import PARTIAL, REPLICATE, options_of, shard
-from share_compute.specification.operators import SearchName
+from share_compute.specification.placement.operators import SearchName
 from share_compute.topology import Contributor, Device, Link, Topology
 
 SEARCHES: tuple[SearchName, ...] = ("dynamic_programming", "recursive_programming", "sharding_propagation")
