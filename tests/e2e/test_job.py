@@ -515,7 +515,7 @@ def test_jobs_are_filtered_by_state_kind_and_name(page: Page, cluster: Cluster) 
     expect(page.get_by_role("link", name="digits")).to_be_visible()
     expect(rows).to_have_count(2)
     page.get_by_role("link", name="failed").click()
-    expect(page.get_by_role("heading", name="No job is like this")).to_be_visible()
+    expect(page.get_by_role("heading", name="No job matches.")).to_be_visible()
 
 
 @appearances("desk")

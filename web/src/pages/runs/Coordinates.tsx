@@ -105,7 +105,7 @@ export function Coordinates({ found, runs, search, change, lit, onLight }: Props
         )}
       </div>
       <Text size="sm" c="dimmed" className={classes.words} role="status">
-        {lit === null ? t("Point at a line for its job.") : wordsOf(lit)}
+        {lit === null ? t("Point at a line to see its job.") : wordsOf(lit)}
       </Text>
     </figure>
   );

@@ -9,7 +9,7 @@ const LEAST_GAP_PX = 92;
 const SIDE_PX = 70;
 const BOTTOM_PX = 12;
 
-export interface Layout {
+interface Layout {
   /** Width of the picture: wider than the space if the axes would be too close. */
   width: number;
   /** Horizontal place of each axis. */

@@ -92,7 +92,7 @@ function Coordinates({ sweep, logarithms }: { sweep: SweepTrials; logarithms: re
         )}
       </div>
       <Text size="sm" c="dimmed" className={classes.lit} aria-hidden>
-        {shown === undefined ? t("Point at a line for its trial.") : wordsOf(shown, sweep, t("trial {{number}}", { number: shown.number }))}
+        {shown === undefined ? t("Point at a line to see its trial.") : wordsOf(shown, sweep, t("trial {{number}}", { number: shown.number }))}
       </Text>
     </figure>
   );
