@@ -34,7 +34,7 @@ const LISTED = new Set(["state", "started", "rows", "trials", "labelled"]);
 const COMPARED = new Set(["step", "validated", "state", "labelled", "deleted"]);
 /** Kinds of events that add models to the catalogue or remove some. */
 const MODELS = new Set(["artifact", "state", "deleted"]);
-/** Minimum time between refetches of a machine's totals and of the results in lists of jobs, which change all the time. */
+/** Minimum time between refetches of data that changes all the time, such as totals of machines and lists of results. */
 const SUMS_MS = 3000;
 /** Minimum time between refetches of a step's timeline, which is expensive for the server. */
 const LAYOUT_MS = 10_000;

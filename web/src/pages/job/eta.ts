@@ -36,7 +36,7 @@ const FIRST = 5;
 const STALL_STEPS = 10;
 /** Longer than usual validations and checkpoints take: no event says that one has begun. */
 const LEAST_STALL_S = 60;
-/** Kinds of events that are progress without a step, or after which steps take their time anew. */
+/** Kinds of events that are progress without a step. */
 const PROGRESS = new Set(["started", "validated", "checkpoint", "reformed"]);
 
 /**

@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 
 import type { Job, JobPage, Metric } from "../../api/types";
+import { laidOut } from "../../components/chart/coordinates";
 import { axisOf } from "../job/sweep/parallel";
 import { bestOf, defaultColumns, fieldsAmong, fieldsOf, goalOf, grouped, nameOfColumn, runsOf, sorted, type Run } from "./columns";
-import { laidOut } from "./coordinates";
 import { curvesOfRuns, valuesAt, valuesWithin } from "./curves";
 import { tagsIn } from "./labels";
 import { rangeWithoutOutliers } from "./range";
