@@ -158,7 +158,7 @@ def test_the_page_of_a_free_machine_says_why_it_is_not_needed(page: Page, cluste
     cluster.store.progress.record(job.id, job.attempt, [Planned(plan=plan.with_idle((idle,)))])
     page.goto(f"{cluster.url}/machines/{birch.id}")
     expect(
-        page.get_by_text("Your machine is not needed now: Its link would slow the job down.")
+        page.get_by_text("This machine is not needed now: Its link would slow the job down.")
     ).to_be_visible()
 
 
@@ -168,7 +168,10 @@ def test_the_map_shows_flows_and_utilization_and_zooms(page: Page, cluster: Clus
     start(cluster.store, job, machines[:2])
     time_it(cluster.store, job, machines[:2])
     chart = page.get_by_role("group", name="Machines and islands")
-    expect(chart.locator("[class*='_flow_']").first).to_be_attached()
+    lines = chart.locator("[class*='_flow_']")
+    expect(lines.first).to_have_attribute("data-moving", "false")
+    train(cluster.store, job, 1, 1)
+    expect(lines.first).to_have_attribute("data-moving", "true")
     expect(node(page, "ash")).to_have_attribute("data-busy", "high")
     expect(node(page, "birch")).to_have_attribute("data-busy", "low")
     width = chart.evaluate("element => element.clientWidth")

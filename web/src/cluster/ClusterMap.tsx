@@ -3,6 +3,7 @@ import { ActionIcon, Text } from "@mantine/core";
 import { useCallback, useMemo, useState, useSyncExternalStore } from "react";
 import { useTranslation } from "react-i18next";
 
+import { useStepping } from "../api/events/stepping";
 import type { ClusterView } from "../api/types";
 import { AnchorLink } from "../components/links";
 import { useWidth } from "../components/chart/useWidth";
@@ -194,8 +195,9 @@ function Shores({ drawn }: { drawn: readonly Drawn[] }) {
   );
 }
 
-/** Lines between the machines of an island, and moving ones between machines that exchange tensors. */
+/** Lines between the machines of an island, and from stage to stage; these move while their job commits steps. */
 function Inside({ drawn, labels }: { drawn: readonly Drawn[]; labels: readonly Box[] }) {
+  const stepping = useStepping();
   const { mesh, flows } = useMemo(() => {
     const open = drawn.filter((one) => !one.isBubble);
     const places = new Map(open.flatMap(({ group, points }) => points.map((point, place) => [group.machines[place]!.id, point] as const)));
@@ -206,9 +208,9 @@ function Inside({ drawn, labels }: { drawn: readonly Drawn[]; labels: readonly B
     );
     return {
       mesh: near.flatMap(({ line, quality }) => outside(line, labels).map((part) => ({ part, quality }))),
-      flows: flowsOf(open.flatMap(({ group }) => group.machines)).flatMap(([one, other]) => {
-        const [from, to] = [places.get(one), places.get(other)];
-        return from === undefined || to === undefined ? [] : outside({ from, to }, labels);
+      flows: flowsOf(open.flatMap(({ group }) => group.machines)).flatMap((flow) => {
+        const [from, to] = [places.get(flow.from), places.get(flow.to)];
+        return from === undefined || to === undefined ? [] : outside({ from, to }, labels).map((part) => ({ part, holder: flow.holder }));
       }),
     };
   }, [drawn, labels]);
@@ -217,8 +219,8 @@ function Inside({ drawn, labels }: { drawn: readonly Drawn[]; labels: readonly B
       {mesh.map(({ part: { from, to }, quality }, place) => (
         <line key={place} className={classes.mesh} data-quality={quality} x1={from.x} y1={from.y} x2={to.x} y2={to.y} />
       ))}
-      {flows.map(({ from, to }, place) => (
-        <line key={place} className={classes.flow} x1={from.x} y1={from.y} x2={to.x} y2={to.y} />
+      {flows.map(({ part: { from, to }, holder }, place) => (
+        <line key={place} className={classes.flow} data-moving={stepping.has(holder)} x1={from.x} y1={from.y} x2={to.x} y2={to.y} />
       ))}
     </g>
   );

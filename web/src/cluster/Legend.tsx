@@ -41,13 +41,13 @@ export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
                 <circle key={share} className={classes.body} data-tone="working" data-busy="" style={{ "--busy": `${share}%` } as CSSProperties} cx={8 + place * 17} r={7} />
               ))}
             </svg>
-            {t("computes less or more of a step")}
+            {t("share of a step spent computing")}
           </span>
           <span className={classes.entry}>
             <svg width={26} height={12} aria-hidden>
               <line className={classes.flow} x1={2} x2={26} y1={6} y2={6} />
             </svg>
-            {t("exchanges tensors")}
+            {t("next stage; moves while steps are computed")}
           </span>
         </>
       )}

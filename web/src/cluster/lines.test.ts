@@ -23,13 +23,13 @@ test("neighbours are as near as the reach", () => {
   expect(neighbours([{ x: 0, y: 0 }, { x: 1, y: 0 }, { x: 2, y: 0 }], 1)).toEqual([[0, 1], [1, 2]]);
 });
 
-test("consecutive stages of a job exchange tensors, and machines without a stage nothing", () => {
+test("lines join consecutive stages of a job, and no machines without a stage", () => {
   const holds = (id: string, stage: number | null, job: string | null = "job-1") =>
     ({ id, held: { job_id: job, deployment_id: job === null ? "dep-1" : null, stage } as Held });
   expect(flowsOf([holds("a", 0), holds("b", 1), holds("c", 1), holds("d", null), { id: "e", held: null }])).toEqual([
-    ["a", "b"],
-    ["a", "c"],
+    { from: "a", to: "b", holder: "job-1" },
+    { from: "a", to: "c", holder: "job-1" },
   ]);
-  expect(flowsOf([holds("a", 0, null), holds("b", 1, null)])).toEqual([["a", "b"]]);
+  expect(flowsOf([holds("a", 0, null), holds("b", 1, null)])).toEqual([{ from: "a", to: "b", holder: "dep-1" }]);
   expect(flowsOf([holds("a", 0, null), holds("b", 1, null), holds("c", 1, null)])).toEqual([]);
 });

@@ -63,12 +63,20 @@ export function neighbours(places: readonly Point[], reach: number): [number, nu
   return pairs;
 }
 
+/** A line between machines of consecutive stages of a job or deployment. */
+export interface Flow {
+  from: string;
+  to: string;
+  /** Id of the job or deployment. */
+  holder: string;
+}
+
 /**
- * Pairs of machines that exchange the tensors of one model: those of consecutive stages. A machine of a job exchanges
- * tensors with all members of the next stage; each gets at least one line. Of a deployment with several machines for a
- * stage it is not known here which of them are one replica, so it gets no lines.
+ * Lines between the machines of consecutive stages. A machine of a job exchanges tensors with all members of the next
+ * stage; each gets at least one line. Of a deployment with several machines for a stage it is not known here which of
+ * them are one replica, so it gets no lines.
  */
-export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]): [string, string][] {
+export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]): Flow[] {
   const stagesOf = new Map<string, Map<number, string[]>>();
   for (const { id, held } of machines) {
     const holder = held?.job_id ?? held?.deployment_id;
@@ -82,10 +90,7 @@ export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]
     return [...stages].flatMap(([stage, members]) => {
       const next = stages.get(stage + 1) ?? [];
       const lines = next.length === 0 ? 0 : Math.max(members.length, next.length);
-      return Array.from({ length: lines }, (_, place): [string, string] => [
-        members[place % members.length]!,
-        next[place % next.length]!,
-      ]);
+      return Array.from({ length: lines }, (_, place) => ({ from: members[place % members.length]!, to: next[place % next.length]!, holder }));
     });
   });
 }

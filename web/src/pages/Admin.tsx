@@ -1,4 +1,4 @@
-/** The page of administrators: alerts, the queue, machines, deployments, keys and the server. */
+/** The state of the whole server for every key that may read: alerts, queue, machines, deployments; keys for admins. */
 import { SimpleGrid } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";

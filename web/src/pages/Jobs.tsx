@@ -43,7 +43,7 @@ export function Jobs() {
       {query.data === undefined ? (
         <Waiting error={query.error} refetch={query.refetch} />
       ) : runs.length === 0 ? (
-        <Empty title={isFiltered ? t("No job is like this") : t("No job yet")}>
+        <Empty title={isFiltered ? t("No job matches.") : t("No job yet")}>
           <Text>{isFiltered ? t("There may be jobs of other states, kinds or names.") : t("A job trains a model on the machines that joined.")}</Text>
         </Empty>
       ) : (

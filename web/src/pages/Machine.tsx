@@ -143,7 +143,7 @@ function WhyIdle({ machineId }: { machineId: string }) {
   }
   return (
     <Text size="sm">
-      {t("Your machine is not needed now: {{reason}}", { reason: sentence(why.reason) })}{" "}
+      {t("This machine is not needed now: {{reason}}", { reason: sentence(why.reason) })}{" "}
       <AnchorLink to="/jobs/$jobId" params={{ jobId: why.job.id }} size="sm">
         {why.job.name}
       </AnchorLink>

@@ -39,7 +39,10 @@ export function Submit() {
   const { t } = useTranslation();
   const [drafts, setDrafts] = useState<Drafts>({});
   const name = from ?? start;
-  const kept = { draft: drafts[name], onDraft: (text: string) => setDrafts((old) => ({ ...old, [name]: text })) };
+  const kept = {
+    draft: drafts[name],
+    onDraft: (text: string | undefined) => setDrafts(({ [name]: _, ...others }) => (text === undefined ? others : { ...others, [name]: text })),
+  };
   return (
     <Page title={t("Submit a job")}>
       <StartCards chosen={from === undefined ? start : undefined} changed={new Set(Object.keys(drafts))} />
@@ -50,7 +53,8 @@ export function Submit() {
 
 interface Kept {
   draft: string | undefined;
-  onDraft: (text: string) => void;
+  /** Keep a changed text; undefined if it is the first one again. */
+  onDraft: (text: string | undefined) => void;
 }
 
 function FromEarlier({ id, ...kept }: { id: string } & Kept) {
@@ -95,7 +99,7 @@ function Workshop({ first, from, draft: kept, onDraft }: { first: string; from?:
   const problems = refusal?.fields ?? (isOwn || from !== undefined ? checked.problems : []);
   const { hint } = refusal ?? checked;
   const change = (next: string) => {
-    onDraft(next);
+    onDraft(next === first ? undefined : next);
     sending.reset();
   };
   const places = useMemo(() => (root === undefined ? new Map() : placed(problems, root)), [problems, root]);

@@ -3,6 +3,7 @@ import type { InfiniteData, QueryClient } from "@tanstack/react-query";
 
 import {
   artifacts,
+  catalogue,
   checkpoints,
   contributors,
   deployment,
@@ -29,7 +30,11 @@ import { write, writeThrough } from "./write";
 const OPERATORS = new Set(["alerts", "contributor", "deployment", "state"]);
 /** Kinds of job events after which the job's row in the list is out of date. */
 const LISTED = new Set(["state", "started", "rows", "trials", "labelled"]);
-/** Minimum time between refetches of a machine's totals and of the results in lists of jobs, which change all the time. */
+/** Kinds of events that change the comparison of jobs: their results, states and labels. */
+const COMPARED = new Set(["step", "validated", "state", "labelled", "deleted"]);
+/** Kinds of events that add models to the catalogue or remove some. */
+const MODELS = new Set(["artifact", "state", "deleted"]);
+/** Minimum time between refetches of data that changes all the time, such as totals of machines and lists of results. */
 const SUMS_MS = 3000;
 /** Minimum time between refetches of a step's timeline, which is expensive for the server. */
 const LAYOUT_MS = 10_000;
@@ -56,13 +61,17 @@ function helpersOf(client: QueryClient): Helpers {
 
 export function applyEvents(client: QueryClient, events: ClusterEvent[]): void {
   const { refresher, updater } = helpersOf(client);
-  const byJob = Map.groupBy(events, (event) => event.job_id);
+  // Not Map.groupBy, which Node 20 lacks.
+  const byJob = new Map<string | null, ClusterEvent[]>();
+  for (const event of events) byJob.set(event.job_id, [...(byJob.get(event.job_id) ?? []), event]);
   for (const [id, some] of byJob) {
     if (id !== null) applyToJob(client, refresher, id, some);
   }
   applyToJobLists(client, byJob);
   // The events of trials do not name their sweep.
   if (events.some((event) => TRIALS.has(event.kind))) refresher.refresh(["trials"]);
+  if (events.some((event) => COMPARED.has(event.kind))) refresher.refresh(["comparison"], { pauseMs: SUMS_MS });
+  if (events.some((event) => MODELS.has(event.kind))) refresher.refresh(catalogue.queryKey, { pauseMs: SUMS_MS });
   updater.apply(events);
   applyToMachines(client, refresher, events);
   if (events.some((event) => event.kind === "contributor")) {

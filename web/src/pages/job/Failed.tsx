@@ -1,21 +1,25 @@
 import { Alert, Group, Stack, Text } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
 import { fieldProblems } from "../../api/problem";
+import { log } from "../../api/queries";
 import { useMay } from "../../api/scopes";
 import type { Job } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 import { MachineLink } from "../../components/MachineLink";
-import type { Members } from "./members";
+import { lostDuring, type Members } from "./members";
 
 /** The reason of a failed job, the fields or the machine concerned, the hint, and a way to submit it again. */
 export function Failed({ job, members }: { job: Job; members: Members }) {
   const { t } = useTranslation();
   const maySubmit = useMay("submit");
   const { hint, machine, details } = job.error ?? {};
-  // Without a machine in the error, those that were lost while the job had them.
-  const concerned = members.filter(({ id, name, state }) => (typeof machine === "string" ? id === machine || name === machine : state === "lost"));
+  const isNamed = typeof machine === "string";
+  const { data: events } = useQuery({ ...log(job.id), enabled: !isNamed });
+  const concerned = isNamed ? members.filter(({ id, name }) => id === machine || name === machine) : [];
+  const lost = isNamed ? [] : lostDuring(job, events ?? []);
   const fields = fieldProblems((details as { fields?: unknown } | undefined)?.fields);
   return (
     <Alert className="failure" title={sentence(job.reason)}>
@@ -25,7 +29,7 @@ export function Failed({ job, members }: { job: Job; members: Members }) {
             <code>{field}</code>: {problem}
           </Text>
         ))}
-        {typeof machine === "string" && concerned.length === 0 && (
+        {isNamed && concerned.length === 0 && (
           <Text size="sm">
             {t("Machine")}: {machine}
           </Text>
@@ -33,6 +37,11 @@ export function Failed({ job, members }: { job: Job; members: Members }) {
         {concerned.map(({ id, name, state, reason }) => (
           <Text key={id} size="sm">
             {t("Machine")}: <MachineLink id={id} name={name} fw={600} /> · {t(state)}: {reason}
+          </Text>
+        ))}
+        {lost.map(({ id, name }) => (
+          <Text key={id} size="sm">
+            {t("Machine")}: <MachineLink id={id} name={name} fw={600} /> · {t("lost")}
           </Text>
         ))}
         <Group justify="space-between" gap="sm">

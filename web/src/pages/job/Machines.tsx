@@ -22,8 +22,8 @@ export function Machines({ job, members }: { job: Job; members: Members }) {
   const { data: events } = useQuery(log(job.id));
   const { plan, measured, state } = job;
   const isLive = state === "running";
-  // Machines that go after a job has succeeded are no news about it.
-  const watched = isLive || state === "planning" || state === "failed" ? members : NOBODY;
+  // Machines that go after the end of a job are no news about it.
+  const watched = isLive || state === "planning" ? members : NOBODY;
   const change = useMemo(() => lastChangeIn(events ?? []), [events]);
   const bottleneck = plan?.prediction?.bottleneck.sentence;
   const live = useMemo(

@@ -1,14 +1,14 @@
 /** The figures that one looks for first, in large numerals, above the bar of the progress. */
 import { Progress as Bar, Text } from "@mantine/core";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useMemo, useRef, type ReactNode } from "react";
+import { useEffect, useMemo, useState, type ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { job as jobQuery, log, metrics, trials } from "../../api/queries";
-import { isGone, type Job } from "../../api/types";
+import { isGone, type ClusterEvent, type Job } from "../../api/types";
 import { count, duration, hourAndMinute, loss, si, significant, stepTime } from "../../format";
 import { useNow } from "../../useNow";
-import { meanSeconds, progressOf, shareOf, speedUnit, stallLimitS, timeLeftS, timesOf } from "./eta";
+import { latestProgress, meanSeconds, progressOf, shareOf, speedUnit, stallLimitS, timeLeftS, timesOf } from "./eta";
 import { nameOfResult } from "./figures";
 import classes from "./Job.module.css";
 import { idsInPlan, type Members } from "./members";
@@ -20,7 +20,7 @@ export function Progress({ job, members }: { job: Job; members: Members | undefi
   const measured = useQuery({ ...metrics(job.id), enabled: job.spec.kind === "train" || job.spec.kind === "sparse" }).data;
   const events = useQuery(log(job.id)).data;
   const mean = useMemo(() => meanSeconds(timesOf(measured ?? [], events ?? [])), [measured, events]);
-  const stalledS = useStall(job, mean, now);
+  const stalledS = useStall(job, events ?? [], mean, now);
   const { done, total, unit } = progressOf(job);
   const numbers = { done: count(done), total: count(total) };
   const words =
@@ -156,19 +156,20 @@ function AtWork({ job, members }: { job: Job; members: Members | undefined }) {
  * Seconds for which a running job has made no progress, if they are many compared with its steps; otherwise null. The
  * server is asked first: without a connection no events arrive either.
  */
-function useStall(job: Job, mean: number | null, now: number): number | null {
+function useStall(job: Job, events: readonly ClusterEvent[], mean: number | null, now: number): number | null {
   const client = useQueryClient();
-  const { done } = progressOf(job);
-  const progress = useRef({ done, at: now });
-  if (progress.current.done !== done) progress.current = { done, at: now };
-  const { at } = progress.current;
+  const [before, setBefore] = useState(() => latestProgress(undefined, job, events, Date.now()));
+  // `now` stands still while the job does not run.
+  const progress = latestProgress(before, job, events, Date.now());
+  if (progress !== before) setBefore(progress);
+  const { at } = progress;
   const limitMs = mean === null ? Infinity : 1000 * stallLimitS(mean);
   const mayBe = job.state === "running" && now - at > limitMs;
   const { queryKey } = jobQuery(job.id);
   const isConfirmed = mayBe && (client.getQueryState(queryKey)?.dataUpdatedAt ?? 0) - at > limitMs;
   useEffect(() => {
     if (mayBe && !isConfirmed) void client.invalidateQueries({ queryKey, exact: true });
-  }, [mayBe, isConfirmed]);
+  }, [mayBe, isConfirmed, job.id]);
   return isConfirmed ? (now - at) / 1000 : null;
 }
 

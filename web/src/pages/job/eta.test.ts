@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { ClusterEvent, Job, Metric } from "../../api/types";
-import { meanSeconds, speedUnit, stallLimitS, timeLeftS, timesOf } from "./eta";
+import { latestProgress, meanSeconds, speedUnit, stallLimitS, timeLeftS, timesOf } from "./eta";
 
 const job = (data: object = {}) => ({ spec: { kind: "train", training: {}, data }, step: 10, total_steps: 40, rows: null }) as unknown as Job;
 
@@ -33,7 +33,23 @@ test("lasting changes of speed are followed", () => {
 });
 
 test("a stall is long compared with a step", () => {
-  expect([stallLimitS(0.01), stallLimitS(30)]).toEqual([10, 300]);
+  expect([stallLimitS(0.01), stallLimitS(30)]).toEqual([60, 300]);
+});
+
+test("progress is a step, another attempt, state or job, and whatever takes the place of steps", () => {
+  const running = { ...job(), id: "a", attempt: 1, state: "running" } as Job;
+  const event = (kind: string, seq: number) => ({ kind, seq, data: {} }) as unknown as ClusterEvent;
+  const first = latestProgress(undefined, running, [], 5);
+  expect(first.at).toBe(5);
+  expect(latestProgress(first, { ...running }, [event("note", 1)], 9)).toBe(first);
+  for (const change of [{ step: 11 }, { attempt: 2 }, { state: "planning" }, { id: "b" }]) {
+    expect(latestProgress(first, { ...running, ...change } as Job, [], 9).at).toBe(9);
+  }
+  for (const kind of ["started", "validated", "checkpoint", "reformed"]) {
+    const next = latestProgress(first, running, [event(kind, 1), event("note", 2)], 9);
+    expect(next.at).toBe(9);
+    expect(latestProgress(next, running, [event(kind, 1), event(kind, 3)], 12).at).toBe(12);
+  }
 });
 
 test("times are those of steps of training, or of rows", () => {

@@ -34,7 +34,10 @@ const RECENT = 70;
 const FIRST = 5;
 /** A job has stalled after this many times the mean of a step, and after at least this many seconds. */
 const STALL_STEPS = 10;
-const LEAST_STALL_S = 10;
+/** Longer than usual validations and checkpoints take: no event says that one has begun. */
+const LEAST_STALL_S = 60;
+/** Kinds of events that are progress without a step. */
+const PROGRESS = new Set(["started", "validated", "checkpoint", "reformed"]);
 
 /**
  * Smoothed time of one step (or row) in seconds; null without measurements. An exponentially weighted mean in which each
@@ -57,6 +60,23 @@ export function timeLeftS(job: Counted, mean: number | null): number | null {
 /** Seconds without progress after which a job counts as stalled. */
 export function stallLimitS(mean: number): number {
   return Math.max(LEAST_STALL_S, STALL_STEPS * mean);
+}
+
+/** The newest progress of a job that a page has seen. */
+export interface Progressed {
+  /** Identifies the job, its attempt and state, and how far it is. */
+  key: string;
+  /** When the page first saw it, in ms. */
+  at: number;
+}
+
+type Progressing = Counted & Pick<Job, "id" | "attempt" | "state">;
+
+/** Return `before` if the job is where it was then, or its present progress, first seen at `now` (ms). */
+export function latestProgress(before: Progressed | undefined, job: Progressing, events: readonly ClusterEvent[], now: number): Progressed {
+  const seq = events.findLast((event) => PROGRESS.has(event.kind))?.seq;
+  const key = [job.id, job.attempt, job.state, progressOf(job).done, seq].join(" ");
+  return before?.key === key ? before : { key, at: now };
 }
 
 /** Times of the measured steps of training in seconds, or those of the rows of a batch from its reports. */

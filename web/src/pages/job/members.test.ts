@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { ClusterEvent, ClusterView, Job } from "../../api/types";
-import { departuresOf, membersOf } from "./members";
+import { departuresOf, lostDuring, membersOf } from "./members";
 
 const machine = (id: string, state: string, job_id: string | null = null) => ({ id, name: id, state, reason: "", held: job_id === null ? null : { job_id } });
 const cluster = (...machines: ReturnType<typeof machine>[]) => ({ machines }) as unknown as ClusterView;
@@ -24,4 +24,17 @@ test("machines of earlier plans went as the events say, unless they are back", (
   const members = membersOf(job(plan("ash")), cluster(machine("ash", "ready")));
   const events = [reformed({ lost: ["ash", "birch"] }), reformed({ left: ["cedar"], joined: ["ash"] })];
   expect([...departuresOf(members, events)]).toEqual([["birch", "lost"], ["cedar", "left"]]);
+});
+
+test("a failed job lost the machines that its log says, and none after its end", () => {
+  const at = (time: string, kind: string, data: object) => ({ kind, data, at: time }) as unknown as ClusterEvent;
+  const named = (id: string) => ({ contributor_id: id, name: `machine ${id}` });
+  const planned = { branches: [], stages: [{ members: ["ash", "birch", "cedar"].map(named) }] };
+  const events = [
+    at("2026-01-01T00:00:00Z", "planned", { plan: planned }),
+    at("2026-01-01T00:01:00Z", "reformed", { plan: planned, lost: ["ash", "birch"] }),
+    at("2026-01-01T00:02:00Z", "reformed", { plan: planned, joined: ["ash"] }),
+    at("2026-01-01T00:09:00Z", "reformed", { plan: planned, lost: ["cedar"] }),
+  ];
+  expect(lostDuring({ finished_at: "2026-01-01T00:05:00Z" }, events)).toEqual([{ id: "birch", name: "machine birch" }]);
 });

@@ -3,16 +3,19 @@ import { useQuery } from "@tanstack/react-query";
 import { useCallback } from "react";
 
 import { cluster } from "../../api/queries";
-import { isGone, type ClusterEvent, type ClusterView, type Job, type MachineSummary } from "../../api/types";
+import { isGone, type ClusterEvent, type ClusterView, type Job, type MachineSummary, type Plan } from "../../api/types";
 import type { Departure } from "../../placement/Placement";
 
 export type Members = readonly Pick<MachineSummary, "id" | "name" | "state" | "reason">[];
 
 /** Ids of the machines that compute a part of the plan; null without a plan. */
 export function idsInPlan({ plan }: Pick<Job, "plan">): ReadonlySet<string> | null {
-  if (plan === null) return null;
-  const stages = plan.branches.length > 0 ? plan.branches.flatMap((branch) => branch.stages) : plan.stages;
-  return new Set(stages.flatMap((stage) => stage.members.map((member) => member.contributor_id)));
+  return plan === null ? null : new Set(membersIn(plan).map((member) => member.contributor_id));
+}
+
+function membersIn({ stages, branches }: Plan) {
+  const all = branches.length > 0 ? branches.flatMap((branch) => branch.stages) : stages;
+  return all.flatMap((stage) => stage.members);
 }
 
 /** The machines of the plan, or those that the job holds; events change their states at once. */
@@ -46,4 +49,16 @@ export function departuresOf(members: Members, events: readonly ClusterEvent[]):
     if (isGone(member)) found.set(member.id, member.state === "lost" ? "lost" : "left");
   }
   return found;
+}
+
+/** Machines that a finished job had lost by its end, as its own log says; the names are those of its plans. */
+export function lostDuring({ finished_at }: Pick<Job, "finished_at">, events: readonly ClusterEvent[]): { id: string; name: string }[] {
+  const end = finished_at === null ? Infinity : Date.parse(finished_at);
+  const during = events.filter(({ at }) => Date.parse(at) <= end);
+  const names = new Map<string, string>();
+  for (const { kind, data } of during) {
+    if (kind !== "planned" && kind !== "reformed") continue;
+    for (const { contributor_id, name } of membersIn((data as { plan: Plan }).plan)) names.set(contributor_id, name);
+  }
+  return [...departuresOf([], during)].flatMap(([id, departure]) => (departure === "lost" ? [{ id, name: names.get(id) ?? id }] : []));
 }

@@ -5,17 +5,20 @@ import { getRouteApi, Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import { catalogue, deployments } from "../../api/queries";
+import { catalogue, cluster, deployments } from "../../api/queries";
+import type { ClusterView } from "../../api/types";
 import { Empty, sentence, Waiting } from "../../components/Feedback";
 import { CopyLine } from "../../components/copy/CopyLine";
 import { ButtonLink } from "../../components/links";
 import choices from "../Jobs.module.css";
-import { found } from "./entries";
+import { useDeploying } from "./deploying";
+import { found, machinesKey } from "./entries";
 import { ModelCard, useSourceWords } from "./ModelCard";
 import classes from "./Models.module.css";
 import { SOURCES } from "./search";
 
 const route = getRouteApi("/models");
+const keyOfCluster = ({ machines }: ClusterView) => machinesKey(machines);
 
 export function Catalogue() {
   const { t } = useTranslation();
@@ -23,6 +26,8 @@ export function Catalogue() {
   const [text, setText] = useState("");
   const { data, error, refetch } = useQuery(catalogue);
   const taken = useInfiniteQuery(deployments("up")).data?.pages.flatMap((page) => page.deployments.map((one) => one.name)) ?? [];
+  const deploying = useDeploying(taken);
+  const machines = useQuery({ ...cluster, select: keyOfCluster }).data ?? "";
   const words = useSourceWords();
   if (data === undefined) return <Waiting error={error} refetch={refetch} />;
   if (data.models.length === 0) {
@@ -79,7 +84,7 @@ export function Catalogue() {
       ) : (
         <div className={classes.models}>
           {shown.map((entry) => (
-            <ModelCard key={entry.id} entry={entry} taken={taken} />
+            <ModelCard key={entry.id} entry={entry} machines={machines} deployment={deploying} />
           ))}
         </div>
       )}

@@ -1,45 +1,31 @@
 /** One model of the catalogue: its facts, whether it fits on the machines, and a button that deploys it. */
 import { Button, Group, Loader, Text, Title } from "@mantine/core";
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { useNavigate } from "@tanstack/react-router";
+import { useQuery } from "@tanstack/react-query";
 import { useId } from "react";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
 import { ApiProblem } from "../../api/problem";
-import { deployment as deploymentQuery } from "../../api/queries";
-import { deploy } from "../../api/submit";
 import type { CatalogueEntry } from "../../api/types";
 import { Failure, sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 import { bytes, count, si } from "../../format";
-import { fitOf, freeName, parameters, planRequest } from "./entries";
+import type { Deploying } from "./deploying";
+import { fitOf, isInfeasible, parameters, planRequest } from "./entries";
 import classes from "./Models.module.css";
-
-const FETCH_MS = 3000;
 
 interface Props {
   entry: CatalogueEntry;
-  /** Names of the deployments that are up. */
-  taken: readonly string[];
+  /** Identifies the machines that are ready and what they hold. */
+  machines: string;
+  deployment: Deploying;
 }
 
-export function ModelCard({ entry, taken }: Props) {
+export function ModelCard({ entry, machines, deployment }: Props) {
   const { t } = useTranslation();
-  const navigate = useNavigate();
-  const client = useQueryClient();
   const id = useId();
   const { facts } = entry;
-  const sending = useMutation({
-    mutationFn: () => deploy({ name: freeName(entry.name, taken), model: entry.model }),
-    // The server fetches a model of the Hub in the background, and accepts the request when it has arrived.
-    retry: (_, failure) => failure instanceof ApiProblem && failure.code === "fetch-under-way",
-    retryDelay: FETCH_MS,
-    onSuccess: (made) => {
-      client.setQueryData(deploymentQuery(made.name).queryKey, made);
-      return navigate({ to: "/deployments/$name", params: { name: made.name } });
-    },
-  });
+  const isThis = deployment.entry?.id === entry.id;
   const canServe = entry.problem == null && !entry.is_pending;
   return (
     <article className={`card ${classes.model}`} aria-labelledby={id}>
@@ -78,15 +64,15 @@ export function ModelCard({ entry, taken }: Props) {
           {entry.is_pending ? t("Its files are being read.") : t("It is fetched from the Hub when it is deployed for the first time.")}
         </Text>
       )}
-      {sending.error !== null && <Failure error={sending.error} />}
-      {sending.failureReason !== null && sending.isPending && (
+      {isThis && deployment.error !== null && <Failure error={deployment.error} />}
+      {isThis && deployment.failureReason !== null && deployment.isPending && (
         <Text size="sm" c="dimmed" role="status">
-          {sentence(sending.failureReason.message)}
+          {sentence(deployment.failureReason.message)}
         </Text>
       )}
       {canServe && (
         <footer className={classes.foot}>
-          {facts?.kind === "embed" ? <span /> : <Fit entry={entry} />}
+          {facts?.kind === "embed" ? <span /> : <Fit entry={entry} machines={machines} />}
           <Group gap="xs" wrap="nowrap">
             {(entry.model.path != null || entry.model.job != null) && (
               <ButtonLink
@@ -102,7 +88,13 @@ export function ModelCard({ entry, taken }: Props) {
                 {t("Options")}
               </ButtonLink>
             )}
-            <Button size="xs" loading={sending.isPending} onClick={() => sending.mutate()} aria-label={t("Deploy {{name}}", { name: entry.name })}>
+            <Button
+              size="xs"
+              loading={isThis && deployment.isPending}
+              disabled={!isThis && deployment.isPending}
+              onClick={() => deployment.start(entry)}
+              aria-label={t("Deploy {{name}}", { name: entry.name })}
+            >
               {t("Deploy")}
             </Button>
           </Group>
@@ -112,7 +104,7 @@ export function ModelCard({ entry, taken }: Props) {
   );
 }
 
-export function SourceLabel({ source }: { source: CatalogueEntry["source"] }) {
+function SourceLabel({ source }: { source: CatalogueEntry["source"] }) {
   const words = useSourceWords();
   return (
     <Text size="xs" c="dimmed" className={classes.source!}>
@@ -142,10 +134,10 @@ function Fact({ label, value, isLarge = false }: { label: string; value: string;
 }
 
 /** Whether the ready machines can serve the model, and how fast; planned when the user asks. */
-function Fit({ entry }: { entry: CatalogueEntry }) {
+function Fit({ entry, machines }: { entry: CatalogueEntry; machines: string }) {
   const { t } = useTranslation();
   const { data, error, isFetching, refetch } = useQuery({
-    queryKey: ["fit", entry.id],
+    queryKey: ["fit", entry.id, machines],
     queryFn: ({ signal }) => body(api.POST("/api/v1/plans", { signal, body: planRequest(entry) as never })),
     enabled: false,
     retry: false,
@@ -164,7 +156,7 @@ function Fit({ entry }: { entry: CatalogueEntry }) {
   if (error !== null) {
     return (
       <Text size="xs" className={classes.not!} role="status" title={error instanceof ApiProblem ? error.hint : undefined}>
-        {t("Does not fit here: {{why}}", { why: sentence(error.message) })}
+        {isInfeasible(error) ? t("Does not fit here: {{why}}", { why: sentence(error.message) }) : sentence(error.message)}
       </Text>
     );
   }
@@ -172,6 +164,13 @@ function Fit({ entry }: { entry: CatalogueEntry }) {
     return (
       <Text size="xs" className={classes.fits!} role="status">
         {t("Fits here on {{count}} machines, about {{speed}}", { count: fit.machines, speed: si(Number(fit.tokensPerS.toPrecision(2)), "tokens/s") })}
+      </Text>
+    );
+  }
+  if (data !== undefined) {
+    return (
+      <Text size="xs" c="dimmed" role="status">
+        {t("The planner cannot say whether it fits.")}
       </Text>
     );
   }

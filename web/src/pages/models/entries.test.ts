@@ -1,7 +1,8 @@
 import { expect, test } from "vitest";
 
-import type { CatalogueEntry, PlanReport } from "../../api/types";
-import { fitOf, found, freeName, parameters, planRequest } from "./entries";
+import { ApiProblem } from "../../api/problem";
+import type { CatalogueEntry, Held, PlanReport } from "../../api/types";
+import { fitOf, found, freeName, isInfeasible, isUnderWay, machinesKey, parameters, planRequest } from "./entries";
 import { modelsSearch } from "./search";
 
 const entry = (name: string, more: Partial<CatalogueEntry> = {}): CatalogueEntry => ({
@@ -60,4 +61,19 @@ test("the address holds only what the page knows", () => {
     show: "over", source: "hub", new: true, path: "/x",
   });
   expect(modelsSearch({ show: "up", source: "moon" })).toEqual({});
+});
+
+test("only a refusal by the planner says that a model does not fit", () => {
+  const problem = (code: string) => new ApiProblem(409, { code });
+  expect(isInfeasible(problem("plan-infeasible"))).toBe(true);
+  expect([problem("fetch-under-way"), new Error("plan-infeasible")].map(isInfeasible)).toEqual([false, false]);
+  expect([problem("fetch-under-way"), problem("plan-infeasible")].map(isUnderWay)).toEqual([true, false]);
+});
+
+test("a plan is kept while the same machines are ready, and hold the same", () => {
+  const [ash, birch] = [{ id: "a", state: "ready", held: null }, { id: "b", state: "ready", held: null }] as const;
+  const key = machinesKey([ash, birch]);
+  expect(machinesKey([birch, ash, { id: "c", state: "lost", held: null }])).toBe(key);
+  expect(machinesKey([ash])).not.toBe(key);
+  expect(machinesKey([ash, { ...birch, held: { job_id: "job-1" } as Held }])).not.toBe(key);
 });

@@ -1,5 +1,6 @@
 /** What the page of models shows about an entry of the catalogue. */
-import type { CatalogueEntry, PlanReport } from "../../api/types";
+import { ApiProblem } from "../../api/problem";
+import type { CatalogueEntry, MachineSummary, PlanReport } from "../../api/types";
 import { nameFrom } from "../deployment/facts";
 
 const UNITS = ["", " K", " M", " B", " T"] as const;
@@ -45,4 +46,23 @@ export function fitOf({ serving }: Pick<PlanReport, "serving">): { machines: num
   if (serving == null) return null;
   const members = serving.plan.stages.flatMap((stage) => stage.members.map((member) => member.contributor_id));
   return { machines: new Set(members).size, tokensPerS: serving.tokens_per_s };
+}
+
+/** Whether the planner found that the machines cannot serve a model. */
+export function isInfeasible(error: Error): boolean {
+  return error instanceof ApiProblem && error.code === "plan-infeasible";
+}
+
+/** Whether the server is still fetching the model. */
+export function isUnderWay(error: Error): boolean {
+  return error instanceof ApiProblem && error.code === "fetch-under-way";
+}
+
+/** Identifies the ready machines and what they hold: a plan made for others may be wrong for these. */
+export function machinesKey(machines: readonly Pick<MachineSummary, "id" | "state" | "held">[]): string {
+  return machines
+    .filter(({ state }) => state === "ready")
+    .map(({ id, held }) => `${id} ${held?.job_id ?? held?.deployment_id ?? ""}`)
+    .sort()
+    .join(",");
 }

@@ -1,15 +1,13 @@
-/** Parallel coordinates: one line for each job, from field to field to a result. The tables below have the same values. */
+/** The fields and one result of the compared jobs as parallel coordinates. The tables below have the same values. */
 import { NativeSelect, Text } from "@mantine/core";
-import type { CSSProperties, KeyboardEvent } from "react";
 import { useTranslation } from "react-i18next";
 
 import type { Comparison } from "../../api/types";
-import { useWidth } from "../../components/chart/useWidth";
+import { ParallelCoordinates } from "../../components/chart/ParallelCoordinates";
 import { nameOfResult } from "../job/figures";
 import { axisOf, shortNames, written } from "../job/sweep/parallel";
 import { goalOf, type ColumnKey } from "./columns";
 import { ColumnsMenu } from "./ColumnsMenu";
-import { laidOut } from "./coordinates";
 import classes from "./Compare.module.css";
 import type { ComparedRun } from "./RunLegend";
 import { columnsIn, type CompareSearch } from "./search";
@@ -34,7 +32,6 @@ export function commonFields({ differences }: Comparison): string[] {
 
 export function Coordinates({ found, runs, search, change, lit, onLight }: Props) {
   const { t } = useTranslation();
-  const { ref, width: space } = useWidth<HTMLDivElement>();
   const common = commonFields(found);
   const chosen = columnsIn(search.axes ?? "").flatMap((column) => (column.startsWith("spec.") ? [column.slice("spec.".length)] : []));
   const fields = chosen.length > 0 ? common.filter((field) => chosen.includes(field)) : common.slice(0, FIRST_AXES);
@@ -47,15 +44,11 @@ export function Coordinates({ found, runs, search, change, lit, onLight }: Props
     axisOf(result ?? "", columns.at(-1)!.filter((value) => value != null), { isFlipped: goalOf(`results.${result ?? ""}`) !== "max" }),
   ];
   const names = [...shortNames(fields), result === undefined ? "" : nameOfResult(result)];
-  const { width, x, top, bottom, names: nameY, paths } = laidOut(axes, runs.map((_, place) => columns.map((column) => column[place])), space, HEIGHT_PX);
-  const wordsOf = (place: number) =>
-    `${runs[place]!.name}: ${axes.map((_, axis) => `${names[axis]} ${columns[axis]![place] == null ? "–" : written(columns[axis]![place])}`).join(", ")}`;
-  const onKeyDown = (event: KeyboardEvent) => {
-    const move = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
-    if (move === 0) return;
-    event.preventDefault();
-    onLight(lit === null ? 0 : (lit + move + runs.length) % runs.length);
-  };
+  const lines = runs.map(({ id, name, colour }, place) => {
+    const values = columns.map((column) => column[place]);
+    const words = values.map((value, axis) => `${names[axis]} ${value == null ? "–" : written(value)}`).join(", ");
+    return { id, colour, values, words: `${name}: ${words}` };
+  });
   return (
     <figure className={classes.figure}>
       <figcaption className={classes.controls}>
@@ -79,34 +72,17 @@ export function Coordinates({ found, runs, search, change, lit, onLight }: Props
           {t("Each line is a job. On the axis to the right, better values are higher. The arrow keys go from line to line.")}
         </Text>
       </figcaption>
-      <div ref={ref} className="scroll" tabIndex={0} role="group" aria-label={t("Settings and results")} onKeyDown={onKeyDown} onBlur={() => onLight(null)}>
-        {space > 0 && (
-          <svg width={width} height={HEIGHT_PX} role="img" aria-label={t("Settings and {{result}} of {{number}} jobs", { result: names.at(-1)!, number: runs.length })} onPointerLeave={() => onLight(null)}>
-            {runs.map(({ id, colour }, place) => (
-              <g key={id} onPointerEnter={() => onLight(place)} style={{ "--run": colour } as CSSProperties}>
-                <path d={paths[place]} className={classes.line} data-lit={lit === null ? undefined : lit === place} />
-                <path d={paths[place]} className={classes.target} />
-              </g>
-            ))}
-            {axes.map((axis, place) => (
-              <g key={place}>
-                <line x1={x[place]} x2={x[place]} y1={top} y2={bottom} className={classes.axis} />
-                <text x={x[place]} y={nameY[place]} textAnchor="middle" className={classes.axisName}>
-                  {names[place]}
-                </text>
-                {axis.ticks.map(({ at, text }) => (
-                  <text key={text} x={x[place]! + 6} y={bottom - at * (bottom - top)} dominantBaseline="central" className={classes.tick}>
-                    {text.length > 12 ? `${text.slice(0, 11)}…` : text}
-                  </text>
-                ))}
-              </g>
-            ))}
-          </svg>
-        )}
-      </div>
-      <Text size="sm" c="dimmed" className={classes.words} role="status">
-        {lit === null ? t("Point at a line for its job.") : wordsOf(lit)}
-      </Text>
+      <ParallelCoordinates
+        axes={axes}
+        names={names}
+        lines={lines}
+        height={HEIGHT_PX}
+        label={t("Settings and results")}
+        description={t("Settings and {{result}} of {{number}} jobs", { result: names.at(-1)!, number: runs.length })}
+        hint={t("Point at a line to see its job.")}
+        lit={lit}
+        onLight={onLight}
+      />
     </figure>
   );
 }

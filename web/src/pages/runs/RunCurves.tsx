@@ -1,11 +1,12 @@
 /** Curves of all compared runs in one chart, with a legend that shows the values under the pointer. */
 import { Button, NativeSelect, Switch, Text } from "@mantine/core";
 import { keepPreviousData, useQueries } from "@tanstack/react-query";
-import { useId, useMemo, useState } from "react";
+import { useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { metrics, metricsBetween } from "../../api/queries";
 import { CurveChart, type Zoom } from "../../components/chart/CurveChart";
+import { Smoothing } from "../../components/chart/Smoothing";
 import { Failure } from "../../components/Feedback";
 import { figuresIn, formatOf } from "../job/curves/curves";
 import { nameOfFigure } from "../job/figures";
@@ -117,29 +118,6 @@ export function RunCurves({ runs, search, change, hidden, lit, onLight, onRemove
           onRemove={onRemove}
         />
       </div>
-    </div>
-  );
-}
-
-function Smoothing({ value, onChange }: { value: number; onChange: (value: number) => void }) {
-  const { t } = useTranslation();
-  const id = useId();
-  return (
-    <div>
-      <Text component="label" htmlFor={id} size="xs" fw={500} display="block" mb={4}>
-        {t("Smoothing")}
-      </Text>
-      <input
-        id={id}
-        type="range"
-        className={classes.smoothing}
-        min={0}
-        max={0.98}
-        step={0.02}
-        value={value}
-        aria-valuetext={value === 0 ? t("none") : value.toFixed(2)}
-        onChange={(event) => onChange(Number(event.currentTarget.value))}
-      />
     </div>
   );
 }

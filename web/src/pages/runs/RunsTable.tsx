@@ -12,7 +12,7 @@ import { count, dateAndTime, duration, loss, si, significant } from "../../forma
 import { useNow } from "../../useNow";
 import { progressOf, shareOf, speedUnit } from "../job/eta";
 import { written } from "../job/sweep/parallel";
-import { bestOf, goalOf, grouped, nameOfColumn, sorted, textOf, valueOf, type ColumnKey, type Run, type RunGroup } from "./columns";
+import { bestOf, goalOf, grouped, nameOfColumn, sorted, valueOf, type ColumnKey, type Run, type RunGroup } from "./columns";
 import { InPlace } from "./InPlace";
 import { KINDS } from "./kinds";
 import { tagsIn, useRelabel } from "./labels";
@@ -60,7 +60,7 @@ export function RunsTable({ runs, columns, sort, by, chosen, onChoose, onSort }:
           <Table.Tbody>{ordered.map(row)}</Table.Tbody>
         ) : (
           groups.map((group) => {
-            const name = group.value === null ? "" : textOf(group.value);
+            const name = JSON.stringify(group.value);
             const isOpen = !closed.has(name);
             const toggle = () => setClosed((old) => (isOpen ? new Set([...old, name]) : new Set([...old].filter((one) => one !== name))));
             return (
@@ -166,7 +166,7 @@ function GroupRow({ group, by, columns, numeric, now, isOpen, onToggle, chosen, 
               <span title={t("best")}>
                 <span aria-hidden>★ </span>
                 <span className={classes.hidden}>{t("best")} </span>
-                {numberText(best, column, runs[0]!)}
+                {numberText(best.value, column, best.run)}
               </span>
             )}
           </Table.Td>

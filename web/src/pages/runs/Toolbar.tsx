@@ -2,6 +2,7 @@
 import { Button, Checkbox, NativeSelect, TextInput } from "@mantine/core";
 import { useDebouncedCallback } from "@mantine/hooks";
 import { Link } from "@tanstack/react-router";
+import { useEffect, useRef, useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { JOB_KINDS, JOB_STATES } from "../../api/types";
@@ -23,7 +24,17 @@ interface Props {
 
 export function Toolbar({ search, runs, columns, change }: Props) {
   const { t } = useTranslation();
-  const find = useDebouncedCallback((name: string) => change({ name: name.trim() || undefined }), TYPING_MS);
+  const [text, setText] = useState(search.name ?? "");
+  const sent = useRef(search.name);
+  const find = useDebouncedCallback((name: string) => {
+    sent.current = name.trim() || undefined;
+    change({ name: sent.current });
+  }, TYPING_MS);
+  // Going back changes the address, and then the text; what is being typed stays.
+  useEffect(() => {
+    if (search.name !== sent.current) setText(search.name ?? "");
+    sent.current = search.name;
+  }, [search.name]);
   const fields = fieldsAmong(runs);
   const grouping: ColumnKey[] = [...GROUPING, ...fields.differing.map((name): ColumnKey => `spec.${name}`)];
   if (search.by !== undefined && !grouping.includes(search.by as ColumnKey)) grouping.push(search.by as ColumnKey);
@@ -83,8 +94,11 @@ export function Toolbar({ search, runs, columns, change }: Props) {
           type="search"
           aria-label={t("Search by name")}
           placeholder={t("Search by name")}
-          defaultValue={search.name ?? ""}
-          onChange={(event) => find(event.currentTarget.value)}
+          value={text}
+          onChange={(event) => {
+            setText(event.currentTarget.value);
+            find(event.currentTarget.value);
+          }}
         />
         <NativeSelect
           size="xs"

@@ -1,7 +1,7 @@
 /** Columns of the table of jobs: properties of a job, its results, and the fields of its job file. */
 import type { Job, JobPage } from "../../api/types";
 import { nameOfResult } from "../job/figures";
-import { progressOf, shareOf } from "../job/eta";
+import { shareOf, speedUnit } from "../job/eta";
 
 /** A job with its last metrics by name. */
 export type Run = Job & { results: Record<string, number> };
@@ -104,7 +104,7 @@ export function valueOf(run: Run, column: ColumnKey, now: number): unknown {
     case "loss":
       return run.loss;
     case "speed":
-      return run.tokens_per_s;
+      return run.state === "running" ? run.tokens_per_s : null;
     case "time":
       return run.started_at === null ? null : ((run.finished_at === null ? now : Date.parse(run.finished_at)) - Date.parse(run.started_at)) / 1000;
     case "created":
@@ -122,12 +122,6 @@ export function valueOf(run: Run, column: ColumnKey, now: number): unknown {
   }
 }
 
-/** "3 / 40", as in progress bars. */
-export function progressText(run: Run): string {
-  const { done, total } = progressOf(run);
-  return `${done} / ${total}`;
-}
-
 /** Compare two values in ascending order: numbers before texts, texts with numbers by these ("run 9" before "run 10"). */
 function compare(one: unknown, other: unknown): number {
   if (typeof one === "number" && typeof other === "number") return one - other;
@@ -136,7 +130,7 @@ function compare(one: unknown, other: unknown): number {
   return textOf(one).localeCompare(textOf(other), "en", { numeric: true });
 }
 
-export function textOf(value: unknown): string {
+function textOf(value: unknown): string {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
@@ -181,12 +175,16 @@ export function goalOf(column: ColumnKey): "min" | "max" | undefined {
   return LOWER_IS_BETTER.includes(name) ? "min" : undefined;
 }
 
-/** The best number of some jobs in a column; undefined if no job has a number, or better is undefined. */
-export function bestOf(runs: readonly Run[], column: ColumnKey, now: number): number | undefined {
+/** The job with the best number in a column, and the number; undefined if no job has one, or they are incomparable. */
+export function bestOf(runs: readonly Run[], column: ColumnKey, now: number): { run: Run; value: number } | undefined {
   const goal = goalOf(column);
-  const numbers = runs.map((run) => valueOf(run, column, now)).filter((value): value is number => typeof value === "number" && Number.isFinite(value));
-  if (goal === undefined || numbers.length === 0) return undefined;
-  return goal === "min" ? Math.min(...numbers) : Math.max(...numbers);
+  const known = runs.flatMap((run) => {
+    const value = valueOf(run, column, now);
+    return typeof value === "number" && Number.isFinite(value) ? [{ run, value }] : [];
+  });
+  if (goal === undefined || known.length === 0) return undefined;
+  if (column === "speed" && new Set(known.map(({ run }) => speedUnit(run))).size > 1) return undefined;
+  return known.reduce((best, one) => ((goal === "min" ? one.value < best.value : one.value > best.value) ? one : best));
 }
 
 /** Columns that are shown unless others are chosen: properties, and the first results of validations. */

@@ -4,7 +4,7 @@ import type { Metric } from "../../api/types";
 import { curvesOf } from "../job/curves/curves";
 import type { FigureName } from "../job/search";
 
-export interface NamedRun {
+interface NamedRun {
   name: string;
   metrics: readonly Metric[];
   colour: string;

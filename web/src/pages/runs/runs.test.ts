@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 
 import type { Job, JobPage, Metric } from "../../api/types";
+import { laidOut } from "../../components/chart/coordinates";
 import { axisOf } from "../job/sweep/parallel";
 import { bestOf, defaultColumns, fieldsAmong, fieldsOf, goalOf, grouped, nameOfColumn, runsOf, sorted, type Run } from "./columns";
-import { laidOut } from "./coordinates";
 import { curvesOfRuns, valuesAt, valuesWithin } from "./curves";
 import { tagsIn } from "./labels";
 import { rangeWithoutOutliers } from "./range";
@@ -53,9 +53,21 @@ test("groups have the jobs with one value, and their best result", () => {
     [0.1, "b c"],
     [null, "a"],
   ]);
-  expect(bestOf(groups[0]!.runs, "results.test_f1", NOW)).toBe(0.9);
+  expect(bestOf(groups[0]!.runs, "results.test_f1", NOW)).toMatchObject({ run: { id: "c" }, value: 0.9 });
   expect(bestOf(groups[0]!.runs, "results.validation_loss", NOW)).toBeUndefined();
   expect((["results.test_top_5_accuracy", "results.validation_digit.loss", "speed", "results.x", "spec.loss"] as const).map(goalOf)).toEqual(["max", "min", "max", undefined, undefined]);
+});
+
+test("the best speed is that of running jobs with one unit", () => {
+  const moving = (id: string, speed: number, more: object = {}) => {
+    const made = run(id, 1, {}, { tokens_per_s: speed, state: "running", ...more });
+    return { ...made, spec: { ...made.spec, data: {} } } as Run;
+  };
+  const ended = moving("a", 900, { state: "succeeded" });
+  expect(bestOf([ended, moving("b", 10), moving("c", 20)], "speed", NOW)).toMatchObject({ run: { id: "c" }, value: 20 });
+  expect(bestOf([ended], "speed", NOW)).toBeUndefined();
+  const ofSamples = { ...moving("d", 30), spec: { kind: "sparse" } } as unknown as Run;
+  expect(bestOf([moving("b", 10), ofSamples], "speed", NOW)).toBeUndefined();
 });
 
 test("columns are named by the last parts of fields that tell them apart", () => {

@@ -7,6 +7,7 @@ import { useTranslation } from "react-i18next";
 import { job as jobQuery, metrics, metricsBetween, MOST_POINTS } from "../../../api/queries";
 import type { Job } from "../../../api/types";
 import { CurveChart, type Zoom } from "../../../components/chart/CurveChart";
+import { Smoothing } from "../../../components/chart/Smoothing";
 import { Failure, Waiting } from "../../../components/Feedback";
 import { Section } from "../../../components/frame/Page";
 import { AnchorLink } from "../../../components/links";
@@ -136,29 +137,6 @@ function Field({ label, value, onCommit }: { label: string; value: number; onCom
         defaultValue={value}
         onBlur={(event) => event.currentTarget.value !== String(value) && onCommit(event.currentTarget.value)}
         onKeyDown={(event) => event.key === "Enter" && onCommit(event.currentTarget.value)}
-      />
-    </Group>
-  );
-}
-
-function Smoothing({ value, onChange }: { value: number; onChange: (value: number) => void }) {
-  const { t } = useTranslation();
-  const id = useId();
-  return (
-    <Group gap={6} wrap="nowrap">
-      <Text component="label" htmlFor={id} size="xs" c="dimmed">
-        {t("Smoothing")}
-      </Text>
-      <input
-        id={id}
-        type="range"
-        className={classes.range}
-        min={0}
-        max={0.98}
-        step={0.02}
-        value={value}
-        aria-valuetext={value === 0 ? t("none") : value.toFixed(2)}
-        onChange={(event) => onChange(Number(event.currentTarget.value))}
       />
     </Group>
   );

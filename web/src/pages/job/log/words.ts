@@ -108,8 +108,8 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
     case "link-cut":
       return sentence((data as { sentence: string }).sentence);
     case "labelled": {
-      const { tags, group } = data as { tags: string[]; group: string | null };
-      return `Tags: ${tags.join(", ") || "none"}; group: ${group ?? "none"}.`;
+      const { tags, group, note } = data as { tags: string[]; group: string | null; note?: string };
+      return `Tags: ${tags.join(", ") || "none"}; group: ${group ?? "none"}; note: ${note || "none"}.`;
     }
     case "link": {
       const { link, state, reason } = data as { link: string; state: string; reason: string };

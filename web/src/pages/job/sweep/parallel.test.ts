@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { Job, SweepTrials } from "../../../api/types";
-import { axesOf, axisOf, drawnAsLogarithms, lineOf, shortNames } from "./parallel";
+import { axesOf, axisOf, drawnAsLogarithms, shortNames } from "./parallel";
 
 const rate = "training.optimizer.learning_rate";
 const trial = (number: number, settings: Record<string, unknown>, value: number | null) =>
@@ -39,10 +39,9 @@ test("better values of the metric are higher", () => {
   const trials = [trial(1, { [rate]: 0.1 }, 2), trial(2, { [rate]: 0.2 }, 1), trial(3, { [rate]: 0.3 }, null)];
   const sweep = { fields: [rate], metric: "validation_loss", goal: "min", trials, best: 2 } as SweepTrials;
   const axes = axesOf(sweep, []);
-  expect(lineOf(trials[0]!, axes)).toEqual([0, 0]);
-  expect(lineOf(trials[1]!, axes)[1]).toBe(1);
-  expect(lineOf(trials[2]!, axes)).toEqual([1, undefined]);
-  expect(lineOf(trials[0]!, axesOf({ ...sweep, goal: "max" }, []))).toEqual([0, 1]);
+  expect(axes.map((axis) => axis.name)).toEqual([rate, "validation_loss"]);
+  expect([2, 1, null].map(axes[1]!.at)).toEqual([0, 1, undefined]);
+  expect([2, 1].map(axesOf({ ...sweep, goal: "max" }, [])[1]!.at)).toEqual([1, 0]);
 });
 
 test("names are short where they differ", () => {

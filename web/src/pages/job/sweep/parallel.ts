@@ -1,16 +1,9 @@
 /** Geometry of parallel coordinates: one axis for each searched field and one for the metric, one line for each trial. */
-import type { Job, SweepTrials, Trial } from "../../../api/types";
+import type { Job, SweepTrials } from "../../../api/types";
+import type { Axis } from "../../../components/chart/coordinates";
 
 /** Ratio of the highest to the lowest value from which an axis of positive numbers is logarithmic. */
 const LOG_RATIO = 50;
-
-export interface Axis {
-  name: string;
-  /** Marks of the axis: heights from 0 (bottom) to 1 (top), with their texts. */
-  ticks: { at: number; text: string }[];
-  /** Height of a value, from 0 to 1; undefined if the axis does not have it. */
-  at: (value: unknown) => number | undefined;
-}
 
 export function written(value: unknown): string {
   if (typeof value === "number") return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));
@@ -68,11 +61,6 @@ export function axesOf({ fields, goal, metric, trials }: SweepTrials, logarithms
     ...fields.map((name) => axisOf(name, trials.map((trial) => trial.settings[name]), { isLog: logarithms.includes(name) })),
     axisOf(metric, values, { isFlipped: goal === "min" }),
   ];
-}
-
-/** Heights of a trial on all axes; the last one is undefined while the trial has no value. */
-export function lineOf({ settings, value }: Pick<Trial, "settings" | "value">, axes: readonly Axis[]): (number | undefined)[] {
-  return axes.map((axis, place) => axis.at(place === axes.length - 1 ? value : settings[axis.name]));
 }
 
 /** Last parts of the names of fields, where these are different. */

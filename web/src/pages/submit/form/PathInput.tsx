@@ -4,7 +4,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useId, useRef, useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import { uploads } from "../../../api/queries";
+import { catalogue, uploads } from "../../../api/queries";
 import type { Upload, UploadKind } from "../../../api/types";
 import { upload, type Sent } from "../../../api/upload";
 import { Failure, sentence } from "../../../components/Feedback";
@@ -95,7 +95,11 @@ function Sender({ kind, label, onSent }: SenderProps) {
       }
     },
     onSuccess: (sent) => latest.current(sent),
-    onSettled: () => client.invalidateQueries({ queryKey: uploads.queryKey }),
+    onSettled: () => {
+      // No event reports uploads, some of which are models of the catalogue.
+      void client.invalidateQueries({ queryKey: catalogue.queryKey });
+      return client.invalidateQueries({ queryKey: uploads.queryKey });
+    },
   });
   const { files, leftOut } = usable(sending.variables ?? [], kind);
   const total = files.reduce((sum, { file }) => sum + file.size, 0);

@@ -9,7 +9,6 @@ import { STARTS, type Start } from "./starts";
 interface Card {
   title: string;
   size: string;
-  time: string;
   /** Path of its picture, in a square of 24 units. */
   picture: string;
 }
@@ -19,37 +18,31 @@ function cards(t: TFunction): Record<Start, Card> {
     digits: {
       title: t("Train a digit classifier"),
       size: t("17,000 parameters, data included"),
-      time: t("about a minute"),
       picture: "M4 4h6v16H4zM14 4h6v7h-6zM14 11h6v9h-6z",
     },
     language: {
       title: t("Train a language model"),
       size: t("3 to 77 million parameters, your text"),
-      time: t("minutes to hours"),
       picture: "M4 5h16M4 10h11M4 15h16M4 20h7",
     },
     generate: {
       title: t("Let a model answer rows"),
       size: t("your file, a model that is served"),
-      time: t("seconds for each row"),
       picture: "M4 5h10v6H4zM10 14h10v6H10zM17 5v5M14.5 8L17 10.5 19.5 8",
     },
     embed: {
       title: t("Turn rows into vectors"),
       size: t("your file, an encoder"),
-      time: t("many rows each second"),
       picture: "M5 19V5M5 19h14M5 19L17 7M13 7h4v4",
     },
     sweep: {
       title: t("Search for the best settings"),
       size: t("8 small jobs, data included"),
-      time: t("a few minutes"),
       picture: "M4 7h16M4 12h16M4 17h16M8 5v4M16 10v4M11 15v4",
     },
     serve: {
       title: t("Serve a model"),
       size: t("a model of yours"),
-      time: t("until it is taken down"),
       picture: "M4 5h16v11H10l-4 4v-4H4zM8 9h8M8 12h5",
     },
   };
@@ -68,7 +61,7 @@ export function StartCards({ chosen, changed }: Props) {
   return (
     <nav aria-label={t("Start from")} className={classes.cards}>
       {(Object.keys(STARTS) as Start[]).map((name) => {
-        const { title, size, time, picture } = all[name];
+        const { title, size, picture } = all[name];
         return (
           <Link
             key={name}
@@ -84,8 +77,7 @@ export function StartCards({ chosen, changed }: Props) {
               <path d={picture} />
             </svg>
             <span className={classes.title}>{title}</span>
-            <span className={classes.facts}>{size}</span>
-            <span className={classes.facts}>{changed.has(name) ? t("{{time}} · changed", { time }) : time}</span>
+            <span className={classes.facts}>{changed.has(name) ? t("{{size}} · changed", { size }) : size}</span>
           </Link>
         );
       })}

@@ -4,7 +4,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../../api/client";
-import { uploads } from "../../../api/queries";
+import { catalogue, uploads } from "../../../api/queries";
 import type { Upload } from "../../../api/types";
 import { Failure } from "../../../components/Feedback";
 import { Section } from "../../../components/frame/Page";
@@ -34,7 +34,11 @@ function Row({ upload }: { upload: Upload }) {
   const client = useQueryClient();
   const removing = useMutation({
     mutationFn: () => body(api.DELETE("/api/v1/uploads/{upload_id}", { params: { path: { upload_id: upload.id } } })),
-    onSuccess: () => client.invalidateQueries({ queryKey: uploads.queryKey }),
+    onSuccess: () => {
+      // No event reports uploads, some of which are models of the catalogue.
+      void client.invalidateQueries({ queryKey: catalogue.queryKey });
+      return client.invalidateQueries({ queryKey: uploads.queryKey });
+    },
   });
   return (
     <li>

@@ -1,6 +1,4 @@
 /** Layout of parallel coordinates: places of the axes and paths of the lines, in pixels. */
-import type { Axis } from "../job/sweep/parallel";
-
 const NAME_PX = 16;
 /** Space between two axes below which their names are in two rows. */
 const NARROW_PX = 130;
@@ -9,7 +7,15 @@ const LEAST_GAP_PX = 92;
 const SIDE_PX = 70;
 const BOTTOM_PX = 12;
 
-export interface Layout {
+export interface Axis {
+  name: string;
+  /** Marks of the axis: heights from 0 (bottom) to 1 (top), with their texts. */
+  ticks: { at: number; text: string }[];
+  /** Height of a value, from 0 to 1; undefined if the axis does not have it. */
+  at: (value: unknown) => number | undefined;
+}
+
+interface Layout {
   /** Width of the picture: wider than the space if the axes would be too close. */
   width: number;
   /** Horizontal place of each axis. */
