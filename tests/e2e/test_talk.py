@@ -186,7 +186,8 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
     expect(answer(page, "poet")).to_contain_text("5 tokens")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible()
-    assert page.evaluate("Object.keys(sessionStorage).filter(name => name.includes('conversation'))") == []
+    names = "[...Object.keys(sessionStorage), ...Object.keys(localStorage)]"
+    assert page.evaluate(f"{names}.filter(name => name.includes('conversation'))") == []
 
 
 def test_conversations_are_kept_renamed_exported_and_deleted(
