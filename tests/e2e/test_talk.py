@@ -186,7 +186,8 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
     expect(answer(page, "poet")).to_contain_text("5 tokens")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible()
-    assert page.evaluate("Object.keys(sessionStorage).filter(name => name.includes('conversation'))") == []
+    names = "[...Object.keys(sessionStorage), ...Object.keys(localStorage)]"
+    assert page.evaluate(f"{names}.filter(name => name.includes('conversation'))") == []
 
 
 def test_conversations_are_kept_renamed_exported_and_deleted(
@@ -310,8 +311,8 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     whole = text(page, "poet").inner_text()
     written = mark.inner_text()
     assert bare(whole.replace(written, "")) == bare(undisturbed), "a token was lost, repeated or changed"
-    # The mark is at the position where the text paused.
-    assert bare(whole.split(written)[0]) == bare(before.replace("birch was lost here", ""))
+    # The mark is behind the block that was written when the text paused.
+    assert bare(whole.split(written)[0]).startswith(bare(before.replace("birch was lost here", "")))
 
     page.goto(f"{cluster.url}/deployments/poet")
     log = page.get_by_role("log")

@@ -2,6 +2,7 @@
 import { useSyncExternalStore } from "react";
 
 import type { Alert } from "../api/types";
+import { keep, kept } from "../kept";
 
 const NAME = "share-compute.acknowledged";
 
@@ -24,14 +25,14 @@ export function isAcknowledged(known: Acknowledged, alert: Alert): boolean {
 /** Entries of alerts that still exist, so that an alert that ended counts as new when it begins again. */
 export function pruned(known: Acknowledged, alerts: readonly Alert[]): Acknowledged {
   const ids = new Set(alerts.map((alert) => alert.id));
-  const kept = Object.entries(known).filter(([id]) => ids.has(id));
-  return kept.length === Object.keys(known).length ? known : Object.fromEntries(kept);
+  const current = Object.entries(known).filter(([id]) => ids.has(id));
+  return current.length === Object.keys(known).length ? known : Object.fromEntries(current);
 }
 
 function read(): Acknowledged {
   if (current === undefined) {
     try {
-      current = { ...(JSON.parse(localStorage.getItem(NAME) ?? "{}") as Acknowledged) };
+      current = { ...(JSON.parse(kept(NAME) ?? "{}") as Acknowledged) };
     } catch {
       current = NOTHING;
     }
@@ -42,7 +43,7 @@ function read(): Acknowledged {
 function write(next: Acknowledged): void {
   if (next === read()) return;
   current = next;
-  localStorage.setItem(NAME, JSON.stringify(next));
+  keep(NAME, JSON.stringify(next));
   listeners.forEach((listener) => listener());
 }
 

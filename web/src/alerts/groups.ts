@@ -13,7 +13,7 @@ export interface AlertGroup {
 }
 
 /** Return the text of an alert without the leading kind and name: "was lost: its Ray node died". */
-export function conditionOf({ name, text }: Pick<Alert, "name" | "text">): string {
+function conditionOf({ name, text }: Pick<Alert, "name" | "text">): string {
   if (name == null) return text;
   const place = text.indexOf(` ${name} `);
   return place < 0 ? text : text.slice(place + name.length + 2);

@@ -10,7 +10,7 @@ export interface KnownAlerts {
   acknowledged: Alert[];
 }
 
-/** Current alerts, those that the user has acknowledged apart. */
+/** Return the current alerts: `fresh` ones, and those that the user has `acknowledged`. */
 export function useAlerts(isEnabled: boolean): KnownAlerts {
   const { data } = useQuery({ ...alertsQuery, enabled: isEnabled });
   const known = useAcknowledged();

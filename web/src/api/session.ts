@@ -4,7 +4,7 @@
  */
 import { useSyncExternalStore } from "react";
 
-import { forgetConversation } from "../talk/forget";
+import { deleteConversations, forgetConversation } from "../talk/forget";
 import { problemOf, unreachable, type ApiProblem } from "./problem";
 import type { components } from "./schema";
 
@@ -54,7 +54,7 @@ export async function startSession(): Promise<void> {
   addEventListener("hashchange", () => void adoptSecretFromAddress());
   if (tabs !== undefined) {
     tabs.onmessage = ({ data }) => {
-      if (data === SIGNED_OUT) forgetConversation();
+      if (data === SIGNED_OUT) deleteConversations(sessionStorage.getItem(LAST_KEY));
       void lookAgain();
     };
   }
@@ -105,8 +105,8 @@ export async function signOut(): Promise<void> {
     fail(failure, () => void signOut());
     return;
   }
-  // The conversation is deleted only here: after an ended session the same user finds it again.
-  forgetConversation();
+  // Conversations are deleted only here: after an ended session the same user finds them again.
+  deleteConversations(sessionStorage.getItem(LAST_KEY));
   become({ state: "out" });
   tabs?.postMessage(SIGNED_OUT);
 }

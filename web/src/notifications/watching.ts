@@ -1,6 +1,8 @@
 /** Choices about notifications of ended jobs, kept in this browser. Off until the user switches them on. */
 import { useSyncExternalStore } from "react";
 
+import { keep, kept } from "../kept";
+
 const SWITCH = "share-compute.notify";
 const WATCHED = "share-compute.watched";
 /** Older entries are dropped; most of their jobs have ended. */
@@ -16,7 +18,7 @@ const listeners = new Set<() => void>();
 let current: Watching | undefined;
 
 export function watching(): Watching {
-  current ??= { isOn: localStorage.getItem(SWITCH) === "on", jobs: (localStorage.getItem(WATCHED) ?? "").split(" ").filter(Boolean) };
+  current ??= { isOn: kept(SWITCH) === "on", jobs: (kept(WATCHED) ?? "").split(" ").filter(Boolean) };
   return current;
 }
 
@@ -33,19 +35,19 @@ export function canNotify(): boolean {
 /** Ask the browser's user for permission; return whether notifications are on now. */
 export async function switchOn(): Promise<boolean> {
   const isAllowed = canNotify() && (await Notification.requestPermission()) === "granted";
-  localStorage.setItem(SWITCH, isAllowed ? "on" : "off");
+  keep(SWITCH, isAllowed ? "on" : "off");
   changed();
   return isAllowed;
 }
 
 export function switchOff(): void {
-  localStorage.setItem(SWITCH, "off");
+  keep(SWITCH, "off");
   changed();
 }
 
 export function watch(job: string, isWatched: boolean): void {
   const others = watching().jobs.filter((one) => one !== job);
-  localStorage.setItem(WATCHED, (isWatched ? [...others, job].slice(-MOST_WATCHED) : others).join(" "));
+  keep(WATCHED, (isWatched ? [...others, job].slice(-MOST_WATCHED) : others).join(" "));
   changed();
 }
 

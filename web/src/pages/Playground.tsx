@@ -58,6 +58,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
   const running = turns.some((turn) => turn.answers.some(isRunning));
   const end = useFollowedEnd(turns);
   const stop = useCallback(() => conversation.stop(), []);
+  const endEditing = useCallback(() => setEditing(false), []);
   useEscape(running, stop);
 
   const send = (prompt: string) => {
@@ -84,7 +85,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
       }
     >
       <div className={classes.layout}>
-        <Conversations current={id} onChange={() => setEditing(false)} />
+        <Conversations current={id} onChange={endEditing} />
         <Stack gap="lg" className={classes.talk!}>
           <Stack gap="sm">
             {offered.length > 0 && (
@@ -114,7 +115,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
               <section aria-label={t("Conversation")} className={classes.conversation}>
                 {turns.length === 0 && (
                   <Text c="dimmed" size="sm">
-                    {t("Conversations are kept in this browser until you delete them. With several models each answers for itself.")}
+                    {t("Conversations are kept in this browser until you sign out or delete them. With several models each answers for itself.")}
                   </Text>
                 )}
                 {turns.map((turn) => (
@@ -156,16 +157,22 @@ function readyFirst(one: Deployment, other: Deployment): number {
   return Number(other.state === "ready") - Number(one.state === "ready");
 }
 
-/** Escape stops the answers, wherever the focus is. */
+/** Escape stops the answers, unless it closes a dialog or cancels the renaming of a conversation. */
 function useEscape(isActive: boolean, stop: () => void) {
   const latest = useRef(stop);
   latest.current = stop;
   useEffect(() => {
     if (!isActive) return;
     const listen = (event: KeyboardEvent) => {
-      if (event.key === "Escape" && !event.isComposing) latest.current();
+      if (event.key === "Escape" && !event.isComposing && !event.defaultPrevented && !isInDialog(event)) latest.current();
     };
     addEventListener("keydown", listen);
     return () => removeEventListener("keydown", listen);
   }, [isActive]);
+}
+
+/** Whether a dialog is open, or has been closed by this key. */
+function isInDialog({ target }: KeyboardEvent): boolean {
+  const isInside = target instanceof Element && target.closest('[role="dialog"]') !== null;
+  return isInside || document.querySelector('[aria-modal="true"]') !== null;
 }

@@ -108,7 +108,7 @@ function Finder({ onClose, signedIn }: Omit<Props, "isOpen">) {
       <div role="status">
         {all.length === 0 && (
           <Text size="sm" c="dimmed" className={classes.none!}>
-            {t("Nothing has this name.")}
+            {t("No match.")}
           </Text>
         )}
       </div>

@@ -41,3 +41,8 @@ export function matching<T extends Findable>(entries: readonly T[], text: string
     .sort((a, b) => a.found - b.found)
     .map(({ entry }) => entry);
 }
+
+/** Whether a text has the form of a job's id: `job-` and eight base32 characters. */
+export function isJobId(text: string): boolean {
+  return /^job-[a-z2-7]{8}$/.test(text);
+}

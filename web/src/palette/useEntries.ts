@@ -10,7 +10,7 @@ import { signOut, type SignedInKey } from "../api/session";
 import { isGone } from "../api/types";
 import { choose, LANGUAGES } from "../i18n";
 import { canNotify, switchOff, switchOn, useWatching, watch } from "../notifications/watching";
-import { matching } from "./find";
+import { isJobId, matching } from "./find";
 
 export interface Entry {
   id: string;
@@ -21,7 +21,7 @@ export interface Entry {
   run: () => unknown;
 }
 
-export interface EntryGroup {
+interface EntryGroup {
   id: string;
   title: string;
   entries: Entry[];
@@ -107,6 +107,11 @@ export function useEntries(signedIn: SignedInKey, text: string, searched: string
         run: () => navigate({ to: "/jobs/$jobId", params: { jobId: job.id } }),
       }),
     );
+  // An id that is pasted may belong to a job that is not loaded.
+  const id = text.trim().toLowerCase();
+  if (isReader && isJobId(id) && !ofJobs.some((job) => job.id === id)) {
+    ofJobs.unshift({ id, label: t("Open job {{id}}", { id }), run: () => navigate({ to: "/jobs/$jobId", params: { jobId: id } }) });
+  }
   const ofMachines = (machines.data?.machines ?? [])
     .filter((machine) => !isGone(machine))
     .map(

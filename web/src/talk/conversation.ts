@@ -7,7 +7,7 @@ import { currentSession } from "../api/session";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, ClusterEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
-import { FORGET, KEPT_AS } from "./forget";
+import { FORGET, KEPT_AS, SAVED_AS } from "./forget";
 import { arrived, markOf, pinned, settled, type Arrivals } from "./marks";
 import { chatRequest, plainRequest } from "./requests";
 import { SavedConversations } from "./saved";
@@ -37,7 +37,7 @@ export const saved = new SavedConversations(localStorage, () => {
   const session = currentSession();
   return session.state === "in" ? session.key.id : "";
 });
-addEventListener("storage", saved.changed);
+addEventListener("storage", ({ key }) => (key === null || key.startsWith(SAVED_AS)) && saved.changed());
 
 /** A running answer. */
 interface Work {
@@ -51,6 +51,8 @@ interface Work {
 
 class Conversation {
   private talk = load();
+  /** The version that is among the saved conversations; the one of before a reload was saved when it was left. */
+  private kept: Talk | undefined = this.talk;
   private readonly listeners = new Set<() => void>();
   private readonly works = new Map<string, Work>();
   private saving: ReturnType<typeof setTimeout> | undefined;
@@ -74,7 +76,9 @@ class Conversation {
   send(prompt: string, models: readonly string[], windows: Windows, isEdit = false): void {
     if (isEdit) this.dropLast();
     const turn = { id: newId(), prompt, answers: models.map((model) => this.begun(model)) };
-    this.change({ ...this.talk, turns: [...this.talk.turns, turn] });
+    // A conversation that another tab has deleted becomes a new one when the user continues it.
+    const id = saved.isDeleted(this.talk.id) ? newId() : this.talk.id;
+    this.change({ ...this.talk, id, turns: [...this.talk.turns, turn] });
     for (const { model } of turn.answers) void this.run(turn.id, model, windows);
   }
 
@@ -108,7 +112,8 @@ class Conversation {
     if (found === undefined || id === this.talk.id) return;
     this.keep();
     this.stop();
-    this.change({ id, turns: found.turns, settings: found.settings });
+    this.kept = { id, turns: found.turns, settings: found.settings };
+    this.change(this.kept);
   }
 
   /** Delete a saved conversation. */
@@ -265,15 +270,17 @@ class Conversation {
 
   /** Store the conversation, and cancel its running answers: they can be continued after a reload. */
   readonly leave = (): void => {
-    this.save();
     this.keep();
+    this.save();
     this.stop();
   };
 
-  /** Put the conversation among the saved ones; in them, no answer runs. */
+  /** Put the conversation among the saved ones if it has changed; in them, no answer runs. */
   private keep(): void {
     const { id, turns, settings } = this.talk;
-    if (turns.length > 0) saved.put(id, turns.map(brokenOff), settings, Date.now());
+    const isKept = this.kept?.id === id && this.kept.turns === turns && this.kept.settings === settings;
+    if (turns.length === 0 || isKept) return;
+    if (saved.put(id, turns.map(brokenOff), settings, Date.now())) this.kept = this.talk;
   }
 
   readonly save = (): void => {
@@ -363,4 +370,7 @@ function newId(): string {
 
 export const conversation = new Conversation();
 addEventListener("pagehide", conversation.leave);
-addEventListener(FORGET, () => conversation.forget());
+addEventListener(FORGET, () => {
+  conversation.forget();
+  saved.changed();
+});

@@ -45,6 +45,7 @@ test("each key has a list of its own, and a damaged one is empty", () => {
   expect(saved.list()).toHaveLength(1);
   for (const text of ["{", "3", '[{"id": 1}]']) {
     memory.kept.set("share-compute.conversations.key-a", text);
+    saved.changed();
     expect(saved.list()).toEqual([]);
   }
 });
@@ -57,7 +58,41 @@ test("the oldest are dropped when there are too many, or too little space", () =
   for (const id of ["a", "b", "c", "d"]) expect(small.put(id, [turn("hello")], settings, 1)).toBe(true);
   expect(small.list().at(0)?.id).toBe("d");
   expect(small.list().length).toBeLessThan(4);
+  const before = small.list();
   expect(small.put("e", [turn("hello", "y".repeat(700))], settings, 1)).toBe(false);
+  expect([small.list(), small.unsaved()]).toEqual([before, "e"]);
+  expect(small.put("f", [turn("hello")], settings, 1)).toBe(true);
+  expect(small.unsaved()).toBe("");
+});
+
+test("nothing is kept without a key", () => {
+  const memory = new Memory();
+  const saved = new SavedConversations(memory, () => "");
+  expect(saved.put("a", [turn("hello")], settings, 1)).toBe(false);
+  expect([saved.list(), memory.kept.size, saved.unsaved()]).toEqual([[], 0, ""]);
+});
+
+test("a conversation that another tab deleted does not come back, and other tabs' ones stay", () => {
+  const memory = new Memory();
+  const [here, there] = [new SavedConversations(memory, () => "key"), new SavedConversations(memory, () => "key")];
+  here.put("a", [turn("hello")], settings, 1);
+  there.put("b", [turn("hello")], settings, 2);
+  there.remove("a");
+  expect(here.isDeleted("a")).toBe(true);
+  expect(here.put("a", [turn("hello")], settings, 3)).toBe(false);
+  expect(here.put("c", [turn("hello")], settings, 4)).toBe(true);
+  expect(here.list().map((one) => one.id)).toEqual(["c", "b"]);
+});
+
+test("the list is read once until it changes", () => {
+  const memory = new Memory();
+  let reads = 0;
+  const counted = { ...memory, getItem: (key: string) => ((reads += 1), memory.getItem(key)) };
+  const saved = new SavedConversations(counted, () => "key");
+  const first = saved.list();
+  expect([saved.list() === first, reads]).toEqual([true, 1]);
+  saved.changed();
+  expect([saved.list() === first, reads]).toEqual([true, 2]);
 });
 
 test("an export has the messages of each model", () => {

@@ -1,7 +1,8 @@
 /**
  * The conversations that this browser keeps, one list for each API key. The list is bounded: the oldest are dropped.
- * All tabs share it, so each change reads it again.
+ * All tabs share it, so each change reads it again. Without a signed-in key nothing is kept.
  */
+import { SAVED_AS } from "./forget";
 import { isRunning, type Settings, type Turn } from "./types";
 
 export interface SavedConversation {
@@ -18,18 +19,21 @@ const MOST = 50;
 /** Maximum length of the stored text, in characters: browsers store about five million. */
 const MOST_CHARACTERS = 4_000_000;
 const LONGEST_TITLE = 60;
-const PREFIX = "share-compute.conversations.";
 
 export class SavedConversations {
   private readonly listeners = new Set<() => void>();
-  private known: { text: string | null; list: readonly SavedConversation[] } = { text: null, list: [] };
+  private known: { owner: string; text: string | null; list: readonly SavedConversation[] } | undefined;
+  private isStale = true;
+  /** Conversations that this tab has put or opened; one of them that is missing was deleted in another tab. */
+  private readonly seen = new Set<string>();
+  private refused = "";
 
   /**
    * @param storage where the lists are kept.
-   * @param owner returns the id of the API key.
+   * @param owner returns the id of the API key; empty if none is signed in.
    */
   constructor(
-    private readonly storage: Pick<Storage, "getItem" | "setItem" | "removeItem">,
+    private readonly storage: Pick<Storage, "getItem" | "setItem">,
     private readonly owner: () => string,
   ) {}
 
@@ -40,54 +44,74 @@ export class SavedConversations {
 
   /** All conversations of the key, the last changed first. */
   readonly list = (): readonly SavedConversation[] => {
-    const text = this.storage.getItem(this.place);
-    if (text !== this.known.text) this.known = { text, list: read(text) };
+    const owner = this.owner();
+    if (this.known === undefined || this.known.owner !== owner || this.isStale) {
+      const text = owner === "" ? null : this.storage.getItem(SAVED_AS + owner);
+      if (this.known?.owner !== owner || this.known.text !== text) this.known = { owner, text, list: read(text) };
+      this.isStale = false;
+    }
     return this.known.list;
   };
 
+  /** Id of the conversation that did not fit when it was last put; empty if all fit. */
+  readonly unsaved = (): string => this.refused;
+
   get(id: string): SavedConversation | undefined {
-    return this.list().find((one) => one.id === id);
+    const found = this.fresh().find((one) => one.id === id);
+    if (found !== undefined) this.seen.add(id);
+    return found;
   }
 
-  /** Store a conversation; its title stays if it has one. Return whether there was space for it. */
+  /** Whether another tab has deleted a conversation of this one. */
+  isDeleted(id: string): boolean {
+    return this.owner() !== "" && this.seen.has(id) && this.get(id) === undefined;
+  }
+
+  /**
+   * Store a conversation, and drop the oldest ones that do not fit beside it; its title stays if it has one. Return
+   * whether it is stored. One that does not fit alone, or was deleted in another tab, changes nothing.
+   */
   put(id: string, turns: readonly Turn[], settings: Settings, at: number): boolean {
-    const before = this.get(id);
-    const title = before?.title ?? titleOf(turns);
-    return this.write([{ id, title, at, turns, settings }, ...this.list().filter((one) => one.id !== id)]);
+    if (this.owner() === "" || this.isDeleted(id)) return false;
+    const title = this.get(id)?.title ?? titleOf(turns);
+    const kept = [{ id, title, at, turns, settings }, ...this.list().filter((one) => one.id !== id)].slice(0, MOST);
+    while (kept.length > 0 && !this.stored(kept)) kept.pop();
+    const isKept = kept.length > 0;
+    if (isKept) this.seen.add(id);
+    this.refused = isKept ? "" : id;
+    this.changed();
+    return isKept;
   }
 
   rename(id: string, title: string): void {
     const short = title.trim().slice(0, LONGEST_TITLE);
-    if (short !== "") this.write(this.list().map((one) => (one.id === id ? { ...one, title: short } : one)));
+    if (short !== "") this.stored(this.fresh().map((one) => (one.id === id ? { ...one, title: short } : one)));
+    this.changed();
   }
 
   remove(id: string): void {
-    this.write(this.list().filter((one) => one.id !== id));
-  }
-
-  /** Tell the listeners that another tab changed the list. */
-  readonly changed = (): void => this.listeners.forEach((listener) => listener());
-
-  private get place(): string {
-    return PREFIX + this.owner();
-  }
-
-  private write(list: readonly SavedConversation[]): boolean {
-    const kept = list.slice(0, MOST);
-    let isKept = false;
-    while (kept.length > 0 && !isKept) {
-      const text = JSON.stringify(kept);
-      isKept = text.length <= MOST_CHARACTERS && this.stored(text);
-      if (!isKept) kept.pop();
-    }
-    if (kept.length === 0) this.storage.removeItem(this.place);
+    this.stored(this.fresh().filter((one) => one.id !== id));
     this.changed();
-    return kept.length === list.length || isKept;
   }
 
-  private stored(text: string): boolean {
+  /** Read the list again, and tell the listeners: it may have changed, perhaps in another tab. */
+  readonly changed = (): void => {
+    this.isStale = true;
+    this.listeners.forEach((listener) => listener());
+  };
+
+  private fresh(): readonly SavedConversation[] {
+    this.isStale = true;
+    return this.list();
+  }
+
+  /** Store a list as a whole; return whether it fits. If not, the stored one stays. */
+  private stored(list: readonly SavedConversation[]): boolean {
+    const owner = this.owner();
+    const text = JSON.stringify(list);
+    if (owner === "" || text.length > MOST_CHARACTERS) return false;
     try {
-      this.storage.setItem(this.place, text);
+      this.storage.setItem(SAVED_AS + owner, text);
       return true;
     } catch {
       return false; // the browser's storage is full

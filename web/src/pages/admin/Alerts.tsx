@@ -19,7 +19,7 @@ export function Alerts({ alerts: { fresh, acknowledged } }: { alerts: KnownAlert
     <>
       {fresh.length === 0 ? (
         <Text size="sm" role="status">
-          {acknowledged.length === 0 ? t("Nothing is the matter.") : t("Nothing new is the matter.")}
+          {acknowledged.length === 0 ? t("Nothing is the matter.") : t("No new alerts.")}
         </Text>
       ) : (
         <AlertList alerts={fresh} action={t("Acknowledge")} onAction={acknowledge} />

@@ -17,8 +17,10 @@ export function FirstSteps({ machines, children }: { machines: number; children:
   const progress = useProgress();
   const [mayInvite, maySubmit] = [useMay("admin"), useMay("submit")];
   const isAsked = progress === "begun" || (progress === "unknown" && machines === 0);
-  const known = useInfiniteQuery({ ...jobs(), enabled: isAsked }).data?.pages[0]?.jobs;
-  const served = useInfiniteQuery({ ...deployments("up"), enabled: isAsked }).data?.pages[0]?.deployments;
+  const ofJobs = useInfiniteQuery({ ...jobs(), enabled: isAsked });
+  const ofModels = useInfiniteQuery({ ...deployments("up"), enabled: isAsked });
+  const known = ofJobs.data?.pages[0]?.jobs;
+  const served = ofModels.data?.pages[0]?.deployments;
   const isKnown = isAsked && known !== undefined && served !== undefined;
   const [job] = known ?? [];
   const [model] = served ?? [];
@@ -27,7 +29,7 @@ export function FirstSteps({ machines, children }: { machines: number; children:
   useEffect(() => {
     if (next !== progress) become(next);
   }, [next, progress]);
-  if (isAsked && !isKnown) return null;
+  if (isAsked && !isKnown) return ofJobs.isError || ofModels.isError ? children : null;
   if (next !== "begun") return children;
   return (
     <>
@@ -41,7 +43,7 @@ export function FirstSteps({ machines, children }: { machines: number; children:
         <ol className={classes.steps}>
           <Step
             isDone={done.machine}
-            title={t("Invite a machine")}
+            title={t("Add a machine")}
             action={
               mayInvite && (
                 <ButtonLink to="/invites" variant={done.machine ? "default" : "filled"} size="xs">
@@ -61,7 +63,7 @@ export function FirstSteps({ machines, children }: { machines: number; children:
           </Step>
           <Step
             isDone={done.job}
-            title={t("Submit the demo job")}
+            title={t("Submit a job")}
             action={
               job === undefined ? (
                 maySubmit && (
@@ -75,7 +77,7 @@ export function FirstSteps({ machines, children }: { machines: number; children:
             }
           >
             {job === undefined ? (
-              t("It trains a classifier of handwritten digits. Its data comes with the server, so it runs as it stands.")
+              t("The demo job trains a classifier of handwritten digits. Its data comes with the server, so it runs as it stands.")
             ) : (
               <AnchorLink to="/jobs/$jobId" params={{ jobId: job.id }} size="sm">
                 {job.name}
@@ -84,7 +86,7 @@ export function FirstSteps({ machines, children }: { machines: number; children:
           </Step>
           <Step
             isDone={done.model}
-            title={t("Talk to a result")}
+            title={t("Serve a model")}
             action={
               model === undefined ? (
                 maySubmit && (

@@ -1,6 +1,8 @@
 /** When the list of first steps is shown: from a cluster without machines and jobs until all is done or dismissed. */
 import { useSyncExternalStore } from "react";
 
+import { keep, kept } from "../../kept";
+
 const NAME = "share-compute.first-steps";
 
 /** `unknown`: nobody has seen the list in this browser. */
@@ -15,12 +17,12 @@ export interface Done {
 const listeners = new Set<() => void>();
 
 export function progress(): Progress {
-  const kept = localStorage.getItem(NAME);
-  return kept === "begun" || kept === "over" ? kept : "unknown";
+  const known = kept(NAME);
+  return known === "begun" || known === "over" ? known : "unknown";
 }
 
 export function become(next: Progress): void {
-  localStorage.setItem(NAME, next);
+  keep(NAME, next);
   listeners.forEach((listener) => listener());
 }
 

@@ -24,6 +24,13 @@ interface Props {
 /** The answer of one model: its text with marks where machines were lost, statistics, and actions. */
 export function AnswerView({ turnId, answer, isLast, windows }: Props) {
   const { t } = useTranslation();
+  const lossMark = (mark: Mark) => <LossMark key={mark.key} mark={mark} isOver={!isRunning(answer)} />;
+  const plain = cut(answer.text, answer.marks).map(({ before, piece }, index) => (
+    <Fragment key={index}>
+      {before.map(lossMark)}
+      {piece}
+    </Fragment>
+  ));
   return (
     <section className={`card ${classes.answer}`} aria-label={t("Answer of {{model}}", { model: answer.model })} aria-busy={isRunning(answer)}>
       <AnchorLink to="/deployments/$name" params={{ name: answer.model }} size="xs" fw={600}>
@@ -35,21 +42,14 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
         </Text>
       )}
       <div className={classes.text} data-testid="answer">
-        {cut(answer.text, answer.marks).map(({ before, piece }, index) => (
-          <Fragment key={index}>
-            {before.map((mark) => (
-              <LossMark key={mark.key} mark={mark} isOver={!isRunning(answer)} />
-            ))}
-            {/* A model without a chat template continues a text, which need not be Markdown. */}
-            {answer.isPlain || piece === "" ? (
-              piece
-            ) : (
-              <Suspense fallback={piece}>
-                <Markdown text={piece} />
-              </Suspense>
-            )}
-          </Fragment>
-        ))}
+        {/* A model without a chat template continues a text, which need not be Markdown. */}
+        {answer.isPlain || answer.text === "" ? (
+          plain
+        ) : (
+          <Suspense fallback={plain}>
+            <Markdown text={answer.text} marks={answer.marks} mark={lossMark} />
+          </Suspense>
+        )}
         {isRunning(answer) && <span className={classes.cursor} aria-hidden />}
       </div>
       {isRunning(answer) && (answer.isReconnecting || answer.wait !== "") && (

@@ -1,7 +1,7 @@
 /** The saved conversations of this browser: open, rename, export, delete. */
 import { Button, Group, Text, TextInput, UnstyledButton } from "@mantine/core";
 import { useMediaQuery } from "@mantine/hooks";
-import { useState, useSyncExternalStore, type FormEvent } from "react";
+import { memo, useState, useSyncExternalStore, type FormEvent } from "react";
 import { useTranslation } from "react-i18next";
 
 import { Ago } from "../../components/Ago";
@@ -15,12 +15,18 @@ interface Props {
   onChange: () => void;
 }
 
-export function Conversations({ current, onChange }: Props) {
+export const Conversations = memo(function Conversations({ current, onChange }: Props) {
   const { t } = useTranslation();
   const list = useSyncExternalStore(saved.subscribe, saved.list);
+  const isUnsaved = useSyncExternalStore(saved.subscribe, saved.unsaved) === current;
   // At the side of the conversation the list is open; above it, on a narrow page, it would push it out of sight.
   const isWide = useMediaQuery("(min-width: 75em)", undefined, { getInitialValueInEffect: false });
-  if (list.length === 0) return null;
+  const warning = isUnsaved && (
+    <Text size="sm" role="status">
+      {t("This conversation does not fit into the browser's storage. It is not saved.")}
+    </Text>
+  );
+  if (list.length === 0) return warning;
   return (
     <details className={`card ${classes.conversations}`} open={isWide}>
       <summary>
@@ -29,6 +35,10 @@ export function Conversations({ current, onChange }: Props) {
           {list.length}
         </Text>
       </summary>
+      {warning}
+      <Text size="xs" c="dimmed" mt="xs">
+        {t("Kept in this browser until you sign out or delete them. Of more than 50 the oldest are dropped.")}
+      </Text>
       <ul className={classes.list}>
         {list.map((one) => (
           <Item key={one.id} one={one} isCurrent={one.id === current} onChange={onChange} />
@@ -36,7 +46,7 @@ export function Conversations({ current, onChange }: Props) {
       </ul>
     </details>
   );
-}
+});
 
 function Item({ one, isCurrent, onChange }: { one: SavedConversation; isCurrent: boolean; onChange: () => void }) {
   const { t } = useTranslation();
@@ -57,7 +67,11 @@ function Item({ one, isCurrent, onChange }: { one: SavedConversation; isCurrent:
             maxLength={60}
             autoFocus
             onChange={(event) => setTitle(event.currentTarget.value)}
-            onKeyDown={(event) => event.key === "Escape" && setTitle(null)}
+            onKeyDown={(event) => {
+              if (event.key !== "Escape") return;
+              event.preventDefault(); // it does not stop the answers
+              setTitle(null);
+            }}
           />
           <Button size="compact-sm" type="submit">
             {t("Rename")}

@@ -3,14 +3,38 @@ import { Fragment, memo, type ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { CopyBlock } from "../../components/copy/CopyBlock";
-import { blocksOf, type Block, type Inline } from "../../talk/markdown";
+import { blocksOf, partsOf, placesOf, type Block, type Inline } from "../../talk/markdown";
+import type { Mark } from "../../talk/types";
 import classes from "./Markdown.module.css";
 
-/** Earlier parts of a growing text keep their elements: only the last block changes. */
-const Markdown = memo(function Markdown({ text }: { text: string }) {
-  return <div className={classes.markdown}>{blocks(blocksOf(text))}</div>;
+interface Props {
+  text: string;
+  /** Marks in the text: each is shown before the first block that starts at its place or after it. */
+  marks: readonly Mark[];
+  mark: (mark: Mark) => ReactNode;
+}
+
+export default function Markdown({ text, marks, mark }: Props) {
+  const parts = partsOf(text);
+  const places = placesOf(parts, marks);
+  const shown = (place: number) => marks.filter((_, index) => places[index] === place).map(mark);
+  return (
+    <div className={classes.markdown}>
+      {parts.map(({ start, end }, index) => (
+        <Fragment key={index}>
+          {shown(index)}
+          <Source text={text.slice(start, end)} />
+        </Fragment>
+      ))}
+      {shown(parts.length)}
+    </div>
+  );
+}
+
+/** One block. It is parsed and rendered again only when its text changes: of a growing answer, the last one. */
+const Source = memo(function Source({ text }: { text: string }) {
+  return <>{blocks(blocksOf(text))}</>;
 });
-export default Markdown;
 
 function blocks(content: readonly Block[]): ReactNode {
   return content.map((one, index) => <BlockView key={index} block={one} />);

@@ -19,7 +19,19 @@ interface Props {
   windows: Windows;
 }
 
-export default function Programs({ models, turns, settings, windows }: Props) {
+/** Closed, it renders nothing of the conversation, which grows while answers are written. */
+export default function Programs(props: Props) {
+  const { t } = useTranslation();
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <details className={`card ${classes.parameters}`} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{t("The same with curl or Python")}</summary>
+      {isOpen && <Program {...props} />}
+    </details>
+  );
+}
+
+function Program({ models, turns, settings, windows }: Props) {
   const { t } = useTranslation();
   const [wanted, setWanted] = useState<string>();
   const model = models.find((one) => one === wanted) ?? models[0]!;
@@ -32,19 +44,16 @@ export default function Programs({ models, turns, settings, windows }: Props) {
     return settings.seed === undefined ? body : { ...body, seed: settings.seed };
   };
   return (
-    <details className={`card ${classes.parameters}`}>
-      <summary>{t("The same with curl or Python")}</summary>
-      <Stack gap="sm" mt="sm">
-        <Text size="sm" c="dimmed">
-          {t("This conversation up to its last message, with these parameters.")}
-        </Text>
-        {models.length > 1 && (
-          <div>
-            <SegmentedControl aria-label={t("Model of the program")} value={model} onChange={setWanted} data={[...models]} />
-          </div>
-        )}
-        <Snippets name={model} request={request} />
-      </Stack>
-    </details>
+    <Stack gap="sm" mt="sm">
+      <Text size="sm" c="dimmed">
+        {t("This conversation up to its last message, with these parameters.")}
+      </Text>
+      {models.length > 1 && (
+        <div>
+          <SegmentedControl aria-label={t("Model of the program")} value={model} onChange={setWanted} data={[...models]} />
+        </div>
+      )}
+      <Snippets name={model} request={request} />
+    </Stack>
   );
 }

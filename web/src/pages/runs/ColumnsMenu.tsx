@@ -66,7 +66,7 @@ export function ColumnsMenu({ title, fields, results, isOfFields = false, shown,
           ))}
           {found.length === 0 && (
             <Text size="sm" c="dimmed">
-              {t("Nothing is named like this.")}
+              {t("No match.")}
             </Text>
           )}
         </div>
