@@ -158,6 +158,7 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
 
     # The conversation is still there when the user returns, also after a reload.
     page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("link", name="Models").click()
     page.get_by_role("link", name="Playground").click()
     expect(text(page, "poet")).not_to_be_empty()
     page.reload()

@@ -15,17 +15,24 @@ export function Models() {
   const { t } = useTranslation();
   const search = route.useSearch();
   const canDeploy = useMay("submit");
+  const mayChat = useMay("chat");
   const { job, artifact, path } = search;
   return (
     <Page
       title={t("Models")}
       actions={
-        canDeploy &&
-        search.new !== true && (
-          <ButtonLink to="/models" search={{ ...search, new: true }} variant="default">
-            {t("Deploy a model")}
-          </ButtonLink>
-        )
+        <>
+          {mayChat && (
+            <ButtonLink to="/playground" variant="default">
+              {t("Playground")}
+            </ButtonLink>
+          )}
+          {canDeploy && search.new !== true && (
+            <ButtonLink to="/models" search={{ ...search, new: true }} variant="default">
+              {t("Deploy a model")}
+            </ButtonLink>
+          )}
+        </>
       }
     >
       {canDeploy && search.new === true && (

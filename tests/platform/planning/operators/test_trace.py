@@ -58,8 +58,8 @@ def test_a_llama_layer_comes_out_as_megatron_cuts_it() -> None:
         ({"mlp.down_projection": "row"}, "no operator matches 'mlp.down_projection'", "mlp.down_proj"),
         ({"self_attn.scaled*": "sequence"}, "cannot have the strategy sequence", "heads"),
         (
-            {"mlp.*": "row", "mlp.up_proj": "column"},
-            "two strategies: row by 'mlp.*'",
+            {"mlp.up*": "row", "mlp.up_proj": "column"},
+            "two strategies: row by 'mlp.up*'",
             "leave one of them out",
         ),
     ],
