@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.platform.planning.operators.drawn import draw_graph, draw_group
 
 from share_compute.planning.operators.plan import plan_layer
-from share_compute.planning.operators.search import SearchName
+from share_compute.specification.placement.operators import SearchName
 
 OPERATORS = 1000
 LIMIT_S = 5.0
