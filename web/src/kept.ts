@@ -1,4 +1,5 @@
 /** Small choices that the browser keeps. Without storage they hold until the page is closed. */
+import { useSyncExternalStore } from "react";
 
 const unstored = new Map<string, string>();
 
@@ -13,4 +14,50 @@ export function keep(name: string, text: string): void {
   } catch {
     unstored.set(name, text); // the storage is full or switched off
   }
+}
+
+/** A value that is read from kept choices. All components that use it see a change, also one in another tab. */
+export class Shared<Value> {
+  private readonly listeners = new Set<() => void>();
+  private known: { value: Value } | undefined;
+
+  /**
+   * @param names names of the choices.
+   * @param read returns the value that they have now.
+   */
+  constructor(
+    private readonly names: readonly string[],
+    private readonly read: () => Value,
+  ) {}
+
+  readonly get = (): Value => (this.known ??= { value: this.read() }).value;
+
+  /** Keep a choice, and tell all components. */
+  keep(name: string, text: string): void {
+    keep(name, text);
+    this.changed();
+  }
+
+  use(): Value {
+    return useSyncExternalStore(this.subscribe, this.get);
+  }
+
+  private changed(): void {
+    this.known = undefined;
+    this.listeners.forEach((listener) => listener());
+  }
+
+  private readonly subscribe = (listener: () => void): (() => void) => {
+    const onStorage = ({ key }: StorageEvent) => {
+      if (key !== null && !this.names.includes(key)) return;
+      this.known = undefined;
+      listener();
+    };
+    this.listeners.add(listener);
+    addEventListener("storage", onStorage);
+    return () => {
+      this.listeners.delete(listener);
+      removeEventListener("storage", onStorage);
+    };
+  };
 }

@@ -1,17 +1,19 @@
 /** Alerts that the user has acknowledged in this browser. A changed alert counts as new. */
-import { useSyncExternalStore } from "react";
-
 import type { Alert } from "../api/types";
-import { keep, kept } from "../kept";
+import { kept, Shared } from "../kept";
 
 const NAME = "share-compute.acknowledged";
 
 /** Version of each acknowledged alert, by its id. */
 export type Acknowledged = Readonly<Record<string, string>>;
 
-const NOTHING: Acknowledged = {};
-const listeners = new Set<() => void>();
-let current: Acknowledged | undefined;
+const shared = new Shared<Acknowledged>([NAME], () => {
+  try {
+    return { ...(JSON.parse(kept(NAME) ?? "{}") as Acknowledged) };
+  } catch {
+    return {};
+  }
+});
 
 /** Text that differs after each change of an alert that matters. Sizes are left out, since they change all the time. */
 export function versionOf({ severity, since, text }: Pick<Alert, "severity" | "since" | "text">): string {
@@ -29,52 +31,24 @@ export function pruned(known: Acknowledged, alerts: readonly Alert[]): Acknowled
   return current.length === Object.keys(known).length ? known : Object.fromEntries(current);
 }
 
-function read(): Acknowledged {
-  if (current === undefined) {
-    try {
-      current = { ...(JSON.parse(kept(NAME) ?? "{}") as Acknowledged) };
-    } catch {
-      current = NOTHING;
-    }
-  }
-  return current;
-}
-
 function write(next: Acknowledged): void {
-  if (next === read()) return;
-  current = next;
-  keep(NAME, JSON.stringify(next));
-  listeners.forEach((listener) => listener());
+  if (next !== shared.get()) shared.keep(NAME, JSON.stringify(next));
 }
 
 export function acknowledge(alerts: readonly Alert[]): void {
-  write({ ...read(), ...Object.fromEntries(alerts.map((alert) => [alert.id, versionOf(alert)])) });
+  write({ ...shared.get(), ...Object.fromEntries(alerts.map((alert) => [alert.id, versionOf(alert)])) });
 }
 
 /** Show acknowledged alerts as new again. */
 export function restore(alerts: readonly Alert[]): void {
   const ids = new Set(alerts.map((alert) => alert.id));
-  write(Object.fromEntries(Object.entries(read()).filter(([id]) => !ids.has(id))));
+  write(Object.fromEntries(Object.entries(shared.get()).filter(([id]) => !ids.has(id))));
 }
 
 export function forgetEnded(alerts: readonly Alert[]): void {
-  write(pruned(read(), alerts));
-}
-
-function subscribe(listener: () => void): () => void {
-  const onStorage = ({ key }: StorageEvent) => {
-    if (key !== NAME) return;
-    current = undefined;
-    listener();
-  };
-  listeners.add(listener);
-  addEventListener("storage", onStorage);
-  return () => {
-    listeners.delete(listener);
-    removeEventListener("storage", onStorage);
-  };
+  write(pruned(shared.get(), alerts));
 }
 
 export function useAcknowledged(): Acknowledged {
-  return useSyncExternalStore(subscribe, read);
+  return shared.use();
 }

@@ -1,7 +1,5 @@
 /** Choices about notifications of ended jobs, kept in this browser. Off until the user switches them on. */
-import { useSyncExternalStore } from "react";
-
-import { keep, kept } from "../kept";
+import { kept, Shared } from "../kept";
 
 const SWITCH = "share-compute.notify";
 const WATCHED = "share-compute.watched";
@@ -14,17 +12,13 @@ export interface Watching {
   jobs: readonly string[];
 }
 
-const listeners = new Set<() => void>();
-let current: Watching | undefined;
+const shared = new Shared<Watching>([SWITCH, WATCHED], () => ({
+  isOn: kept(SWITCH) === "on",
+  jobs: (kept(WATCHED) ?? "").split(" ").filter(Boolean),
+}));
 
 export function watching(): Watching {
-  current ??= { isOn: kept(SWITCH) === "on", jobs: (kept(WATCHED) ?? "").split(" ").filter(Boolean) };
-  return current;
-}
-
-function changed(): void {
-  current = undefined;
-  listeners.forEach((listener) => listener());
+  return shared.get();
 }
 
 /** Whether the browser can show notifications: pages without TLS from another host cannot. */
@@ -35,36 +29,19 @@ export function canNotify(): boolean {
 /** Ask the browser's user for permission; return whether notifications are on now. */
 export async function switchOn(): Promise<boolean> {
   const isAllowed = canNotify() && (await Notification.requestPermission()) === "granted";
-  keep(SWITCH, isAllowed ? "on" : "off");
-  changed();
+  shared.keep(SWITCH, isAllowed ? "on" : "off");
   return isAllowed;
 }
 
 export function switchOff(): void {
-  keep(SWITCH, "off");
-  changed();
+  shared.keep(SWITCH, "off");
 }
 
 export function watch(job: string, isWatched: boolean): void {
   const others = watching().jobs.filter((one) => one !== job);
-  keep(WATCHED, (isWatched ? [...others, job].slice(-MOST_WATCHED) : others).join(" "));
-  changed();
-}
-
-function subscribe(listener: () => void): () => void {
-  // Another tab has changed them.
-  const onStorage = () => {
-    current = undefined;
-    listener();
-  };
-  listeners.add(listener);
-  addEventListener("storage", onStorage);
-  return () => {
-    listeners.delete(listener);
-    removeEventListener("storage", onStorage);
-  };
+  shared.keep(WATCHED, (isWatched ? [...others, job].slice(-MOST_WATCHED) : others).join(" "));
 }
 
 export function useWatching(): Watching {
-  return useSyncExternalStore(subscribe, watching);
+  return shared.use();
 }

@@ -1,7 +1,5 @@
 /** When the list of first steps is shown: from a cluster without machines and jobs until all is done or dismissed. */
-import { useSyncExternalStore } from "react";
-
-import { keep, kept } from "../../kept";
+import { kept, Shared } from "../../kept";
 
 const NAME = "share-compute.first-steps";
 
@@ -14,25 +12,17 @@ export interface Done {
   model: boolean;
 }
 
-const listeners = new Set<() => void>();
-
-export function progress(): Progress {
+const shared = new Shared<Progress>([NAME], () => {
   const known = kept(NAME);
   return known === "begun" || known === "over" ? known : "unknown";
-}
+});
 
 export function become(next: Progress): void {
-  keep(NAME, next);
-  listeners.forEach((listener) => listener());
-}
-
-function subscribe(listener: () => void): () => void {
-  listeners.add(listener);
-  return () => void listeners.delete(listener);
+  shared.keep(NAME, next);
 }
 
 export function useProgress(): Progress {
-  return useSyncExternalStore(subscribe, progress);
+  return shared.use();
 }
 
 /** The progress after the cluster was looked at. A cluster that others have set up already needs no first steps. */
