@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from pydantic import AfterValidator, Field
 
@@ -10,8 +10,10 @@ from share_compute.files.plain_text import plain
 from share_compute.files.strict import StrictModel
 from share_compute.lifecycle.states import JobState
 from share_compute.specification.base import MOST_TAGS, Group, Tag, Tags
-from share_compute.store.jobs import JobLabels
 from share_compute_api.schemas.bodies import ResponseBody, example
+
+if TYPE_CHECKING:
+    from share_compute.store.jobs import JobLabels  # SQLAlchemy is slow to import, and clients do without
 
 MOST_COMPARED = 20
 """Maximum number of jobs in one comparison."""

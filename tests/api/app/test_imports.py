@@ -19,6 +19,12 @@ print([name for name in ("torch", "transformers", "alembic", "pyarrow") if name 
     assert done.stdout.strip() == "[]"
 
 
+def test_a_client_does_not_import_the_database() -> None:
+    program = "import sys, share_compute_api.client.client; print('sqlalchemy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_no_garbage_is_collected_while_a_server_imports_its_packages() -> None:
     before = gc.get_freeze_count()
     try:
