@@ -24,7 +24,7 @@ from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
 
 if TYPE_CHECKING:
-    from share_compute.models.profiles.profile import ModelProfile
+    from share_compute.models.blueprint import Blueprint
     from share_compute.planning.operators.plan import OperatorReport
     from share_compute.planning.report import PlanReport, PlanTimeline
     from share_compute.specification.placement.operators import SearchName
@@ -64,10 +64,15 @@ def plan_on_paper(
             these requests. If known, ``details`` says what is missing.
         UserError: the model does not exist or has nothing to train, or the strategy does not exist.
     """
+    from share_compute.models.factory import dissect
     from share_compute.planning.dry_run import dry_run
 
-    _require_strategies(spec)
-    return dry_run(spec, topology, _profile(spec), strategy=strategy, compare=compare, serving=serving)
+    blueprint = _blueprint(spec)
+    if spec.parallelism.operators.strategies:
+        from share_compute.planning.operators.trace import require_strategies
+
+        require_strategies(blueprint, spec)
+    return dry_run(spec, topology, dissect(blueprint), strategy=strategy, compare=compare, serving=serving)
 
 
 def operators_on_paper(
@@ -93,8 +98,6 @@ def operators_on_paper(
         PlanInfeasible: no machine has so many devices.
         UserError: the model does not exist, its layers have no fixed operators, or a given strategy is not legal.
     """
-    from share_compute.data.tokenization import expected_vocab_size
-    from share_compute.models.blueprint import blueprint_of
     from share_compute.planning.operators.cost import Workload
     from share_compute.planning.operators.plan import OperatorReport, group_on, plan_layer, require_matches
     from share_compute.planning.operators.trace import layer_graphs
@@ -104,7 +107,7 @@ def operators_on_paper(
     microbatches = training.microbatches or 1
     samples = training.batch_size // microbatches
     length = training.sequence_length
-    found = layer_graphs(blueprint_of(spec, expected_vocab_size(spec)), samples, length)
+    found = layer_graphs(_blueprint(spec), samples, length)
     require_matches([graph for graph, _ in found], fixed)
     layers = tuple(
         plan_layer(
@@ -133,28 +136,19 @@ def operators_on_paper(
     )
 
 
-def _require_strategies(spec: TrainJob) -> None:
-    if not spec.parallelism.operators.strategies:
-        return
+def _blueprint(spec: TrainJob) -> Blueprint:
     from share_compute.data.tokenization import expected_vocab_size
     from share_compute.models.blueprint import blueprint_of
-    from share_compute.planning.operators.trace import require_strategies
 
-    require_strategies(blueprint_of(spec, expected_vocab_size(spec)), spec)
-
-
-def _profile(spec: TrainJob) -> ModelProfile:
-    from share_compute.data.tokenization import expected_vocab_size
-    from share_compute.models.blueprint import blueprint_of
-    from share_compute.models.factory import dissect
-
-    return dissect(blueprint_of(spec, expected_vocab_size(spec)))
+    return blueprint_of(spec, expected_vocab_size(spec))
 
 
 def _lay_out(request: TimelineRequest) -> PlanTimeline:
+    from share_compute.models.factory import dissect
     from share_compute.planning.dry_run import lay_out
 
-    return lay_out(request.job, request.plan, request.topology, _profile(request.job), request.timings)
+    profile = dissect(_blueprint(request.job))
+    return lay_out(request.job, request.plan, request.topology, profile, request.timings)
 
 
 def _plan(text: str) -> PlanReport:

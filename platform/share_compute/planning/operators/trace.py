@@ -83,8 +83,6 @@ def require_strategies(blueprint: Blueprint, spec: TrainJob) -> None:
     Without a number of microbatches, `DividedStage` checks their size.
     """
     given, training = spec.parallelism.operators.strategies, spec.training
-    if not given:
-        return
     graphs = layer_graphs(
         blueprint, training.batch_size // (training.microbatches or 1), training.sequence_length
     )
