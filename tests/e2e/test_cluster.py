@@ -176,7 +176,7 @@ def test_the_map_shows_flows_and_utilization_and_zooms(page: Page, cluster: Clus
     expect(node(page, "birch")).to_have_attribute("data-busy", "low")
     width = chart.evaluate("element => element.clientWidth")
     page.get_by_role("button", name="Zoom in").click()
-    page.wait_for_function(f"document.querySelector('svg[role=group]').clientWidth > {width}")
+    page.wait_for_function(f"() => document.querySelector('svg[role=group]').clientWidth > {width}")
     expect(page.get_by_role("button", name="Zoom out")).to_be_enabled()
 
 
