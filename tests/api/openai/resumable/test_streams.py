@@ -58,7 +58,7 @@ def http(plane: Plane) -> Iterator[httpx.Client]:
 
 def client(plane: Plane, api_key: str) -> httpx.Client:
     headers = {"Authorization": f"Bearer {api_key}"}
-    return httpx.Client(base_url=f"{plane.url}/v1", headers=headers, timeout=20)
+    return httpx.Client(base_url=f"{plane.url}/v1", headers=headers, timeout=60)
 
 
 def streams(plane: Plane) -> ResumableStreams:
@@ -288,12 +288,12 @@ def ask_with_tools(
     seen = Seen()
     body = {"model": "caller", "stream": True, "seed": 0, "n": 2, "messages": HELLO, "tools": TOOLS}
     headers = RESUMABLE if is_resumable else {}
-    timeout = httpx.Timeout(20, read=0.5 if pauses else 20)
-    with (
-        suppress(httpx.ReadTimeout),
-        http.stream("POST", "/chat/completions", json=body, headers=headers, timeout=timeout) as response,
-    ):
-        seen.read(response, until_chunks=until)
+    with http.stream("POST", "/chat/completions", json=body, headers=headers) as response:
+        if pauses:
+            # Only once the response has begun: a busy server may take longer than this to begin it.
+            response.request.extensions["timeout"]["read"] = 0.5
+        with suppress(httpx.ReadTimeout):
+            seen.read(response, until_chunks=until)
     return seen
 
 
