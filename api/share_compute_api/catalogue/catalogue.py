@@ -23,7 +23,7 @@ from share_compute_api.catalogue.facts import FactsReader, Found
 from share_compute_api.catalogue.operator_file import CATALOGUE_FILE, OfferedModel, read_operator_file
 from share_compute_api.schemas.bodies import UploadView
 from share_compute_api.schemas.catalogue import CatalogueEntry, CatalogueView, ModelSource
-from share_compute_api.submission.data_roots import DataRoots
+from share_compute_api.submission.data_roots import DataRoots, require_no_links
 from share_compute_api.submission.model_folders import refused
 from share_compute_api.uploads.upload_store import UploadStore
 from share_compute_api.workers.isolated.remembered import Asks
@@ -35,7 +35,6 @@ _MOST_SEARCHED: Final = 1000
 _MOST_FOLDERS: Final = 200
 _MOST_ENTRIES: Final = 20_000
 """Maximum number of entries of the data roots that a search for models reads."""
-_MOST_RESULT_FILES: Final = 10_000
 _WAIT_S: Final = 1.0
 """Maximum time that a request waits for the facts about new folders, in seconds."""
 _SERVABLE: Final = ("language_model", "embedding")
@@ -169,7 +168,7 @@ class Catalogue:
         home = job_folder(self.settings.data_folder, job.kind, job.id)
         if not is_model or not _is_below(folder, home):
             return None
-        # An unmerged LoRA adapter has no config.json. A link is not followed: `_require_unlinked` refuses it.
+        # An unmerged LoRA adapter has no config.json. A link is not followed: `require_no_links` refuses it.
         if not os.path.lexists(folder / "config.json"):
             return None
 
@@ -180,7 +179,7 @@ class Catalogue:
             model=ServedModelSpec(job=job.id, artifact=artifact.name),
             folder=folder,
             reference=str(folder),
-            check=lambda: _require_unlinked(folder),
+            check=lambda: require_no_links(folder),
             changed_at=artifact.created_at,
         )
 
@@ -287,20 +286,6 @@ def _is_below(folder: Path, home: Path) -> bool:
         return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(home))
     except ValueError:  # the path contains a NUL byte
         return False
-
-
-def _require_unlinked(folder: Path) -> None:
-    """Raise UserError if a folder or a folder below has links, which untrusted code on the Ray head can make."""
-    seen = 0
-    for parent, folders, files in os.walk(folder):
-        names = (*folders, *files)
-        seen += len(names)
-        if seen > _MOST_RESULT_FILES:
-            raise UserError(
-                f"the result has more than {_MOST_RESULT_FILES:,} files", hint="export the model again"
-            )
-        if any(Path(parent, name).is_symlink() for name in names):
-            raise UserError("the result has links", hint="export the model again")
 
 
 def _folder_name(folder: Path) -> str:

@@ -21,6 +21,7 @@ _PROCESSES: Final = (Path("/proc"), Path("/sys"))
 _DEVICES: Final = Path("/dev")
 """Folder of devices. Jobs may name a file in ``/dev`` only if a data root below ``/dev`` contains the file."""
 _MOST_ENTRIES: Final = 10_000
+_MOST_RESULT_FILES: Final = 10_000
 _MOST_DEPTH: Final = 5
 """Levels of folders below a root that are searched for models; a cache of the Hugging Face Hub has three."""
 
@@ -59,6 +60,24 @@ def require_unlinked(path: Path, field: str) -> None:
         raise refused(
             field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
         )
+
+
+def require_no_links(folder: Path) -> None:
+    """Raise UserError if a job's result has links; untrusted code on the Ray head can make them.
+
+    Args:
+        folder: folder of the result, which has at most `_MOST_RESULT_FILES` entries.
+    """
+    seen = 0
+    for parent, folders, files in os.walk(folder):
+        names = (*folders, *files)
+        seen += len(names)
+        if seen > _MOST_RESULT_FILES:
+            raise UserError(
+                f"the result has more than {_MOST_RESULT_FILES:,} files", hint="export the model again"
+            )
+        if any(Path(parent, name).is_symlink() for name in names):
+            raise UserError("the result has links", hint="export the model again")
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from share_compute.data.tokenization import has_tokenizer
-from share_compute.errors import NotFound, UserError
+from share_compute.errors import UserError
 from share_compute.models.huggingface.encoder_types import pooling_of
 from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
 from share_compute.specification import ServedModelSpec, ServeJob
 from share_compute.store import Store
-from share_compute_api.submission.data_roots import require_unlinked
+from share_compute_api.submission.data_roots import require_no_links, require_unlinked
 from share_compute_api.submission.model_folders import (
     check_model_folder,
     check_stages,
@@ -30,16 +30,18 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
     """Return the folder of the model to be served: ``model.path``, or an artifact of a job.
 
     Raises:
-        UserError: the job has no such artifact, or the path now contains a link.
+        UserError: the job has no such artifact, the artifact has links, or the path now contains a link.
     """
     if model.path is not None:
         require_unlinked(model.path, "model.path")
         return model.path
     assert model.job is not None
     try:
-        return store.progress.artifact(model.job, model.artifact).path
-    except NotFound as failure:
+        folder = store.progress.artifact(model.job, model.artifact).path
+        require_no_links(folder)
+    except UserError as failure:
         raise refused("model.job", failure.message, failure.hint or "name another job") from failure
+    return folder
 
 
 def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import UserError
+from share_compute.files.json_files import MOST_JSON_BYTES, read_json_file
 from share_compute.models.huggingface.encoder_types import encoder_window, is_encoder, trained_window
 from share_compute.models.huggingface.sizes import WINDOW_KEYS, whole_number
 from share_compute_api.workers.isolated.messages import FindLargestId
 from share_compute_api.workers.isolated.remembered import Asks
 
 _INDEX = "model.safetensors.index.json"
+_MOST_INDEX_BYTES = 16 << 20
 _NUMBERED = re.compile(r"^model-\d{5}-of-(\d{5})\.safetensors$")
 _MOST_NAMED = 5
 
@@ -134,7 +135,7 @@ def _weight_files(folder: Path, field: str) -> list[str]:
     there = sorted(file.name for file in folder.glob("model*.safetensors"))
     wanted = set(there)
     if (folder / _INDEX).is_file():
-        places = read_json(folder / _INDEX, field).get("weight_map")
+        places = read_json(folder / _INDEX, field, _MOST_INDEX_BYTES).get("weight_map")
         wanted = {str(name) for name in places.values()} if isinstance(places, dict) else set()
         if not wanted or any(Path(name).name != name for name in wanted):
             raise refused(field, f"{folder / _INDEX} does not list the weights", "save the model again")
@@ -201,16 +202,13 @@ def check_stages(stages: int | None, layers: int | None) -> None:
         )
 
 
-def read_json(path: Path, field: str) -> dict[str, Any]:
-    """Return the object in a JSON file.
+def read_json(path: Path, field: str, most_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON file of a model.
 
     Raises:
-        UserError: the file cannot be read, or is not a JSON object.
+        UserError: the file cannot be read, is too large, or is not a JSON object; the error names the field.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as failure:
-        raise refused(field, f"{path.name} cannot be read: {failure}", "fix or replace the file") from failure
-    if not isinstance(data, dict):
-        raise refused(field, f"{path.name} is not a JSON object", "fix or replace the file")
-    return data
+        return read_json_file(path, dict, most_bytes=most_bytes)
+    except UserError as failure:
+        raise refused(field, failure.message, failure.hint or "fix or replace the file") from failure

@@ -5,11 +5,11 @@ This module does not import torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from share_compute.errors import UserError
+from share_compute.files.json_files import read_json_file
 from share_compute.specification import ModelSpec
 from share_compute.specification.layers import EMBEDDINGS
 
@@ -50,15 +50,7 @@ def declared_config(model: ModelSpec) -> dict[str, Any]:
             hint="give the path of a Hugging Face folder that the server can read",
         )
     file = model.path / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as failure:
-        raise UserError(
-            f"{file} cannot be read: {failure}", hint="give a folder that save_pretrained wrote"
-        ) from failure
-    if not isinstance(config, dict):
-        raise UserError(f"{file} is not a JSON object", hint="give a folder that save_pretrained wrote")
-    return config
+    return read_json_file(file, dict, shown=str(file))
 
 
 def model_vocab_size(model: ModelSpec) -> int | None:

@@ -249,7 +249,10 @@ def with_header(folder: Path, header: dict[str, Any]) -> None:
 HOSTILE: dict[str, tuple[Change, str]] = {
     "huge config": (lambda f: sparse(f / "config.json", 4 << 30), "config.json has 4.0 GiB; at most 1.0 MiB"),
     "deep config": (lambda f: (f / "config.json").write_text("[" * 500_000), "config.json cannot be read"),
-    "huge settings": (lambda f: sparse(f / "modules.json", 4 << 30), "modules.json has more than 1.0 MiB"),
+    "huge settings": (
+        lambda f: sparse(f / "modules.json", 4 << 30),
+        "modules.json has 4.0 GiB; at most 1.0 MiB are read",
+    ),
     "foreign step": (
         lambda f: (f / "modules.json").write_text('[{"type": "a.Pooling", "path": "/etc"}]'),
         "the folder of step 0 in modules.json is outside the model's folder",

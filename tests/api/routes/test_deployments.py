@@ -334,6 +334,13 @@ def test_the_result_of_a_job_is_deployed(
         with pytest.raises(UserError, match=r"model\.job: ") as caught:
             client.deploy({"name": "other", "model": wrong})
         assert not isinstance(caught.value, NotFound)
+    weights = plane.store.progress.artifact(job_id, "model").path / "model-00001-of-00002.safetensors"
+    aside = weights.rename(weights.with_suffix(".aside"))
+    weights.symlink_to("/etc/hostname")
+    with pytest.raises(UserError, match=r"model\.job: the result has links"):
+        client.deploy({"name": "linked", "model": {"job": job_id}})
+    weights.unlink()
+    aside.rename(weights)
     done = run("serve", job_id, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["name"] == "digits"

@@ -232,7 +232,7 @@ def test_what_is_no_encoder_is_refused_as_embedder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lower case"):
         pooling_of(tmp_path, BERT)
     (tmp_path / "modules.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match="not an array"):
+    with pytest.raises(UserError, match="not a JSON array"):
         pooling_of(tmp_path, BERT)
     (tmp_path / "modules.json").write_text("[3]", encoding="utf-8")
     with pytest.raises(UserError, match="lists no steps"):
@@ -287,7 +287,7 @@ def test_steps_outside_the_folder_are_not_read(tmp_path: Path, case: str) -> Non
 @pytest.mark.parametrize("name", ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"])
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b" " * (1 << 20) + b"{}", "has more than 1.0 MiB"), (b"[" * 500_000, "cannot be read")],
+    [(b" " * (1 << 20) + b"{}", "has 1.0 MiB; at most 1.0 MiB are read"), (b"[" * 500_000, "cannot be read")],
 )
 def test_errors_about_large_and_deep_files_name_them_in_the_folder(
     tmp_path: Path, name: str, content: bytes, problem: str

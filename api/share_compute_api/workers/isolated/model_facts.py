@@ -10,14 +10,13 @@ from typing import Any, Final
 from share_compute.data.tokenization import has_chat_template, has_tokenizer
 from share_compute.errors import UserError
 from share_compute.files.folder_facts import FolderFacts
+from share_compute.files.json_files import read_json_file
 from share_compute.models.huggingface.encoder_types import encoder_window, pooling_of
 from share_compute.models.huggingface.licence import licence_in
 from share_compute.models.huggingface.sizes import WINDOW_KEYS, whole_number
 from share_compute.quantities import bytes_text
 from share_compute_api.workers.isolated.weight_index import INDEX, MOST_WEIGHT_FILES, weight_files
 
-_MOST_CONFIG_BYTES: Final = 1 << 20
-"""Maximum size of config.json."""
 _MOST_INDEX_BYTES: Final = 16 << 20
 _MOST_HEADER_BYTES: Final = 16 << 20
 """Maximum size of the header of one file of weights, and of all headers of a model together."""
@@ -63,7 +62,7 @@ def _config(folder: Path) -> dict[str, Any]:
                 hint="train with training.lora.merge, or merge them into their model with peft",
             )
         raise UserError("the folder has no config.json", hint="name the folder of a Hugging Face model")
-    config = _json(file, _MOST_CONFIG_BYTES)
+    config = read_json_file(file, dict)
     if not isinstance(config.get("model_type"), str):
         raise UserError("config.json has no model_type", hint="use a model of transformers")
     return config
@@ -125,17 +124,6 @@ def _values_in(header: dict[str, Any], size_bytes: int) -> int:
     if not 0 <= number <= 2 * size_bytes:
         raise ValueError("the shapes do not fit the data")
     return number
-
-
-def _json(file: Path, most_bytes: int) -> dict[str, Any]:
-    _require_size(file, most_bytes)
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as failure:
-        raise UserError(f"{file.name} cannot be read: {failure}", hint="fix or replace the file") from failure
-    if not isinstance(found, dict):
-        raise UserError(f"{file.name} is not a JSON object", hint="fix or replace the file")
-    return found
 
 
 def _require_size(file: Path, most_bytes: int) -> None:

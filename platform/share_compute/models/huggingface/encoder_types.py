@@ -10,7 +10,6 @@ This module does not import torch.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from share_compute.errors import UserError
+from share_compute.files.json_files import read_json_file
 from share_compute.files.strict import StrictModel
-from share_compute.quantities import bytes_text
 
 _WINDOW_KEY = "max_position_embeddings"
 _DEFAULT_PADDING_ID = 1
@@ -27,8 +26,6 @@ _DEFAULT_PADDING_ID = 1
 _NAMES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len", "weightedmean")
 _MODES = frozenset((*_NAMES, *(f"{name}_tokens" for name in _NAMES), "cls_token"))
 """Modes of sentence-transformers, as the value of ``pooling_mode`` or at the end of the name of a switch."""
-_MOST_BYTES = 1 << 20
-"""Maximum size of a JSON file that is read."""
 _MOST_STEPS = 16
 _MOST_SHOWN = 60
 """Maximum number of characters of a model's files that an error shows."""
@@ -243,29 +240,14 @@ def _named(modes: set[str]) -> str:
 
 def _read(folder: Path, name: str, kind: type = dict) -> Any:
     """Return the content of a JSON file of a folder, which must be a ``kind``; ``kind()`` if there is no file."""
-    shown = _shown(name)
     try:
         if not (folder / name).is_file():
             return kind()
-        with (folder / name).open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
     except OSError as failure:
         raise UserError(
-            f"{shown} cannot be read: {failure.strerror}", hint="fix or replace the file"
+            f"{_shown(name)} cannot be read: {failure.strerror}", hint="fix or replace the file"
         ) from failure
-    if len(text) > _MOST_BYTES:
-        raise UserError(
-            f"{shown} has more than {bytes_text(_MOST_BYTES)}",
-            hint="use the files that the model was published with",
-        )
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as failure:
-        raise UserError(f"{shown} cannot be read: {failure}", hint="fix or replace the file") from failure
-    if not isinstance(found, kind):
-        wanted = "an object" if kind is dict else "an array"
-        raise UserError(f"{shown} is not {wanted} in JSON", hint="fix or replace the file")
-    return found
+    return read_json_file(folder / name, kind, shown=_shown(name))
 
 
 def _shown(text: str) -> str:
