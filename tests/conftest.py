@@ -46,7 +46,7 @@ SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.25
 """Each poll takes processor time in the process that answers it, which the awaited event needs as well."""
 WITH_MACHINES = ("tests/chaos/", "tests/containers/", "tests/hosts/")
 WITH_BROWSERS = "tests/e2e/"
-PURE = ("tests/platform/", "tests/web/")
+ACTORS, PURE = "tests/actors/", ("tests/platform/", "tests/web/")
 MACHINES = {"server", "run_server", "run_command"}
 Found = TypeVar("Found")
 
@@ -73,7 +73,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     - Three groups of tests run one after the other within the group: those in the Ray cluster of the session, those
       with machines that join the server of the session, and those that start servers of their own. Tests in front of
       a browser stay together by file.
-    - Tests that start machines, servers or browsers are ``more``, except the real paths.
+    - Tests that start machines or browsers, and slow ones outside of the pure rooms, are ``more``, except the real
+      paths.
     """
     file = item.path.relative_to(item.config.rootpath).as_posix()
     fixtures, is_slow = set(getattr(item, "fixturenames", ())), item.get_closest_marker("slow")
@@ -81,9 +82,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.xdist_group("cluster"))
     elif file.startswith(WITH_BROWSERS) and not fixtures & MACHINES:
         item.add_marker(pytest.mark.xdist_group(file))
-    elif file.startswith(WITH_MACHINES) or fixtures & MACHINES or (is_slow and not file.startswith(PURE)):
+    elif file.startswith(WITH_MACHINES) or fixtures & MACHINES or (is_slow and file.startswith(ACTORS)):
         item.add_marker(pytest.mark.xdist_group("machines" if "server" in fixtures else "servers"))
-    else:
+    elif not is_slow or file.startswith(PURE):
         return
     if not item.get_closest_marker("real_path"):
         item.add_marker(pytest.mark.more)

@@ -35,7 +35,6 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
     return _calm[0]
 
 
-@pytest.mark.real_path
 def test_the_loss_is_close_to_that_without_compression(
     attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm
 ) -> None:

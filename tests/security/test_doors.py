@@ -84,6 +84,7 @@ def test_half_sent_requests_do_not_keep_others_out(tmp_path: Path, sent: bytes) 
         assert is_healthy(plane)
 
 
+@pytest.mark.slow
 def test_half_sent_requests_with_few_descriptors(tmp_path: Path) -> None:
     """The server may open 512 files only: before, 480 half-sent requests used up all of them."""
     program = tmp_path / "limited.py"

@@ -187,6 +187,7 @@ def test_two_servers_that_want_one_postgresql_after_its_restart(
         assert names(winner) == ["of the winner"]
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_the_older_server_is_fenced_when_its_connection_is_cut(
     restartable: tuple[PostgresServer, str],

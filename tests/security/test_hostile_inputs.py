@@ -41,6 +41,8 @@ from share_compute_api.server.budget import Budget
 from share_compute_api.workers.isolated.pool import IsolatedProcesses, PoolLimits
 from share_compute_api.workers.isolated.process import bare_environment
 
+pytestmark = pytest.mark.slow  # attacks last until their limit
+
 MOST_GROWTH_BYTES = 64 << 20
 """Largest growth of the server's process during one attack."""
 LIMITS = PoolLimits(memory_bytes=512 << 20, time_s=2.0, load_s=10.0)

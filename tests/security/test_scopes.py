@@ -301,6 +301,7 @@ def test_where_the_server_keeps_its_data_is_for_admins(house: House) -> None:
             assert (str(house.settings.data_folder) in text) == (scope is A)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", [None, C, R, S, A, AGENT])
 def test_generated_requests_of_a_key_change_nothing_that_it_may_not(
     house: House, scope: Scope | None

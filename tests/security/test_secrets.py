@@ -160,6 +160,7 @@ def test_this_machine_waits_for_seconds_at_most_and_not_for_others() -> None:
         clock.now_s += waited
 
 
+@pytest.mark.slow
 def test_memory_for_guesses_is_bounded() -> None:
     clock = Clock()
     guesses = Guesses(clock)

@@ -61,6 +61,7 @@ def access(head: Head, **changes: str) -> NodeAccess:
     return NodeAccess(labels={"share-compute-contributor": "con-1"}, environment={}, **known)
 
 
+@pytest.mark.slow
 def test_a_head_keeps_its_port_and_token_and_leaves_nothing(
     tmp_path: Path, rosters: list[ChildProcesses], start_head: StartHead
 ):

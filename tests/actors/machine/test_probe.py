@@ -38,6 +38,7 @@ def run_probe(*arguments: str, env: dict[str, str] | None = None) -> subprocess.
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.slow
 def test_the_processor_is_measured():
     done = run_probe("--json", "--device", "cpu", "--memory-bytes", str(2**30), "--cpu-threads", "1")
     (device,) = DEVICES.validate_json(done.stdout)

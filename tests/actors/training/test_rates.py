@@ -41,7 +41,6 @@ def job(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.real_path
 def test_a_machine_keeps_its_rates_and_the_job_its_bits(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:

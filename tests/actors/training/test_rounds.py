@@ -147,7 +147,6 @@ def test_compressed_boundaries_have_the_same_bits_on_all_islands(
     assert digest(tmp_path / "stages") == digest(tmp_path / "whole") != digest(tmp_path / "plain")
 
 
-@pytest.mark.real_path
 def test_rounds_of_one_step_equal_all_reduce_over_the_whole_batch(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path
 ) -> None:

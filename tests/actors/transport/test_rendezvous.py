@@ -73,6 +73,7 @@ def test_what_another_thread_sets_is_not_sent(channels: tuple[Channel, Channel])
         bob.get("key")
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_forming_a_group_calls_no_resolver(tmp_path: Path) -> None:
     script = Path(__file__).with_name("name_lookups.py")

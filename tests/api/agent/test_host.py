@@ -131,6 +131,7 @@ def test_all_devices_join_with_one_invite(door: str, store: Store, tmp_path: Pat
     assert store.contributors.get(enrolled(None, "cpu")["box"]).sibling_of == again["box.cpu0"]
 
 
+@pytest.mark.slow
 def test_devices_of_a_host_are_listed_together_and_removed_together(plane: Any, run: Any) -> None:
     store = plane.store
     facts: dict[str, Any] = {

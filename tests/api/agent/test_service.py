@@ -101,6 +101,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
+@pytest.mark.slow
 def test_a_service_is_installed_shown_and_removed(
     door: str, store: Store, systemd: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def schema(tmp_path: Path) -> Iterator[Any]:
     store.close()
 
 
+@pytest.mark.slow
 def test_answers_are_what_the_document_says(schema: Any) -> None:
     tried = 0
     for result in schema.get_all_operations():

@@ -113,6 +113,7 @@ def test_losses_are_compared_to_the_last_bit() -> None:
     assert (different.steps, different.first_difference) == (2, 2)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused(client: Client, plane: Any, run: Run) -> None:
     job = client.submit(JOB.format(name="digits"))
     for words, wrong in (
@@ -157,6 +158,7 @@ def test_only_members_of_jobs_that_run_can_fail(open_client: Client, http: Any) 
             assert answer.status_code == 422, answer.text
 
 
+@pytest.mark.slow
 def test_a_storm_in_which_nothing_is_hit_reports_so(open_client: Client, plane: Any, run: Run) -> None:
     with open_client as client:
         job = client.submit(JOB.format(name="digits"))

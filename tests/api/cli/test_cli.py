@@ -117,6 +117,7 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
     assert (again.returncode, error(again)["code"]) == (4, "conflict")
 
 
+@pytest.mark.slow
 def test_logs_can_be_cut_to_the_last_events(plane: Any, run: Run, job_file: Path) -> None:
     job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
     play(plane, job_id)
@@ -137,6 +138,7 @@ def test_logs_can_be_cut_to_the_last_events(plane: Any, run: Run, job_file: Path
     assert kept("--tail", "3", "--follow") == [6]
 
 
+@pytest.mark.slow
 def test_the_status_says_why_each_job_waits(run: Run, job_file: Path) -> None:
     job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
     document = json.loads(run("status", "--json").stdout)
@@ -148,6 +150,7 @@ def test_the_status_says_why_each_job_waits(run: Run, job_file: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_exit_code_tells_how_a_followed_job_ended(plane: Any, run: Run, job_file: Path) -> None:
     job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
     lost = AttemptEnded(
@@ -163,6 +166,7 @@ def test_the_exit_code_tells_how_a_followed_job_ended(plane: Any, run: Run, job_
     assert run("logs", "-f", job_id, "--json").returncode == 11
 
 
+@pytest.mark.slow
 def test_a_job_comes_from_standard_input_and_paths_from_its_folder(run: Run, tmp_path: Path) -> None:
     assert run("submit", "-", text=JOB.format(name="piped")).returncode == 0
     (tmp_path / "corpus.txt").write_text("text")
@@ -172,6 +176,7 @@ def test_a_job_comes_from_standard_input_and_paths_from_its_folder(run: Run, tmp
     assert json.loads(done.stdout)["spec"]["data"]["files"] == [str(tmp_path / "corpus.txt")]
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_a_hint_and_an_exit_code(run: Run, tmp_path: Path) -> None:
     missing = run("show", "job-none")
     assert missing.returncode == 3
@@ -188,6 +193,7 @@ def test_errors_are_one_line_a_hint_and_an_exit_code(run: Run, tmp_path: Path) -
     assert (away.returncode, error(away)["code"]) == (8, "unavailable")
 
 
+@pytest.mark.slow
 def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     plain = run("invite", "--label", "Ada")
     assert "share-compute join http://127.0.0.1:" in plain.stdout, plain.stderr
@@ -212,6 +218,7 @@ def test_machines_are_listed_with_their_work_and_their_labels(plane: Any, run: R
     assert machine["limits"]["labels"] == {"site": "north pole", "gpu": "no"}
 
 
+@pytest.mark.slow
 def test_an_invite_of_several_uses_is_made_by_command(run: Run) -> None:
     plain = run("invite", "--uses", "10", "--expires", "7d", "--label", "class")
     assert re.search(r"10 machines can join with this, in (7 d|6 d 23 h)", plain.stdout), plain.stderr
@@ -225,6 +232,7 @@ def test_an_invite_of_several_uses_is_made_by_command(run: Run) -> None:
     assert (refused.returncode, "7d" in refused.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_repeated_command_has_the_exit_code_of_the_first(run: Run, job_file: Path) -> None:
     job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
     invite = json.loads(run("invite", "create", "--json").stdout)["id"]
@@ -235,6 +243,7 @@ def test_a_repeated_command_has_the_exit_code_of_the_first(run: Run, job_file: P
     assert run("delete", job_id, "--yes").returncode == 3
 
 
+@pytest.mark.slow
 def test_keys_are_made_listed_and_revoked(run: Run) -> None:
     chat = json.loads(run("keys", "create", "Ada's chats", "--json").stdout)
     assert chat["scopes"] == ["chat"]
@@ -250,6 +259,7 @@ def test_keys_are_made_listed_and_revoked(run: Run) -> None:
     assert (refused.returncode, "not valid" in refused.stderr) == (5, True)
 
 
+@pytest.mark.slow
 def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -> None:
     _, key = plane.store.keys.create("second", [Scope.admin])
     own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)["items"][-1]["id"]
@@ -276,6 +286,7 @@ def test_options_offer_what_the_schema_allows(words: list[str], option: str, kno
     assert "|".join(known) in line
 
 
+@pytest.mark.slow
 def test_every_setting_is_shown_with_its_origin(run: Run) -> None:
     listed = run("config", "--json", SHARE_COMPUTE_DATABASE_URL="postgresql://u:secret@h/n").stdout
     shown = {one["name"]: one for one in json.loads(listed)["items"]}
@@ -302,6 +313,7 @@ def test_help_is_quick_to_load_and_lists_the_exit_codes(run: Run) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_job_ids_are_completed(run: Run, job_file: Path) -> None:
     job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
     # Bash runs the program with these variables when the tab key is pressed.

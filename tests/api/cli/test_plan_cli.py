@@ -49,6 +49,7 @@ def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_plan_is_written_and_pinned(run: Run, tmp_path: Path) -> None:
     plan, pinning = tmp_path / "plan.yaml", tmp_path / "job.yaml"
     words = ("--topology", str(LAN))
@@ -74,6 +75,7 @@ def test_a_plan_is_written_and_pinned(run: Run, tmp_path: Path) -> None:
     assert "is not among the job's machines; ready are " in error(refused)["detail"]
 
 
+@pytest.mark.slow
 def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run, tmp_path: Path) -> None:
     words = ROOT / "examples" / "words.yaml"
     done = run("plan", str(words), "--topology", str(LAN), **NOWHERE)
@@ -94,6 +96,7 @@ def test_a_sparse_model_shows_the_machines_that_it_would_use(run: Run, tmp_path:
     assert "kind: sparse has rows of weights and no layers" in error(refused)["detail"]
 
 
+@pytest.mark.slow
 def test_planning_on_paper_needs_no_server(run: Run) -> None:
     done = run("plan", str(TINY), "--topology", str(LAN), "--compare", **NOWHERE)
     assert done.returncode == 0, done.stderr
@@ -118,6 +121,7 @@ def test_planning_on_paper_needs_no_server(run: Run) -> None:
     assert "\x1b" not in done.stdout, "no colours in a pipe"
 
 
+@pytest.mark.slow
 def test_operators_are_planned_on_the_devices_of_one_machine(run: Run, tmp_path: Path) -> None:
     drawn = tmp_path / "layer.dot"
     options = ("--operators", "--topology", str(LAN), "--devices", "2")
@@ -133,6 +137,7 @@ def test_operators_are_planned_on_the_devices_of_one_machine(run: Run, tmp_path:
     assert {each["name"] for each in layer["operators"]} >= {"mlp.down_proj", "self_attn.q_proj"}
 
 
+@pytest.mark.slow
 def test_operators_that_cannot_be_planned_are_refused(run: Run) -> None:
     options = ("plan", str(TINY), "--operators", "--topology", str(LAN), "--json")
     refused = run(*options, "--devices", "64", **NOWHERE)
@@ -150,6 +155,7 @@ def test_operators_that_cannot_be_planned_are_refused(run: Run) -> None:
     assert "--devices means nothing without --operators" in error(refused)["detail"]
 
 
+@pytest.mark.slow
 def test_a_job_with_rounds_shows_islands_and_what_a_round_exchanges(run: Run, tmp_path: Path) -> None:
     job = tmp_path / "rounds.yaml"
     job.write_text(
@@ -180,6 +186,7 @@ def test_a_job_with_rounds_shows_islands_and_what_a_round_exchanges(run: Run, tm
     assert len(found["rounds"]["range_machines"]) == 2
 
 
+@pytest.mark.slow
 def test_the_codec_and_the_bytes_of_a_boundary_are_shown(run: Run, tmp_path: Path) -> None:
     job = tmp_path / "compressed.yaml"
     job.write_text(
@@ -199,6 +206,7 @@ def test_the_codec_and_the_bytes_of_a_boundary_are_shown(run: Run, tmp_path: Pat
     assert (second["boundary_codec"], second["boundary_bytes"]) == ("none", None)
 
 
+@pytest.mark.slow
 def test_the_report_for_scripts(run: Run) -> None:
     done = run(
         "plan",
@@ -253,6 +261,7 @@ def test_a_job_that_does_not_fit(run: Run, tmp_path: Path) -> None:
     assert error(done)["details"]["missing_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_planning_with_the_server(plane: Any, run: Run, tmp_path: Path) -> None:
     _, code = plane.store.invites.create()
     record, _ = plane.store.contributors.join(code, name="ada", host="ada", versions={}, limits={})

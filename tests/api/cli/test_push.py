@@ -59,6 +59,7 @@ def problem(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_result_is_pushed_to_a_private_repository_with_its_card(push: Push, hub: Hub, job_id: str) -> None:
     done = push(job_id, "digits", "--json")
     assert done.returncode == 0, done.stderr
@@ -84,6 +85,7 @@ def test_a_result_is_pushed_to_a_private_repository_with_its_card(push: Push, hu
     assert json.loads(repository.files["adapter_config.json"])["base_model_name_or_path"] == "org/base"
 
 
+@pytest.mark.slow
 def test_a_public_repository_needs_a_word(push: Push, hub: Hub, job_id: str) -> None:
     hub.repositories["ada/open"] = Repository()
     refused = push(job_id, "ada/open", "--json")
@@ -94,6 +96,7 @@ def test_a_public_repository_needs_a_word(push: Push, hub: Hub, job_id: str) -> 
     assert not hub.repositories["ada/new"].private
 
 
+@pytest.mark.slow
 def test_errors_of_the_hub_have_hints(push: Push, hub: Hub, job_id: str) -> None:
     without = push(job_id, "digits", "--json", HF_TOKEN="hf_wrong")
     assert (without.returncode, problem(without)["code"]) == (5, "not-authorized")

@@ -45,6 +45,7 @@ def test_it_prints_throughput_losses_and_a_chart() -> None:
         assert word in done.stdout
 
 
+@pytest.mark.slow
 def test_rounds_print_merges_missing_branches_and_bytes(tmp_path: Path) -> None:
     job = yaml.safe_load(EXAMPLE.read_text())
     job["training"] |= {
@@ -69,6 +70,7 @@ def test_rounds_print_merges_missing_branches_and_bytes(tmp_path: Path) -> None:
     assert report["branches"] == 4
 
 
+@pytest.mark.slow
 def test_json_is_the_whole_report_and_the_same_each_time(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(write_topology(make_fleet(FleetName.campus, 5), "yaml"))
@@ -93,6 +95,7 @@ def test_json_is_the_whole_report_and_the_same_each_time(tmp_path: Path) -> None
     assert sum(report["hours"].values()) == pytest.approx(6 * 3600)
 
 
+@pytest.mark.slow
 def test_machines_that_the_job_avoids_are_left_out(tmp_path: Path) -> None:
     fleet, job = make_fleet(FleetName.campus, 5), yaml.safe_load(EXAMPLE.read_text())
     machines, file = tmp_path / "fleet.yaml", tmp_path / "job.yaml"
@@ -159,6 +162,7 @@ def test_a_terminal_without_utf_8_gets_plain_letters() -> None:
     assert "####" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_it_ends_quietly_when_nobody_reads_on(form: tuple[str, ...]) -> None:
     reader, writer = os.pipe()

@@ -96,6 +96,7 @@ def test_whole_parts_of_numbers_are_whole() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_jobs_are_compared_in_any_terminal(
     plane: Plane, client: Client, digits: dict[str, Any], run: Any
 ) -> None:

@@ -52,6 +52,7 @@ def test_the_load_is_read_from_the_server(client: Client, job_id: str) -> None:
     assert (job.per_s, job.is_tokens, job.left_s) == (1, False, 8 * 16)
 
 
+@pytest.mark.slow
 def test_once_prints_tables_or_json(job_id: str, run: Any) -> None:
     text = run("top", "--once").stdout
     assert "machines: 1 at work, 1 ready" in text

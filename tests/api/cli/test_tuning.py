@@ -178,6 +178,7 @@ def finish(plane: Plane, job_id: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("attempts")
 def test_the_command_writes_the_fastest_settings(
     plane: Plane, digits: dict[str, Any], run: Callable[..., Any], tmp_path: Path

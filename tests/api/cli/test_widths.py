@@ -117,6 +117,7 @@ def require_fit(text: str, columns: int, words: Sequence[str]) -> None:
         assert len(line.rstrip()) <= columns or len(line.split()[-1]) > columns - 30, (words, columns, line)
 
 
+@pytest.mark.slow
 def test_ids_and_numbers_are_whole_at_any_width(listings: list[list[str]], invoke: Invoke) -> None:
     for words in listings:
         widest = {*WHOLE.findall(invoke(words, 1000).stdout)}
@@ -126,6 +127,7 @@ def test_ids_and_numbers_are_whole_at_any_width(listings: list[list[str]], invok
             require_fit(text, columns, words)
 
 
+@pytest.mark.slow
 def test_plans_and_simulations_fit(invoke: Invoke) -> None:
     simulation = ["simulate", TINY, "--topology", LAN, "--hours", "1"]
     for words in (*PLANNING, simulation):

@@ -71,6 +71,7 @@ async def _answer() -> dict[str, str]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_secure", [False, True], ids=["http", "https"])
 def test_requests_sent_in_time_are_answered_however_slow_the_loop_is(
     tls: ssl.SSLContext, is_secure: bool
@@ -91,11 +92,13 @@ def test_requests_sent_in_time_are_answered_however_slow_the_loop_is(
             assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_nothing_is_closed_although_the_loop_is_slow() -> None:
     with overloaded_server(None) as port, socket.create_connection(("127.0.0.1", port), DEADLINE_S) as client:
         assert client.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_connections_that_are_dropped_before_their_handshake_leave_nothing(
     tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def settled(plane: Plane, job: JobRecord) -> JobRecord:
     return store.jobs.get(job.id)
 
 
+@pytest.mark.slow
 def test_a_result_is_served_and_answers_rows(
     plane: Plane, client: Client, poems: dict[str, Any], result: Path, rows: Path, run: Any
 ) -> None:

@@ -666,6 +666,7 @@ class Pauses:
         await self._begun.wait()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_suspended_in_the_middle_of_a_check_waits_for_heartbeats(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

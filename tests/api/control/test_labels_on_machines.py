@@ -9,7 +9,7 @@ from tests.conftest import run_contributor
 
 from share_compute.lifecycle.states import JobState
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_path]
+pytestmark = pytest.mark.slow
 
 
 def test_a_job_waits_for_a_machine_with_its_label(server: Any, wait_for: Any) -> None:

@@ -173,6 +173,7 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
     run(store, tmp_path, story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_it_scales_to_zero_in_the_middle_of_a_prefill_only_when_that_is_over(
     store: Store, tmp_path: Path, *, is_cancelled: bool

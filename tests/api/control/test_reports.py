@@ -67,6 +67,7 @@ def test_event_files_for_tensorboard_have_the_curves(
     assert [event.value for event in found.Scalars("traffic/sent_bytes")] == [10]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload``")  # MLflow asks for it when it reads
 def test_a_database_of_mlflow_has_the_curves_and_the_settings(
     plane: Plane, http: httpx.Client, client: Client, digits: dict[str, Any], tmp_path: Path
@@ -140,6 +141,7 @@ def test_a_report_that_cannot_be_written_is_noted_once(
     assert http.get(f"/jobs/{job_id}").json()["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_report_is_deleted_with_its_job_and_not_written_again(
     plane: Plane, http: httpx.Client, client: Client, digits: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def is_asked_to_stop(plane: Plane, job: TrialJobRecord) -> bool:
     return plane.store.jobs.get(job.id).cancel_requested_at is not None
 
 
+@pytest.mark.slow
 def test_a_sweep_compares_its_trials_across_a_restart(
     plane: Plane, client: Client, rates: dict[str, Any], run: Any
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_sweep_reads_only_the_files_of_its_job(client: Client, tmp_path: Path)
         client.submit({**spec, "job": missing, "fields": {RATE: {"values": [0.1]}}})
 
 
+@pytest.mark.slow
 def test_other_kinds_have_no_trials(
     client: Client, digits: dict[str, Any], http: httpx.Client, run: Any, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from PIL import Image
 from tests.api.conftest import Plane
@@ -160,6 +161,7 @@ CASES: dict[str, tuple[str, Make, str]] = {
 }
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_used_is_refused_in_our_words(plane: Plane, run: Any, tmp_path: Path) -> None:
     wrong = []
     for case, (command, make, message) in CASES.items():

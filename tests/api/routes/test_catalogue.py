@@ -366,6 +366,7 @@ def test_two_hundred_models_are_listed(client: Client, place: Callable[[str], Pa
     assert found.notes == ["the search of the data roots stopped after 200 models or 20,000 files"]
 
 
+@pytest.mark.slow
 def test_the_command_lists_models(
     plane: Plane, run: Callable[..., Result], place: Callable[[str], Path]
 ) -> None:

@@ -66,6 +66,7 @@ def test_an_empty_cluster_has_no_islands(http: httpx.Client) -> None:
     assert (view["machines"], view["islands"]["islands"], view["islands"]["is_current"]) == ([], [], True)
 
 
+@pytest.mark.slow
 def test_islands_of_many_machines_are_worked_out_beside_the_answers(plane: Any, http: httpx.Client) -> None:
     for place in range(160):
         ready(plane.store, str(place), [(HEAD, 0.001, 1e8)])

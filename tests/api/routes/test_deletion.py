@@ -40,6 +40,7 @@ def saved(folder: Path) -> ArtifactSaved:
     return ArtifactSaved(name="model", path=folder / "artifacts/model", size_bytes=8)
 
 
+@pytest.mark.slow
 def test_a_job_goes_with_its_files(client: Client, plane: Any) -> None:
     job = client.submit(JOB.format(name="old"))
     folder = folder_of(plane, job.id)
@@ -54,6 +55,7 @@ def test_a_job_goes_with_its_files(client: Client, plane: Any) -> None:
     assert folder.parent.is_dir()
 
 
+@pytest.mark.slow
 def test_a_running_job_is_cancelled_then_deleted(client: Client, plane: Any, http: Any) -> None:
     job = client.submit(JOB.format(name="runs"))
     play(plane, job.id, RUNS, step(1))
@@ -68,6 +70,7 @@ def test_a_running_job_is_cancelled_then_deleted(client: Client, plane: Any, htt
     wait_until(is_gone)
 
 
+@pytest.mark.slow
 def test_an_artifact_goes_alone(client: Client, plane: Any) -> None:
     job = client.submit(JOB.format(name="kept"))
     folder = folder_of(plane, job.id)
@@ -144,6 +147,7 @@ def test_the_command_asks_before_it_deletes(client: Client, plane: Any, run: Run
     assert client.jobs().jobs == []
 
 
+@pytest.mark.slow
 def test_pruning_lists_what_would_go_then_deletes_it(settings: Settings, plane: Any, run: Run) -> None:
     with Client(plane.url, plane.api_key) as client:
         job = client.submit(JOB.format(name="old"))
@@ -198,6 +202,7 @@ def test_a_server_prunes_by_itself(settings: Settings, client: Client, plane: An
     assert [job.id for job in client.jobs().jobs] == [waits.id]
 
 
+@pytest.mark.slow
 def test_backup_and_restore_at_the_command_line(tmp_path: Path, plane: Any, run: Run) -> None:
     folder = str(plane.settings.data_folder)
     made = run("backup", "--data-folder", folder, "--json")

@@ -168,6 +168,7 @@ def test_a_request_does_not_wait_for_a_large_model(
     assert [name for name in hub.fetched if "00001" in name] == ["model-00001-of-00002.safetensors"]
 
 
+@pytest.mark.slow
 def test_plans_and_checks_of_sweeps_need_only_the_configuration(
     http: httpx.Client, hub: Hub, job: dict[str, Any], run: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,

@@ -39,6 +39,7 @@ def trained(plane: Plane, client: Client, job: dict[str, Any], loss: float) -> s
     return made
 
 
+@pytest.mark.slow
 def test_labels_are_changed_at_any_time(
     plane: Plane, client: Client, digits: dict[str, Any], run: Any
 ) -> None:

@@ -95,6 +95,7 @@ def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_dry_run_on_paper(client: Client) -> None:
     report = client.plan(
         llama(), topology=TopologyDocument.model_validate(machines()), compare=True, serving=ServingRequest()
@@ -112,6 +113,7 @@ def test_a_dry_run_on_paper(client: Client) -> None:
     assert client.jobs().jobs == [], "nothing is queued"
 
 
+@pytest.mark.slow
 def test_a_dry_run_on_the_live_machines(plane: Any, client: Client) -> None:
     ada = arrive(plane, "ada")
     arrive(plane, "grace", links=[Link("grace", HEAD, 1e-3, 1e8), Link("x", ada, 1e-3, 1e8)])
@@ -121,6 +123,7 @@ def test_a_dry_run_on_the_live_machines(plane: Any, client: Client) -> None:
     assert report.plan.strategy == "uniform"
 
 
+@pytest.mark.slow
 def test_a_pinned_plan_is_submitted_as_content(plane: Any, http: httpx.Client, client: Client) -> None:
     arrive(plane, "ada")
     layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 64}} for _ in range(2)]
@@ -144,6 +147,7 @@ def test_a_pinned_plan_is_submitted_as_content(plane: Any, http: httpx.Client, c
     assert "job.parallelism.plan" in [one["field"] for one in checked], checked
 
 
+@pytest.mark.slow
 def test_one_step_of_a_jobs_own_plan(plane: Any, http: httpx.Client, client: Client) -> None:
     ada = arrive(plane, "ada", links=[Link("ada", HEAD, 1e-3, 1e8)])
     arrive(plane, "grace")
@@ -181,6 +185,7 @@ def test_machines_that_were_not_measured_are_named_and_not_denied(plane: Any, ht
         assert [(machine.name, machine.reason) for machine in made.idle] == [("grace", NOT_MEASURED)]
 
 
+@pytest.mark.slow
 def test_labels_are_shown_and_machines_that_the_job_avoids_are_named(plane: Any, http: httpx.Client) -> None:
     ada = arrive(plane, "ada", site="paris", gpu="no")
     arrive(plane, "grace", site="oslo")
@@ -205,6 +210,7 @@ def test_labels_are_shown_and_machines_that_the_job_avoids_are_named(plane: Any,
     assert "only and avoid both name 'ada'" in document["detail"]
 
 
+@pytest.mark.slow
 def test_too_little_memory_tells_how_much_is_missing(http: httpx.Client) -> None:
     body = {"job": llama(), "topology": machines(2, memory_bytes=2**26)}
     document = problem(http.post("/plans", json=body), 422, "plan-infeasible")

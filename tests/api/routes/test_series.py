@@ -120,6 +120,7 @@ def test_pages_of_the_store_are_joined(plane: Plane, job_id: str, monkeypatch: p
     assert list(rows_of(plane.store, job_id)) == whole
 
 
+@pytest.mark.slow
 def test_a_file_is_whole_or_missing(plane: Plane, run: Any, job_id: str, tmp_path: Path) -> None:
     target = tmp_path / "curves.parquet"
     done = run("metrics", job_id, "--output", str(target))

@@ -303,6 +303,7 @@ def test_a_model_without_its_weights_is_never_usable(client: Client, tmp_path: P
         client.upload(folder)
 
 
+@pytest.mark.slow
 def test_the_command_line_sends_lists_and_removes(run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     sent = run("upload", str(tmp_path / "corpus.txt"), "--name", "words")

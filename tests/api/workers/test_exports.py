@@ -66,6 +66,7 @@ def job_id(checkpoints: Path) -> str:
     return checkpoints.parent.name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_becomes_a_folder_that_transformers_loads(
     run: Run, client: Client, job_id: str, checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_link_that_code_on_the_head_made_leads_an_export_nowhere(
     assert client.artifacts(job_id) == []
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(run: Run, client: Client, job_id: str, checkpoints: Path) -> None:
     file = next((checkpoints / "step-00000008").glob("model-00002*"))
     content = bytearray(file.read_bytes())
@@ -130,6 +132,7 @@ def test_a_damaged_checkpoint_is_refused(run: Run, client: Client, job_id: str, 
     assert client.export(job_id, 4).name == "step-00000004"
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_not_exported(
     run: Run, client: Client, digits: dict[str, Any], job_id: str, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_another_process_follows_one_that_was_killed_at_work(
     assert processes.pids() != [pid]
 
 
+@pytest.mark.slow
 def test_a_question_behind_too_many_is_refused(
     processes: IsolatedProcesses, folder: Path, tmp_path: Path
 ) -> None:

@@ -156,6 +156,7 @@ def test_the_death_of_the_starter_ends_a_detached_process(tmp_path: Path, comman
     wait_for(lambda: not is_left(tmp_path), "the end of the detached process", 30)
 
 
+@pytest.mark.slow
 def test_stop_ends_a_detached_process_whose_guard_was_killed(
     tmp_path: Path, children: ChildProcesses, command: Command
 ) -> None:
