@@ -101,7 +101,7 @@ def test_killing_a_server_changes_no_bit(tmp_path: Path, nodes: list[Any]) -> No
 
 @pytest.mark.chaos
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 2, None])
+@pytest.mark.parametrize("staleness", [0, 2, pytest.param(None, marks=pytest.mark.thorough)])
 def test_killing_a_worker_and_a_backup_loses_no_acknowledged_push(
     tmp_path: Path, nodes: list[Any], staleness: int | None
 ) -> None:
@@ -184,7 +184,7 @@ def test_the_model_is_measured_at_the_end_of_each_pass(tmp_path: Path, nodes: li
 
 @pytest.mark.chaos
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_losing_server_and_backup_together_returns_to_the_checkpoint(
     tmp_path: Path, nodes: list[Any], staleness: int
 ) -> None:

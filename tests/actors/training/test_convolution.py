@@ -178,7 +178,11 @@ def test_losses_of_a_residual_network_do_not_depend_on_the_layout(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("layout", [{"members_per_stage": 2}, {"stages": 2}], ids=["members", "stages"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param({"members_per_stage": 2}, marks=pytest.mark.thorough), {"stages": 2}],
+    ids=["members", "stages"],
+)
 def test_a_kill_leaves_the_same_statistics(
     attempt: Attempt, tmp_path: Path, nodes: list[Any], layout: dict[str, int]
 ) -> None:

@@ -100,6 +100,7 @@ def test_changes_and_penalties_do_not_depend_on_the_layout(attempt: Attempt, pic
 
 
 @pytest.mark.chaos
+@pytest.mark.thorough
 def test_a_kill_leaves_the_same_weights(attempt: Attempt, pictures: Path, nodes: list[Any]) -> None:
     made = document(pictures, stages=2)
     made["training"] |= {"steps": 300}

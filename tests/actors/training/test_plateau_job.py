@@ -43,7 +43,11 @@ def replayed(events: list[AttemptEvent]) -> dict[int, float]:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("layout", [{"stages": 2}, {"members_per_stage": 2}], ids=["stages", "members"])
+@pytest.mark.parametrize(
+    "layout",
+    [{"stages": 2}, pytest.param({"members_per_stage": 2}, marks=pytest.mark.thorough)],
+    ids=["stages", "members"],
+)
 def test_lost_machines_and_resumed_jobs_have_the_same_rates_and_weights(
     layout: dict[str, int], attempt: Attempt, tmp_path: Path, nodes: list[Any]
 ) -> None:

@@ -142,7 +142,7 @@ def plain_losses(document: dict[str, Any], folder: Path) -> tuple[list[float], A
     return losses, model
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=pytest.mark.thorough)])
 def test_adapters_of_a_classifier_learn_as_in_peft(attempt: Attempt, tmp_path: Path, kind: str) -> None:
     folder = folder_of(kind, tmp_path / "m")
     document = adapted(folder)
@@ -158,7 +158,7 @@ def test_adapters_of_a_classifier_learn_as_in_peft(attempt: Attempt, tmp_path: P
         assert torch.allclose(loaded(input_ids=ids).logits, model.eval()(input_ids=ids).logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=pytest.mark.thorough)])
 def test_embeddings_learn_as_in_a_plain_loop(attempt: Attempt, tmp_path: Path, kind: str) -> None:
     document = pairs(folder_of(kind, tmp_path / "m"))
     runs = runs_in_layouts(attempt, document, tmp_path, LAYOUTS)
@@ -178,6 +178,7 @@ def test_embeddings_learn_as_in_a_plain_loop(attempt: Attempt, tmp_path: Path, k
 
 
 @pytest.mark.chaos
+@pytest.mark.thorough
 def test_a_kill_changes_no_bit_of_an_embedder(attempt: Attempt, tmp_path: Path, nodes: list[Any]) -> None:
     document = pairs(
         folder_of("encoder", tmp_path / "m"),

@@ -345,7 +345,9 @@ def test_a_job_whose_coordinators_die_continues_with_its_members(
     assert digest(tmp_path / "undisturbed") == digest(folder)
 
 
-@pytest.mark.parametrize("is_stored", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize(
+    "is_stored", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["after", "before"]
+)
 def test_a_synchronizer_that_dies_before_or_after_its_commit_merges_once(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, is_stored: bool
 ) -> None:
@@ -469,7 +471,7 @@ def test_a_quorum_does_not_wait_for_a_slow_branch(
     assert any(event.missing == (1,) for event in merged)
 
 
-@pytest.mark.parametrize("moment", ["contributing", "merging"])
+@pytest.mark.parametrize("moment", ["contributing", pytest.param("merging", marks=pytest.mark.thorough)])
 def test_a_member_that_dies_at_the_end_of_a_round_changes_no_bit(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, moment: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_losses_are_those_of_a_plain_loop_in_every_layout(attempt: Attempt, tmp_
 
 
 @pytest.mark.chaos
+@pytest.mark.thorough
 def test_a_kill_changes_no_bit(attempt: Attempt, tmp_path: Path, nodes: list[Any]) -> None:
     document = shared(tmp_path, {"steps": 200, "microbatches": 4, "validate_every": 50}, stages=2)
     require_no_change_by_a_kill(attempt, document, tmp_path, nodes[1])

@@ -118,7 +118,11 @@ def test_tiles_have_the_same_bits_in_all_layouts_and_the_losses_of_whole_images(
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("slicing", "layout"),
-    [(TILES, {"members_per_stage": 2}), (TILES, {"stages": 2}), ("full_batch", {"members_per_stage": 2})],
+    [
+        pytest.param(TILES, {"members_per_stage": 2}, marks=pytest.mark.thorough),
+        (TILES, {"stages": 2}),
+        ("full_batch", {"members_per_stage": 2}),
+    ],
     ids=["tiles-members", "tiles-stages", "full-batch-members"],
 )
 def test_a_kill_changes_no_bit(

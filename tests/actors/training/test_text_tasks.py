@@ -173,7 +173,7 @@ def plain_losses(document: dict[str, Any], folder: Path) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("kind", ["declared", "config", "folder"])
+@pytest.mark.parametrize("kind", ["declared", "folder", pytest.param("config", marks=pytest.mark.thorough)])
 def test_losses_and_metrics_do_not_depend_on_the_layout(attempt: Attempt, tmp_path: Path, kind: str) -> None:
     file = written(tmp_path / "data")
     model = {"declared": declared, "config": lambda: {"config": LLAMA}}.get(
@@ -192,7 +192,7 @@ def test_losses_and_metrics_do_not_depend_on_the_layout(attempt: Attempt, tmp_pa
         assert torch.equal(loaded.score.weight, weights_of(tmp_path / "0")["score.weight"])
 
 
-@pytest.mark.parametrize("kind", ["config", "folder"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("config", marks=pytest.mark.thorough)])
 def test_losses_of_an_encoder_do_not_depend_on_the_layout(
     attempt: Attempt, tmp_path: Path, kind: str
 ) -> None:
@@ -259,6 +259,7 @@ def test_a_kill_leaves_the_same_weights_and_metrics(
 
 
 @pytest.mark.chaos
+@pytest.mark.thorough
 def test_a_kill_leaves_the_same_weights_of_an_encoder_with_dropout(
     attempt: Attempt, tmp_path: Path, nodes: list[Any]
 ) -> None:
