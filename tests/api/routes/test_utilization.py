@@ -91,7 +91,7 @@ def test_the_last_hour_is_kept_in_bounded_memory() -> None:
     monitor = UtilizationMonitor(lambda: now)
     for second in range(2 * 3600):
         now = START + timedelta(seconds=second)
-        monitor.add("ada", Utilization(cpu_fraction=second / 7200))
+        monitor.add("ada", Utilization(cpu_fraction=second / 7200), now)
     samples = monitor.history("ada").samples
     assert len(samples) == 720
     assert samples[-1].at == now
@@ -104,12 +104,12 @@ def test_the_last_hour_is_kept_in_bounded_memory() -> None:
     assert monitor.latest("ada") is None
     assert monitor.cluster().machines == {}
     now += timedelta(hours=1)
-    monitor.add("bob", USED)
+    monitor.add("bob", USED, now)
     assert monitor.history("ada").samples == ()
 
 
 def test_the_busy_part_is_that_of_the_lent_gpu() -> None:
     monitor = UtilizationMonitor(lambda: START)
-    monitor.add("ada", Utilization(cpu_fraction=0.1, gpu_fraction=0.9))
+    monitor.add("ada", Utilization(cpu_fraction=0.1, gpu_fraction=0.9), START)
     found = monitor.cluster(points=1).machines["ada"]
     assert (found.latest.busy_fraction, found.busy) == (0.9, (0.9,))

@@ -61,9 +61,9 @@ class UtilizationMonitor:
         self._machines: OrderedDict[str, deque[bytes]] = OrderedDict()
         """Packed samples by contributor id, oldest first; the machine with the latest sample is last."""
 
-    def add(self, contributor_id: str, utilization: Utilization) -> None:
-        """Add a sample with the present time."""
-        at_s = self._clock().timestamp()
+    def add(self, contributor_id: str, utilization: Utilization, at: datetime) -> None:
+        """Add a sample of this time."""
+        at_s = at.timestamp()
         values = (getattr(utilization, name) for name in _FIELDS)
         packed = _PACKED.pack(at_s, *(math.nan if value is None else value for value in values))
         with self._lock:

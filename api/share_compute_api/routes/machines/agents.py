@@ -158,7 +158,7 @@ async def heartbeat(
     Every 10 s a heartbeat has a body with the machine's utilization.
     """
     if found is not None:
-        context.utilization.add(contributor.id, found.utilization)
+        context.utilization.add(contributor.id, found.utilization, context.store.clock())
     # A machine whose heartbeats are delayed counts as lost, so some threads are reserved for heartbeats.
     return await to_thread.run_sync(_heartbeat, contributor, context, limiter=context.heartbeats)
 
