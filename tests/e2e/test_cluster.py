@@ -198,8 +198,12 @@ def test_the_last_hour_of_machines_is_drawn_on_one_scale(page: Page, cluster: Cl
     expect(rows.nth(1)).to_contain_text("95%")
     page.goto(f"{cluster.url}/machines/{machines[1].id}")
     used = page.get_by_role("region", name="Utilization")
-    expect(used.get_by_role("img", name=re.compile("^lent threads: 20% at last, .*; whole host: "))).to_be_visible()
-    for quantity in ("Memory in use", "Temperature", "in"):
+    expect(
+        used.get_by_role(
+            "img", name=re.compile(r"^CPU \(lent threads\): 20% at last, .*; CPU \(whole host\): ")
+        )
+    ).to_be_visible()
+    for quantity in ("Memory in use", "Temperature", r"Network \(in\)"):
         expect(used.get_by_role("img", name=re.compile(f"^{quantity}: "))).to_be_visible()
     expect(used.get_by_role("img", name=re.compile("GPU"))).to_have_count(0)
 

@@ -90,7 +90,7 @@ function Frame({ signedIn }: { signedIn: SignedInKey }) {
             <UnstyledButton className={classes.search} c="dimmed" onClick={palette.open} aria-keyshortcuts="Control+K Meta+K">
               <SearchIcon />
               <VisuallyHidden>{t("Search and commands")}</VisuallyHidden>
-              <Kbd size="xs" visibleFrom="md">
+              <Kbd size="xs" visibleFrom="lg">
                 {IS_MAC ? "⌘K" : "Ctrl K"}
               </Kbd>
             </UnstyledButton>

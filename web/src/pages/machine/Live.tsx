@@ -71,7 +71,7 @@ function Chart({ panel, samples, begin, end, pointed, onPoint }: ChartProps) {
   const description = panel.figures
     .map((figure, line) =>
       t("{{name}}: {{now}} at last, {{low}} to {{high}} in the last hour", {
-        name: names[figure] ?? title,
+        name: panel.figures.length > 1 ? `${title} (${names[figure]})` : title,
         now: format(values[line]!.findLast((value) => value !== null)),
         ...range(values[line]!),
       }),
