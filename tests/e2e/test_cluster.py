@@ -208,6 +208,21 @@ def test_the_last_hour_of_machines_is_drawn_on_one_scale(page: Page, cluster: Cl
     expect(used.get_by_role("img", name=re.compile("GPU"))).to_have_count(0)
 
 
+def test_tables_and_cards_become_compact_and_stay_so(page: Page, cluster: Cluster) -> None:
+    two_islands(cluster.store)
+    page.goto(f"{cluster.url}/?view=table")
+    row = page.get_by_role("table", name="Machines").get_by_role("row").nth(1)
+    tall = row.evaluate("element => element.clientHeight")
+    button = page.get_by_role("button", name="Compact tables and cards")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    assert row.evaluate("element => element.clientHeight") < tall
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-density", "compact")
+    button.click()
+    expect(page.locator("html")).to_have_attribute("data-density", "comfortable")
+
+
 def test_a_machine_that_is_not_there_is_said_to_be_unknown(
     page: Page, cluster: Cluster, complaints: Complaints
 ) -> None:

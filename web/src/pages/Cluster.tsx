@@ -21,7 +21,7 @@ import { FirstSteps } from "./firststeps/FirstSteps";
 import classes from "./Cluster.module.css";
 
 /** Draws with uPlot, which the first page does without. */
-const Multiples = lazy(() => import("../cluster/Multiples").then((module) => ({ default: module.Multiples })));
+const Multiples = lazy(() => import("../cluster/multiples/Multiples").then((module) => ({ default: module.Multiples })));
 const route = getRouteApi("/");
 
 export function Cluster() {

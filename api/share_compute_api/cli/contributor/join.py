@@ -343,8 +343,8 @@ def utilization_text(used: Utilization) -> str:
         ("memory", used.memory_bytes, bytes_text),
         ("GPU", used.gpu_fraction, percent_text),
         ("GPU memory", used.gpu_memory_bytes, bytes_text),
-        ("", used.cpu_celsius, _celsius),
-        ("GPU", used.gpu_celsius, _celsius),
+        ("temperature", used.cpu_celsius, _celsius),
+        ("GPU temperature", used.gpu_celsius, _celsius),
         ("sends", used.sent_bytes_per_s, rate_text),
         ("receives", used.received_bytes_per_s, rate_text),
     )

@@ -1,5 +1,5 @@
 /** Choice of the machines that are drawn as small charts. */
-import type { MachineSummary, MachineUtilization } from "../api/types";
+import type { MachineSummary, MachineUtilization } from "../../api/types";
 
 /** Mean of the values that were measured; null if there are none. */
 export function meanOf(values: readonly (number | null)[]): number | null {

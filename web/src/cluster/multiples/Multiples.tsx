@@ -4,15 +4,15 @@ import { useQuery } from "@tanstack/react-query";
 import { memo, useMemo } from "react";
 import { useTranslation } from "react-i18next";
 
-import { utilization } from "../api/queries";
-import type { MachineSummary, MachineUtilization } from "../api/types";
-import { Waiting } from "../components/Feedback";
-import { MachineLink } from "../components/MachineLink";
-import { TimeChart } from "../components/chart/TimeChart";
-import { count } from "../format";
+import { utilization } from "../../api/queries";
+import type { MachineSummary, MachineUtilization } from "../../api/types";
+import { Waiting } from "../../components/Feedback";
+import { MachineLink } from "../../components/MachineLink";
+import { TimeChart } from "../../components/chart/TimeChart";
+import { count } from "../../format";
 import { busiest, meanOf } from "./busiest";
 import classes from "./Multiples.module.css";
-import { busyOf, shareText, workWords } from "./words";
+import { busyOf, shareText, workWords } from "../words";
 
 /** One value for each minute. */
 const POINTS = 60;

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import type { MachineSummary, MachineUtilization } from "../api/types";
+import type { MachineSummary, MachineUtilization } from "../../api/types";
 import { busiest, meanOf } from "./busiest";
 
 test("of many machines those with the highest mean are drawn", () => {
