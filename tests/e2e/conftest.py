@@ -21,6 +21,7 @@ from share_compute.store import Store, upgrade
 from share_compute_api.app.app import create_app, end_streams
 from share_compute_api.app.dashboard import STATIC_FOLDER
 from share_compute_api.connection.listening import listener_config
+from share_compute_api.control.machines.utilization import UtilizationMonitor
 
 _FLAGS = [
     "--headless",
@@ -62,6 +63,11 @@ class Server:
         self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()
+
+    @property
+    def utilization(self) -> UtilizationMonitor:
+        """Utilization of the machines, into which tests write what agents report."""
+        return self._app.state.context.utilization  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         end_streams(self._app)

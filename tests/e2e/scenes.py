@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
 from pathlib import Path
 
 from share_compute.lifecycle.attempt_events import (
@@ -22,6 +24,8 @@ from share_compute.planning.plan import BranchPlan, MemberPlan, Plan, StagePlan
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Device, Link
+from share_compute_api.control.machines.utilization import UtilizationMonitor
+from share_compute_api.schemas.utilization import Utilization
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"}
 DIGITS = """
@@ -57,6 +61,25 @@ def measure(store: Store, machine: ContributorRecord, flops_per_s: float) -> Con
     return store.contributors.ready(
         machine.id, capacity=[device], links=[Link("head", machine.id, 0.00023, 1.2e9)]
     )
+
+
+def use(monitor: UtilizationMonitor, store: Store, machine: ContributorRecord, busy: float) -> None:
+    """Report a machine's utilization over the last hour, with a break; at last ``busy``, from 0 to 1."""
+    now = store.clock()
+    for ago in range(3600, -1, -10):
+        if 1500 < ago < 1800:
+            continue
+        part = busy * (0.6 + 0.4 * math.cos(ago / 240 + len(machine.id)))
+        figures = Utilization(
+            cpu_fraction=part,
+            host_cpu_fraction=min(1.0, part + 0.1),
+            memory_bytes=int((1 + part) * 2**30),
+            cpu_celsius=40 + 35 * part,
+            received_bytes_per_s=2e7 * part,
+            sent_bytes_per_s=1e7 * part * (1 + 0.3 * math.sin(ago / 60)),
+        )
+        monitor.add(machine.id, figures, now - timedelta(seconds=ago))
+    monitor.add(machine.id, figures.model_copy(update={"cpu_fraction": busy}), now)
 
 
 def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:

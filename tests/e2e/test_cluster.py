@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
+from tests.e2e.scenes import digits, join, lose, measure, reform, start, train, use
 from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import Measured, Planned, StageTiming
@@ -166,7 +166,9 @@ def test_the_map_shows_flows_and_utilization_and_zooms(page: Page, cluster: Clus
     machines = two_islands(cluster.store)
     job = cluster.store.jobs.create(digits())
     start(cluster.store, job, machines[:2])
-    time_it(cluster.store, job, machines[:2])
+    for machine, busy in zip(machines, (0.95, 0.2), strict=False):
+        use(cluster.server.utilization, cluster.store, machine, busy)
+    page.reload()
     chart = page.get_by_role("group", name="Machines and islands")
     lines = chart.locator("[class*='_flow_']")
     expect(lines.first).to_have_attribute("data-moving", "false")
@@ -174,10 +176,51 @@ def test_the_map_shows_flows_and_utilization_and_zooms(page: Page, cluster: Clus
     expect(lines.first).to_have_attribute("data-moving", "true")
     expect(node(page, "ash")).to_have_attribute("data-busy", "high")
     expect(node(page, "birch")).to_have_attribute("data-busy", "low")
+    expect(node(page, "birch")).to_have_accessible_name(re.compile("20% in use$"))
+    expect(chart).to_contain_text("digits 95%")
     width = chart.evaluate("element => element.clientWidth")
     page.get_by_role("button", name="Zoom in").click()
     page.wait_for_function(f"() => document.querySelector('svg[role=group]').clientWidth > {width}")
     expect(page.get_by_role("button", name="Zoom out")).to_be_enabled()
+
+
+def test_the_last_hour_of_machines_is_drawn_on_one_scale(page: Page, cluster: Cluster) -> None:
+    machines = two_islands(cluster.store)
+    for machine, busy in zip(machines, (0.95, 0.2), strict=False):
+        use(cluster.server.utilization, cluster.store, machine, busy)
+    page.get_by_role("link", name="Utilization").click()
+    charts = page.get_by_role("region", name="Utilization of the machines")
+    expect(charts.get_by_role("listitem")).to_have_count(6)
+    expect(charts.get_by_role("img", name=re.compile("^ash: 95% in use now, "))).to_be_visible()
+    expect(charts).to_contain_text("Machines that reported nothing in the last minute: 4.")
+    page.goto(f"{cluster.url}/?view=table&sort=use&desc=true")
+    rows = page.get_by_role("table", name="Machines").get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("95%")
+    page.goto(f"{cluster.url}/machines/{machines[1].id}")
+    used = page.get_by_role("region", name="Utilization")
+    expect(
+        used.get_by_role(
+            "img", name=re.compile(r"^CPU \(lent threads\): 20% at last, .*; CPU \(whole host\): ")
+        )
+    ).to_be_visible()
+    for quantity in ("Memory in use", "Temperature", r"Network \(in\)"):
+        expect(used.get_by_role("img", name=re.compile(f"^{quantity}: "))).to_be_visible()
+    expect(used.get_by_role("img", name=re.compile("GPU"))).to_have_count(0)
+
+
+def test_tables_and_cards_become_compact_and_stay_so(page: Page, cluster: Cluster) -> None:
+    two_islands(cluster.store)
+    page.goto(f"{cluster.url}/?view=table")
+    row = page.get_by_role("table", name="Machines").get_by_role("row").nth(1)
+    tall = row.evaluate("element => element.clientHeight")
+    button = page.get_by_role("button", name="Compact tables and cards")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    assert row.evaluate("element => element.clientHeight") < tall
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-density", "compact")
+    button.click()
+    expect(page.locator("html")).to_have_attribute("data-density", "comfortable")
 
 
 def test_a_machine_that_is_not_there_is_said_to_be_unknown(
@@ -237,6 +280,8 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     start(store, job, machines[:2])
     train(store, job, 1, 10)
     time_it(store, job, machines[:2])
+    for machine in machines:
+        use(cluster.server.utilization, store, machine, 0.7)
     store.contributors.set_state(
         store.contributors.get(machines[3].id), ContributorState.lost, "its Ray node died"
     )
@@ -248,6 +293,7 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
             "",
             "?gone=true",
             "?view=table&gone=true",
+            "?view=use",
             f"machines/{machines[0].id}",
             f"machines/{machines[3].id}",
         )

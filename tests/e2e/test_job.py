@@ -292,6 +292,15 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None
     expect(picture.locator("rect[data-kind=F]")).to_have_count(8)
     expect(picture.locator("rect[data-kind=B]")).to_have_count(8)
     expect(section).to_contain_text("Predicted:")
+    # The step is played while the job runs: a line moves over it, and the placement shows the phase of each stage.
+    head = picture.locator("[class*='_playhead_']")
+    expect(head).to_have_css("display", "inline")
+    expect(section).to_contain_text(re.compile(r"The predicted step of .*, slowed down .* times\."))
+    section.get_by_role("button", name="Pause the step").click()
+    expect(section.get_by_role("button", name="Play the step")).to_be_visible()
+    expect(section.get_by_role("list")).to_contain_text(re.compile("forward|backward|update|waiting"))
+    page.emulate_media(reduced_motion="reduce")
+    expect(section.get_by_role("button", name="Play the step")).to_have_count(0)
     expect(section).to_contain_text(re.compile(r"machines wait \d+ % of it"))
     # The mouse cannot be used: compared with the latency of these links, a cell is thinner than a pixel.
     picture.locator("rect[data-kind=B]").first.dispatch_event("pointermove")

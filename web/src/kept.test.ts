@@ -1,6 +1,6 @@
 import { afterEach, expect, test, vi } from "vitest";
 
-import { keep, kept } from "./kept";
+import { keep, keepInTab, kept, keptInTab } from "./kept";
 
 afterEach(() => vi.unstubAllGlobals());
 
@@ -19,4 +19,16 @@ test("a choice holds although the storage is full", () => {
   isFull = false;
   keep("a", "2");
   expect([kept("a"), stored.get("a")]).toEqual(["2", "2"]);
+});
+
+test("choices hold although the browser refuses storage", () => {
+  const refuse = () => {
+    throw new DOMException("denied", "SecurityError");
+  };
+  vi.stubGlobal("localStorage", { getItem: refuse, setItem: refuse });
+  vi.stubGlobal("sessionStorage", { getItem: refuse, setItem: refuse });
+  expect([kept("b"), keptInTab("b")]).toEqual([null, null]);
+  keep("b", "1");
+  keepInTab("b", "2");
+  expect([kept("b"), keptInTab("b")]).toEqual(["1", "2"]);
 });

@@ -4,7 +4,13 @@ import { useSyncExternalStore } from "react";
 const unstored = new Map<string, string>();
 
 export function kept(name: string): string | null {
-  return unstored.get(name) ?? localStorage.getItem(name);
+  const held = unstored.get(name);
+  if (held !== undefined) return held;
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null; // the storage is switched off
+  }
 }
 
 export function keep(name: string, text: string): void {
@@ -13,6 +19,28 @@ export function keep(name: string, text: string): void {
     unstored.delete(name);
   } catch {
     unstored.set(name, text); // the storage is full or switched off
+  }
+}
+
+const unstoredOfTab = new Map<string, string>();
+
+/** As `kept`, for choices that hold in this tab alone, and over reloads of its page. */
+export function keptInTab(name: string): string | null {
+  const held = unstoredOfTab.get(name);
+  if (held !== undefined) return held;
+  try {
+    return sessionStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+export function keepInTab(name: string, text: string): void {
+  try {
+    sessionStorage.setItem(name, text);
+    unstoredOfTab.delete(name);
+  } catch {
+    unstoredOfTab.set(name, text);
   }
 }
 
@@ -47,7 +75,8 @@ export class Shared<Value> {
     this.listeners.forEach((listener) => listener());
   }
 
-  private readonly subscribe = (listener: () => void): (() => void) => {
+  /** Call `listener` on each change; returns a function that unsubscribes. */
+  readonly subscribe = (listener: () => void): (() => void) => {
     const onStorage = ({ key }: StorageEvent) => {
       if (key !== null && !this.names.includes(key)) return;
       this.known = undefined;

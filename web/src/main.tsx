@@ -9,6 +9,7 @@ import { ApiProblem } from "./api/problem";
 import { cluster } from "./api/queries";
 import { may } from "./api/scopes";
 import { onSession, startSession } from "./api/session";
+import { followDensity } from "./density";
 import { startWords } from "./i18n";
 import { router } from "./router";
 import "./styles.css";
@@ -36,6 +37,7 @@ const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"
 // Mantine's scroll lock behind dialogs adds a style element of its own.
 setNonce(nonce);
 
+followDensity();
 await startWords();
 
 createRoot(document.getElementById("root")!).render(

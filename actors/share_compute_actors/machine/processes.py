@@ -136,6 +136,10 @@ class Child:
                 self._family.pop(pid, None)
         return list(self._family.values())
 
+    def known(self) -> list[psutil.Process]:
+        """Return what the last call of `family` found, without looking for further descendants; some may have ended."""
+        return list(self._family.values())
+
     def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of the child's output."""
         try:

@@ -32,6 +32,7 @@ from share_compute_api.agent.client import AgentClient
 from share_compute_api.agent.identity import AgentIdentity, Identities, digest_of
 from share_compute_api.agent.joining import JoinOptions, check_machine, resolve_limits
 from share_compute_api.agent.reachability import require_reachable
+from share_compute_api.agent.sensors import Sensors, SensorThread
 from share_compute_api.connection.backoff import ExponentialBackoff
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.schemas.agents import (
@@ -44,6 +45,7 @@ from share_compute_api.schemas.agents import (
     RejoinRequest,
     SiblingRequest,
 )
+from share_compute_api.schemas.utilization import Utilization
 from share_compute_api.schemas.versions import local_versions
 from share_compute_api.terminal.children import Interrupts
 
@@ -80,6 +82,8 @@ class AgentStatus:
     since: datetime
     contributor_id: str | None = None
     work: ContributorWork | None = None
+    utilization: Utilization | None = None
+    """Last measurement of this machine; None before the first one."""
     warnings: tuple[str, ...] = ()
     """Warnings from the checks of this machine and of the connections to other machines."""
 
@@ -127,6 +131,7 @@ class Agent:
         """Whether this machine was ready at a heartbeat since its last attempt to rejoin."""
         self._beats = 0
         self._grace_s = _NODE_GRACE_S
+        self._sensors: SensorThread | None = None
 
     def run(self) -> None:
         """Join and work until Ctrl-C, SIGTERM or removal by the server; then end all child processes.
@@ -269,7 +274,23 @@ class Agent:
             NotFound: the server does not know this machine any more.
             Unavailable: the server did not answer for 10 minutes.
         """
-        self._children, self._access, last_contact = children, cluster, time.monotonic()
+        self._children, self._access = children, cluster
+        self._sensors = SensorThread(lambda: self._make_sensors(limits))
+        try:
+            self._stay_online(client, cluster, limits)
+        finally:
+            self._sensors.stop()
+
+    def _make_sensors(self, limits: NodeLimits) -> Sensors:
+        return Sensors(
+            lambda: self._node.child.known() if self._node is not None else (),
+            limits.cpu_threads,
+            limits.gpu,
+            lambda: self._node.address if self._node is not None else None,
+        )
+
+    def _stay_online(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
+        last_contact = time.monotonic()
         try:
             self._come_online(client, cluster, limits)
         except ContributorLost as refused:
@@ -296,7 +317,10 @@ class Agent:
         self._beats += 1
         if self._beats % _WRITE_BEATS == 1 and self._children is not None:
             self._children.refresh()
-        work = client.heartbeat()
+        measured = None if self._sensors is None else self._sensors.take()
+        if measured is not None:
+            self._view = replace(self._view, utilization=measured)
+        work = client.heartbeat(measured)
         self._unreachable.reset()
         # In state `joining`, the server still waits for the report of the node (`AgentClient.online`).
         if work.state in (ContributorState.lost, ContributorState.joining):

@@ -22,6 +22,7 @@ from share_compute_api.schemas.agents import (
     SiblingRequest,
 )
 from share_compute_api.schemas.bodies import Health
+from share_compute_api.schemas.utilization import Utilization
 
 _DIAL_S = 30.0
 """Time limit of a dial request, in seconds: unanswered ports take some seconds, and other machines may be tested first.
@@ -121,9 +122,14 @@ class AgentClient:
         body = wanted.model_dump(mode="json")
         return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 
-    def heartbeat(self) -> ContributorWork:
-        """Send a heartbeat; return the contributor's current work and whether it should leave."""
-        return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
+    def heartbeat(self, utilization: Utilization | None = None) -> ContributorWork:
+        """Send a heartbeat; return the contributor's current work and whether it should leave.
+
+        Args:
+            utilization: measurement since the last heartbeat that had one; None without a new one.
+        """
+        body = None if utilization is None else {"utilization": utilization.model_dump(exclude_none=True)}
+        return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat", json=body)
 
     def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
         """Rejoin the cluster; return what the machine needs to start its Ray node.

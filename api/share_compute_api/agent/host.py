@@ -21,6 +21,7 @@ from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions, resolve_limits
 from share_compute_api.agent.systemd import GRACE_S, RETRY_S
 from share_compute_api.schemas.agents import ContributorWork
+from share_compute_api.schemas.utilization import Utilization
 from share_compute_api.terminal.children import Interrupts, own_command
 
 FINAL = (0, 2, 5)
@@ -190,6 +191,9 @@ class Host:
             phase=printed["phase"],
             contributor_id=printed["contributor_id"],
             work=ContributorWork.model_validate(printed["work"]) if printed["work"] else None,
+            utilization=Utilization.model_validate(printed["utilization"])
+            if printed["utilization"]
+            else None,
             warnings=tuple(printed["warnings"]),
         )
         self._report(device.view)

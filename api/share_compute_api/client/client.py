@@ -70,6 +70,7 @@ from share_compute_api.schemas.labels import JobComparison
 from share_compute_api.schemas.retention import Deleted, PruneReport
 from share_compute_api.schemas.rounds import RoundsView
 from share_compute_api.schemas.sweeps import SweepView
+from share_compute_api.schemas.utilization import ClusterUtilization
 
 _READ_TIMEOUT_S = 30.0
 """Read timeout of a stream, in seconds; the server sends a keep-alive after 10 s without an event."""
@@ -568,15 +569,16 @@ class Client:
         """Return summaries of the machines with their work, and the islands of machines that are near each other."""
         return self._transport.read(ClusterView, "GET", "/cluster")
 
+    def utilization(self) -> ClusterUtilization:
+        """Return the present utilization of the machines that reported in the last minute."""
+        return self._transport.read(ClusterUtilization, "GET", "/cluster/utilization")
+
     def contributor(self, contributor_id: str) -> ContributorRecord:
         """Return one machine."""
         return self._transport.read(ContributorRecord, "GET", f"/contributors/{contributor_id}")
 
     def remove_contributor(self, contributor_id: str, *, keep_token: bool = False) -> ContributorRecord:
-        """Ask a machine, with all devices of its host, to hand over its work and leave.
-
-        The cluster's token is then replaced, unless ``keep_token`` is set.
-        """
+        """Ask a machine, with all devices of its host, to leave; then replace the token unless ``keep_token``."""
         path, params = f"/contributors/{contributor_id}", {"keep_token": keep_token}
         return self._transport.read(ContributorRecord, "DELETE", path, params=params)
 

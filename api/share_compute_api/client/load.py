@@ -14,6 +14,7 @@ from share_compute.specification import SparseJob, TrainJob
 from share_compute.store.records import EventRecord, JobRecord, MachineSummaryRecord, QueuedJob
 from share_compute_api.client.client import Client
 from share_compute_api.schemas.bodies import DeploymentView
+from share_compute_api.schemas.utilization import UtilizationSample
 
 _PAGE = 5000
 _ACTIVE = (JobState.planning, JobState.running)
@@ -46,12 +47,15 @@ class MachineLoad:
     stop: int | None
     """One past the last layer."""
     busy_fraction: float | None
-    """Fraction of the time in which the machine computed, 0 to 1."""
+    """Used part of the lent GPU or CPU threads, 0 to 1; without this measurement the fraction of a step in which the
+    machine computed."""
     memory_bytes: int | None
-    """Resident memory of a member that serves, or planned memory of a member that trains."""
+    """Memory of the lent device that is in use; without this measurement the memory that the plan needs."""
     lent_bytes: int
     sent_bytes_per_s: float | None
     received_bytes_per_s: float | None
+    utilization: UtilizationSample | None = None
+    """Measurement of the machine's agent in the last minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class LoadReader:
         client = self._client
         at = client.health().time
         machines = [one for one in client.cluster().machines if one.state not in GONE]
+        used = client.utilization().machines
         jobs = client.jobs(state=_ACTIVE, trials=True, limit=500).jobs
         deployments = client.deployments(limit=500).deployments
         served = {one.id: client.deployment_status(one.id).replicas for one in deployments}
@@ -140,7 +145,12 @@ class LoadReader:
         return ClusterLoad(
             url=client.url,
             at=at,
-            machines=tuple(_machine(one, uses.get(one.id), self._rates(one)) for one in machines),
+            machines=tuple(
+                _machine(
+                    one, uses.get(one.id), self._rates(one), used[one.id].latest if one.id in used else None
+                )
+                for one in machines
+            ),
             jobs=(*map(_job, jobs), *map(_queued, client.queue())),
             deployments=tuple(_deployment(one, served[one.id]) for one in deployments),
         )
@@ -210,10 +220,19 @@ def _serving_uses(served: Iterable[Sequence[ServingStatus]]) -> list[_Use]:
 
 
 def _machine(
-    machine: MachineSummaryRecord, use: _Use | None, rates: tuple[float, float] | None
+    machine: MachineSummaryRecord,
+    use: _Use | None,
+    rates: tuple[float, float] | None,
+    measured: UtilizationSample | None,
 ) -> MachineLoad:
     held = machine.held
     sent, received = rates or (None, None)
+    busy = None if use is None else use.busy_fraction
+    memory = None if use is None else use.memory_bytes
+    if measured is not None:
+        busy = busy if measured.busy_fraction is None else measured.busy_fraction
+        own = measured.memory_bytes if measured.gpu_memory_bytes is None else measured.gpu_memory_bytes
+        memory = memory if own is None else own
     return MachineLoad(
         id=machine.id,
         name=machine.name,
@@ -222,11 +241,12 @@ def _machine(
         work=None if held is None else held.name,
         start=None if held is None else held.start,
         stop=None if held is None else held.stop,
-        busy_fraction=None if use is None else use.busy_fraction,
-        memory_bytes=None if use is None else use.memory_bytes,
+        busy_fraction=busy,
+        memory_bytes=memory,
         lent_bytes=machine.lent_bytes,
         sent_bytes_per_s=sent,
         received_bytes_per_s=received,
+        utilization=measured,
     )
 
 

@@ -24,10 +24,11 @@ _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sche
     responses={**_TEXT},
 )
 async def get_prometheus_metrics(context: InContext) -> Response:
-    """Return metrics of served models and training jobs for Prometheus.
+    """Return metrics of served models, training jobs and machines for Prometheus.
 
     Prometheus must send an API key as a bearer token, from the ``authorization`` section of its configuration.
     """
     deployments = [] if context.deployments is None else context.deployments.snapshots()
     text = context.metrics.exposition(deployments) + context.training_metrics.exposition()
+    text += context.utilization.exposition()
     return Response(text, media_type=MEDIA_TYPE)

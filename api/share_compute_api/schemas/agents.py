@@ -13,6 +13,7 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.rate_limit import LEAST_BYTES_PER_S
 from share_compute.topology import DeviceKind
 from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
+from share_compute_api.schemas.utilization import Utilization
 
 SERVER = "the server"
 """Value of `ClosedPorts.source` if the server itself tried to connect."""
@@ -184,6 +185,14 @@ class OnlineRequest(StrictModel):
     """IP address at which other machines reach the node."""
 
 
+class HeartbeatRequest(StrictModel):
+    """Measurement of a machine since its last heartbeat that had one."""
+
+    model_config = example(utilization={"cpu_fraction": 0.75, "memory_bytes": 2**31, "cpu_celsius": 61.0})
+
+    utilization: Utilization
+
+
 class ContributorWork(ResponseBody):
     """Current work of a contributor; the answer to its heartbeat."""
 
@@ -197,5 +206,10 @@ class ContributorWork(ResponseBody):
     """Part of the model that the contributor holds, e.g. ``layers 3-7 of 12``; null if none."""
     tokens_per_s: float | None
     """Throughput of the whole job, or of all replicas of the deployment."""
+    flops_per_s: float | None = None
+    """Measured speed of the machine in float32 FLOP/s; null until it was measured."""
+    head_latency_s: float | None = None
+    """One-way latency between the machine and the server; null until it was measured."""
+    head_bytes_per_s: float | None = None
     wanted: Literal["run", "leave"]
     """``leave``: the machine must hand its shards over, then leave."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from share_compute.store.records import BusyRecord, ContributorRecord, HeldRecord, MachineSummaryRecord
 from share_compute_api.schemas.bodies import ResponseBody
+from share_compute_api.schemas.utilization import UtilizationSample
 
 
 class Island(ResponseBody):
@@ -58,6 +59,8 @@ class ContributorView(ContributorRecord):
     """Label of the invite that the machine joined with; null if the invite has none."""
     held: HeldRecord | None = None
     """Job or deployment that the machine is leased to; null when the machine is free."""
+    utilization: UtilizationSample | None = None
+    """Measurement of the machine's agent in the last minute; null if nothing was reported."""
 
 
 class BusyHistory(ResponseBody):

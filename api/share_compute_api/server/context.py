@@ -21,6 +21,7 @@ from share_compute_api.control.deployments.deployments import DeploymentSupervis
 from share_compute_api.control.jobs.training_metrics import TrainingMetrics
 from share_compute_api.control.machines.islands import IslandMap
 from share_compute_api.control.machines.measuring import Measurements
+from share_compute_api.control.machines.utilization import UtilizationMonitor
 from share_compute_api.hub.fetching import HubModels
 from share_compute_api.openai.engine import Engines
 from share_compute_api.openai.metrics import PrometheusMetrics
@@ -89,6 +90,8 @@ class Context:
     """Streams that clients can continue."""
     islands: IslandMap = field(init=False)
     """Computes groups of machines with similar links (islands)."""
+    utilization: UtilizationMonitor = field(init=False)
+    """Utilization of the machines over the last hour."""
     metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
     """Metrics of served models, for Prometheus."""
     training_metrics: TrainingMetrics = field(default_factory=TrainingMetrics)
@@ -104,6 +107,7 @@ class Context:
         """Create the services that depend on other fields; load the uploads of earlier runs of the server."""
         self.engines = Engines(self.isolated)
         self.islands = IslandMap(self.store)
+        self.utilization = UtilizationMonitor(self.store.clock)
         settings = self.settings
         self.streams = ResumableStreams(self.store, self.engines, self.notifier, settings.stream_keep_s)
         self.data_roots = DataRoots(settings.data_roots, [settings.data_folder])

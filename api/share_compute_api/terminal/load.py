@@ -11,6 +11,7 @@ from rich.text import Text
 from share_compute.planning.plan import layer_span
 from share_compute.quantities import bytes_text, percent_text, rate_text
 from share_compute_api.client.load import ClusterLoad, DeploymentLoad, JobLoad, MachineLoad
+from share_compute_api.schemas.utilization import UtilizationSample
 from share_compute_api.terminal.output import duration, machine_state, number, speed, state_text
 from share_compute_api.terminal.picture import Ink
 from share_compute_api.terminal.tables import WholeTable
@@ -23,9 +24,20 @@ def load_tables(load: ClusterLoad, console: Console) -> Group:
     ink = Ink.of(console)
     parts: list[Text | WholeTable] = [_title(load)]
     if load.machines:
-        columns = ("machine", "state", "CPU", "memory", "sent", "received", "work", "holds", "reason")
+        columns = (
+            "machine",
+            "state",
+            "busy",
+            "memory",
+            "temperature",
+            "sent",
+            "received",
+            "work",
+            "holds",
+            "reason",
+        )
         rows = (_machine(one, ink) for one in load.machines)
-        parts += [Text(), WholeTable(columns, rows, right=("memory", "sent", "received"))]
+        parts += [Text(), WholeTable(columns, rows, right=("memory", "temperature", "sent", "received"))]
     if load.jobs:
         job_columns = ("job", "state", "done", "loss", "speed", "left", "name", "reason")
         parts += [
@@ -61,12 +73,19 @@ def _machine(machine: MachineLoad, ink: Ink) -> tuple[str | None, ...]:
         state_text(_state(machine)),
         None if busy is None else f"{bar} {percent_text(busy):>4}",
         f"{_bytes(machine.memory_bytes)} of {bytes_text(machine.lent_bytes)}",
+        _temperature(machine.utilization),
         None if machine.sent_bytes_per_s is None else rate_text(machine.sent_bytes_per_s),
         None if machine.received_bytes_per_s is None else rate_text(machine.received_bytes_per_s),
         None if machine.work is None else escape(machine.work),
         layer_span(machine.start or 0, machine.stop or 0) if is_held else None,
         None if machine.state == "ready" else escape(machine.reason),
     )
+
+
+def _temperature(used: UtilizationSample | None) -> str | None:
+    """Return the temperature of the hottest sensor; None without a sensor."""
+    found = [] if used is None else [one for one in (used.cpu_celsius, used.gpu_celsius) if one is not None]
+    return f"{max(found):.0f} °C" if found else None
 
 
 def _bytes(size: int | None) -> str:
@@ -120,7 +139,7 @@ def _lines(load: ClusterLoad) -> dict[str, str]:
     ink = Ink("", "", "", "", "", "", "")
     machines = {
         f"machine {one.name}": _facts(
-            ("", "CPU", "memory", "sent", "received", "work", "", ""), _machine(one, ink)[1:]
+            ("", "busy", "memory", "", "sent", "received", "work", "", ""), _machine(one, ink)[1:]
         )
         for one in load.machines
     }

@@ -66,7 +66,9 @@ class Story:
         self.record, key = self.contributors.join(
             plane.store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}
         )
-        self.node = SimpleNamespace(end=None, node_id="ab", address="127.0.0.1", child=None)
+        self.node = SimpleNamespace(
+            end=None, node_id="ab", address="127.0.0.1", child=SimpleNamespace(known=list)
+        )
         self.phases: list[str] = []
         self._url, self._key, self._folder = plane.url, key, folder
         self._turns: list[Callable[[], object]] = []

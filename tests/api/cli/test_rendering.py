@@ -17,6 +17,7 @@ from share_compute_api.app.server import Running
 from share_compute_api.cli.contributor.join import ChangeLines, agent_table
 from share_compute_api.cli.operator.up import server_panel
 from share_compute_api.cli.submitter import following
+from share_compute_api.schemas.utilization import Utilization
 
 
 def shown(renderable: RenderableType) -> str:
@@ -49,6 +50,14 @@ def test_a_phase_with_brackets():
     assert "waits for [/x]" in text
     assert view.url in text
     assert "no resolver" in text
+
+
+def test_the_display_of_a_machine_has_what_it_measured():
+    used = Utilization(cpu_fraction=0.83, cpu_celsius=61.2, sent_bytes_per_s=2e6)
+    view = AgentStatus("ada", "http://192.0.2.1", "ready", datetime.now(UTC), utilization=used)
+    text = shown(agent_table(view))
+    assert "CPU 83%  temperature 61 °C  sends 2.0 MB/s" in text
+    assert "GPU" not in text
 
 
 def test_a_machine_without_a_terminal_prints_a_dated_line_for_each_change(

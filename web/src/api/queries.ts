@@ -100,6 +100,30 @@ export function machineBusy(id: string, hours: number) {
   });
 }
 
+/** Machines measure themselves this often. */
+const MEASURED_MS = 10_000;
+/** With more machines, the last hour of all of them is fetched less often. */
+const MANY = 200;
+
+/** The utilization of a machine in the last hour. */
+export function machineUtilization(id: string) {
+  return queryOptions({
+    queryKey: ["contributor", id, "utilization"],
+    queryFn: ({ signal }) =>
+      body(api.GET("/api/v1/contributors/{contributor_id}/utilization", { signal, params: { path: { contributor_id: id } } })),
+    refetchInterval: MEASURED_MS,
+  });
+}
+
+/** The present utilization of all machines by id; with `points` also that many values of each over the last hour. */
+export function utilization(points = 0) {
+  return queryOptions({
+    queryKey: ["utilization", points],
+    queryFn: ({ signal }) => body(api.GET("/api/v1/cluster/utilization", { signal, params: { query: { points } } })),
+    refetchInterval: ({ state }) => (points > 0 && Object.keys(state.data?.machines ?? {}).length > MANY ? 6 : 1) * MEASURED_MS,
+  });
+}
+
 const JOBS_PER_PAGE = 100;
 const EVENTS_PER_PAGE = 5000;
 /** Maximum number of points of a curve, more than a screen is wide. The server thins out longer runs. */

@@ -90,6 +90,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/cluster/utilization": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Cluster Utilization
+         * @description Return the present utilization of the machines that reported in the last minute.
+         */
+        get: operations["getClusterUtilization"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/contributors": {
         parameters: {
             query?: never;
@@ -235,6 +255,8 @@ export interface paths {
         /**
          * Heartbeat
          * @description Record a heartbeat; return the machine's current work and whether the machine should leave.
+         *
+         *     Every 10 s a heartbeat has a body with the machine's utilization.
          */
         post: operations["heartbeat"];
         delete?: never;
@@ -359,6 +381,26 @@ export interface paths {
          * @description Let another device of a contributor's host join, as a separate contributor.
          */
         post: operations["joinSibling"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/contributors/{contributor_id}/utilization": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Contributor Utilization
+         * @description Return the processor, memory, GPU, temperature and network use of a machine in the last hour.
+         */
+        get: operations["getContributorUtilization"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -1327,7 +1369,7 @@ export interface paths {
         };
         /**
          * Get Prometheus Metrics
-         * @description Return metrics of served models and training jobs for Prometheus.
+         * @description Return metrics of served models, training jobs and machines for Prometheus.
          *
          *     Prometheus must send an API key as a bearer token, from the ``authorization`` section of its configuration.
          */
@@ -2590,6 +2632,27 @@ export interface components {
             token: string;
         };
         /**
+         * ClusterUtilization
+         * @description Utilization of the machines that reported in the last minute, on one scale of time.
+         */
+        ClusterUtilization: {
+            /**
+             * Begin
+             * Format: date-time
+             * @description Beginning of the first interval of ``busy``.
+             */
+            begin: string;
+            /** Interval S */
+            interval_s: number;
+            /**
+             * Machines
+             * @description Utilization by id of the machine.
+             */
+            machines: {
+                [key: string]: components["schemas"]["MachineUtilization"];
+            };
+        };
+        /**
          * ClusterView
          * @description Overview of all machines.
          */
@@ -3098,6 +3161,8 @@ export interface components {
              * @description Number of threads with which the machine was measured; null if unknown.
              */
             threads?: number | null;
+            /** @description Measurement of the machine's agent in the last minute; null if nothing was reported. */
+            utilization?: components["schemas"]["UtilizationSample"] | null;
             /** Versions */
             versions: {
                 [key: string]: string;
@@ -3113,6 +3178,18 @@ export interface components {
              * @description Name of the deployment that the contributor is leased to.
              */
             deployment?: string | null;
+            /**
+             * Flops Per S
+             * @description Measured speed of the machine in float32 FLOP/s; null until it was measured.
+             */
+            flops_per_s?: number | null;
+            /** Head Bytes Per S */
+            head_bytes_per_s?: number | null;
+            /**
+             * Head Latency S
+             * @description One-way latency between the machine and the server; null until it was measured.
+             */
+            head_latency_s?: number | null;
             /**
              * Job
              * @description Id of the job that the contributor is leased to.
@@ -5104,6 +5181,20 @@ export interface components {
             time: string;
         };
         /**
+         * HeartbeatRequest
+         * @description Measurement of a machine since its last heartbeat that had one.
+         * @example {
+         *       "utilization": {
+         *         "cpu_celsius": 61,
+         *         "cpu_fraction": 0.75,
+         *         "memory_bytes": 2147483648
+         *       }
+         *     }
+         */
+        HeartbeatRequest: {
+            utilization: components["schemas"]["Utilization"];
+        };
+        /**
          * HeldRecord
          * @description The job or deployment that a machine is leased to, and the part of the model that it holds.
          */
@@ -6803,6 +6894,19 @@ export interface components {
             /** Reason */
             reason: string;
             state: components["schemas"]["ContributorState"];
+        };
+        /**
+         * MachineUtilization
+         * @description Last utilization of a machine, and the busy part of its lent device over the last hour.
+         */
+        MachineUtilization: {
+            /**
+             * Busy
+             * @description Mean busy part of the lent GPU, or of the lent CPU threads, in each interval; null where nothing was measured.
+             *     Oldest first; empty unless points were requested.
+             */
+            busy: (number | null)[];
+            latest: components["schemas"]["UtilizationSample"];
         };
         /**
          * MatrixFactorizationSpec
@@ -12659,6 +12763,134 @@ export interface components {
             total_tokens: number;
         };
         /**
+         * Utilization
+         * @description Utilization of one machine, as its agent measured it; null where the machine has no sensor.
+         */
+        Utilization: {
+            /**
+             * Cpu Celsius
+             * @description Highest temperature of the processors.
+             */
+            cpu_celsius?: number | null;
+            /**
+             * Cpu Fraction
+             * @description Used part of the lent CPU threads, from 0 to 1; only processes of the cluster count.
+             */
+            cpu_fraction?: number | null;
+            /** Gpu Celsius */
+            gpu_celsius?: number | null;
+            /**
+             * Gpu Fraction
+             * @description Part of the time in which the lent GPU computed, for any program.
+             */
+            gpu_fraction?: number | null;
+            /**
+             * Gpu Memory Bytes
+             * @description Used memory of the lent GPU, of all programs.
+             */
+            gpu_memory_bytes?: number | null;
+            /**
+             * Gpu Total Bytes
+             * @description Memory of the lent GPU.
+             */
+            gpu_total_bytes?: number | null;
+            /**
+             * Host Cpu Fraction
+             * @description Used part of all processors of the host, by any program.
+             */
+            host_cpu_fraction?: number | null;
+            /**
+             * Memory Bytes
+             * @description Memory that the processes of the cluster hold on the machine.
+             */
+            memory_bytes?: number | null;
+            /**
+             * Received Bytes Per S
+             * @description Rate at which the machine's network interface received, for all programs of the host.
+             */
+            received_bytes_per_s?: number | null;
+            /** Sent Bytes Per S */
+            sent_bytes_per_s?: number | null;
+        };
+        /**
+         * UtilizationHistory
+         * @description Utilization of one machine in the last hour.
+         */
+        UtilizationHistory: {
+            /**
+             * Begin
+             * Format: date-time
+             * @description One hour ago.
+             */
+            begin: string;
+            /**
+             * End
+             * Format: date-time
+             * @description Time of the answer.
+             */
+            end: string;
+            /**
+             * Samples
+             * @description Oldest first. The server keeps them in memory, so they begin anew when it is started.
+             */
+            samples: components["schemas"]["UtilizationSample"][];
+        };
+        /**
+         * UtilizationSample
+         * @description Utilization at one moment: rates and fractions are means over the time since the sample before.
+         */
+        UtilizationSample: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * Cpu Celsius
+             * @description Highest temperature of the processors.
+             */
+            cpu_celsius?: number | null;
+            /**
+             * Cpu Fraction
+             * @description Used part of the lent CPU threads, from 0 to 1; only processes of the cluster count.
+             */
+            cpu_fraction?: number | null;
+            /** Gpu Celsius */
+            gpu_celsius?: number | null;
+            /**
+             * Gpu Fraction
+             * @description Part of the time in which the lent GPU computed, for any program.
+             */
+            gpu_fraction?: number | null;
+            /**
+             * Gpu Memory Bytes
+             * @description Used memory of the lent GPU, of all programs.
+             */
+            gpu_memory_bytes?: number | null;
+            /**
+             * Gpu Total Bytes
+             * @description Memory of the lent GPU.
+             */
+            gpu_total_bytes?: number | null;
+            /**
+             * Host Cpu Fraction
+             * @description Used part of all processors of the host, by any program.
+             */
+            host_cpu_fraction?: number | null;
+            /**
+             * Memory Bytes
+             * @description Memory that the processes of the cluster hold on the machine.
+             */
+            memory_bytes?: number | null;
+            /**
+             * Received Bytes Per S
+             * @description Rate at which the machine's network interface received, for all programs of the host.
+             */
+            received_bytes_per_s?: number | null;
+            /** Sent Bytes Per S */
+            sent_bytes_per_s?: number | null;
+        };
+        /**
          * Versions
          * @description Versions of software that must match on all machines of a cluster.
          * @example {
@@ -12985,6 +13217,58 @@ export interface operations {
             };
             /** @description Service Unavailable */
             503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getClusterUtilization: {
+        parameters: {
+            query?: {
+                /** @description Only these machines; may be given several times. */
+                machine?: string[] | null;
+                /** @description Number of values of `busy` over the last hour. */
+                points?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ClusterUtilization"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -13533,7 +13817,11 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["HeartbeatRequest"] | null;
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -13960,6 +14248,64 @@ export interface operations {
             };
             /** @description Service Unavailable */
             503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getContributorUtilization: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UtilizationHistory"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };

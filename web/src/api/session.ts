@@ -4,6 +4,7 @@
  */
 import { useSyncExternalStore } from "react";
 
+import { keepInTab, keptInTab } from "../kept";
 import { deleteConversations, forgetConversation } from "../talk/forget";
 import { problemOf, unreachable, type ApiProblem } from "./problem";
 import type { components } from "./schema";
@@ -54,7 +55,7 @@ export async function startSession(): Promise<void> {
   addEventListener("hashchange", () => void adoptSecretFromAddress());
   if (tabs !== undefined) {
     tabs.onmessage = ({ data }) => {
-      if (data === SIGNED_OUT) deleteConversations(sessionStorage.getItem(LAST_KEY));
+      if (data === SIGNED_OUT) deleteConversations(keptInTab(LAST_KEY));
       void lookAgain();
     };
   }
@@ -106,7 +107,7 @@ export async function signOut(): Promise<void> {
     return;
   }
   // Conversations are deleted only here: after an ended session the same user finds them again.
-  deleteConversations(sessionStorage.getItem(LAST_KEY));
+  deleteConversations(keptInTab(LAST_KEY));
   become({ state: "out" });
   tabs?.postMessage(SIGNED_OUT);
 }
@@ -128,9 +129,9 @@ function settle({ key, last_event }: SessionView): void {
   if (key === null) {
     if (current.state !== "out") become({ state: "out" });
   } else if (current.state !== "in" || current.key.id !== key.id) {
-    const last = sessionStorage.getItem(LAST_KEY);
+    const last = keptInTab(LAST_KEY);
     if (last !== null && last !== key.id) forgetConversation();
-    sessionStorage.setItem(LAST_KEY, key.id);
+    keepInTab(LAST_KEY, key.id);
     become({ state: "in", key, lastEvent: last_event });
   }
 }

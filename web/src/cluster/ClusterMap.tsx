@@ -17,8 +17,8 @@ import { Legend } from "./Legend";
 import { MachineNode, radiusOf, SPACING_FOR_NAMES, SPACING_FOR_WORK } from "./MachineNode";
 import classes from "./ClusterMap.module.css";
 import { clusterSearch } from "./search";
-import { useUtilization } from "./useUtilization";
-import { groupTitle, linkWords, qualityWords } from "./words";
+import { useUtilization, type Utilizations } from "./useUtilization";
+import { busyOf, groupTitle, linkWords, qualityWords } from "./words";
 
 /** Above this number of machines, islands are drawn as circles that can be opened. */
 export const MOST_DRAWN = 150;
@@ -73,7 +73,7 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
     [groups, opened, places, numbers, width, room, scale, hasBubbles],
   );
   const labels = useMemo(() => drawn.flatMap(labelsOf), [drawn]);
-  const busy = useUtilization(hasBubbles ? [] : shown.flatMap((group) => group.machines));
+  const used = useUtilization();
   const litMachine = lit === null ? undefined : cluster.machines.find((machine) => machine.id === lit);
   return (
     <section className={`card ${classes.board}`} aria-label={t("Map of the machines")}>
@@ -105,7 +105,7 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
               one.isBubble ? (
                 <Bubble key={one.group.id} group={one.group} number={one.number} x={one.circle.x} y={one.circle.y} radius={one.circle.r} />
               ) : (
-                <Island key={one.group.id} {...one} busy={busy} onLight={light} />
+                <Island key={one.group.id} {...one} used={used} onLight={light} />
               ),
             )}
           </svg>
@@ -119,7 +119,7 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
           +
         </ActionIcon>
       </div>
-      <Details machine={litMachine} busy={lit === null ? undefined : busy[lit]} hasBubbles={hasBubbles} />
+      <Details machine={litMachine} used={lit === null ? undefined : used[lit]} hasBubbles={hasBubbles} />
       <Legend hasBubbles={hasBubbles} isAssumed={cluster.islands.is_assumed} isCurrent={cluster.islands.is_current} />
       <LinkList cluster={cluster} numbers={numbers} />
     </section>
@@ -226,7 +226,7 @@ function Inside({ drawn, labels }: { drawn: readonly Drawn[]; labels: readonly B
   );
 }
 
-function Island({ group, circle, number, step, points, busy, onLight }: Drawn & { busy: Readonly<Record<string, number>>; onLight: (id: string | null) => void }) {
+function Island({ group, circle, number, step, points, used, onLight }: Drawn & { used: Utilizations; onLight: (id: string | null) => void }) {
   const { t } = useTranslation();
   const inside = group.island?.bytes_per_s != null ? linkWords(group.island.latency_s, group.island.bytes_per_s) : null;
   return (
@@ -240,7 +240,7 @@ function Island({ group, circle, number, step, points, busy, onLight }: Drawn & 
       {points.map((point, place) => {
         const machine = group.machines[place]!;
         return (
-          <MachineNode key={machine.id} machine={machine} x={point.x} y={point.y} spacing={step} busy={busy[machine.id]} onLight={onLight} />
+          <MachineNode key={machine.id} machine={machine} x={point.x} y={point.y} spacing={step} busy={busyOf(used[machine.id])} onLight={onLight} />
         );
       })}
     </g>

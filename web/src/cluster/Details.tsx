@@ -2,21 +2,21 @@
 import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
-import type { MachineSummary } from "../api/types";
+import type { MachineSummary, UtilizationSample } from "../api/types";
 import { StateBadge } from "../components/StateBadge";
 import { sentence } from "../components/Feedback";
 import { qualityOf } from "./layout";
 import classes from "./ClusterMap.module.css";
-import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
+import { linkWords, memoryWords, partWords, qualityWords, speedWords, usedWords } from "./words";
 
 interface Props {
   machine: MachineSummary | undefined;
-  /** Fraction of a step in which it computes, if it was measured. */
-  busy: number | undefined;
+  /** What it uses now, if it was measured. */
+  used: UtilizationSample | undefined;
   hasBubbles: boolean;
 }
 
-export function Details({ machine, busy, hasBubbles }: Props) {
+export function Details({ machine, used, hasBubbles }: Props) {
   const { t } = useTranslation();
   if (machine === undefined) {
     return (
@@ -39,7 +39,7 @@ export function Details({ machine, busy, hasBubbles }: Props) {
         ? "–"
         : `${linkWords(machine.head_latency_s, machine.head_bytes_per_s)} (${qualityWords(t, qualityOf(machine.head_bytes_per_s))})`,
     ],
-    ...(busy === undefined ? [] : [[t("Computes"), t("{{share}}% of a step", { share: Math.round(100 * busy) })] as [string, string]]),
+    [t("In use"), used === undefined ? "–" : usedWords(t, used)],
     [t("Works for"), held === null ? "–" : [held.name, partWords(t, held)].filter(Boolean).join(" · ")],
   ];
   return (

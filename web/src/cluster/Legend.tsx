@@ -41,7 +41,7 @@ export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
                 <circle key={share} className={classes.body} data-tone="working" data-busy="" style={{ "--busy": `${share}%` } as CSSProperties} cx={8 + place * 17} r={7} />
               ))}
             </svg>
-            {t("share of a step spent computing")}
+            {t("lent GPU or CPU threads in use: 10%, 50%, 90%")}
           </span>
           <span className={classes.entry}>
             <svg width={26} height={12} aria-hidden>

@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import { isGone, type MachineSummary } from "../api/types";
 import classes from "./ClusterMap.module.css";
-import { describe, workWords } from "./words";
+import { describe, shareText, workWords } from "./words";
 
 interface Props {
   machine: MachineSummary;
@@ -13,7 +13,7 @@ interface Props {
   y: number;
   /** Distance to its neighbours, in pixels. */
   spacing: number;
-  /** Fraction of a step in which it computes, if it was measured. */
+  /** Used part of its lent GPU or threads, if it was measured. */
   busy: number | undefined;
   onLight: (id: string | null) => void;
 }
@@ -57,8 +57,8 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
           preload={false}
           className={classes.node}
           data-tone={tone}
-          {...(tone === "working" && busy !== undefined && { "data-busy": busy >= 0.5 ? "high" : "low", style: { "--busy": `${Math.round(10 + 80 * busy)}%` } as CSSProperties })}
-          aria-label={describe(t, machine)}
+          {...((tone === "working" || tone === "free") && busy !== undefined && { "data-busy": busy >= 0.5 ? "high" : "low", style: { "--busy": `${Math.round(10 + 80 * busy)}%` } as CSSProperties })}
+          aria-label={busy === undefined ? describe(t, machine) : `${describe(t, machine)}, ${t("{{share}} in use", { share: shareText(busy) })}`}
           onPointerEnter={() => onLight(machine.id)}
           onFocus={() => onLight(machine.id)}
         >
@@ -87,7 +87,7 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
             </text>
             {spacing >= SPACING_FOR_WORK && (
               <text className={classes.caption} y={r + 33}>
-                {cut(workWords(t, machine), letters + 1)}
+                {busy === undefined ? cut(workWords(t, machine), letters + 1) : `${cut(workWords(t, machine), letters - 4)} ${shareText(busy)}`}
               </text>
             )}
           </g>

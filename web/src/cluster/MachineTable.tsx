@@ -4,7 +4,7 @@ import { useNavigate } from "@tanstack/react-router";
 import { memo, useMemo } from "react";
 import { useTranslation } from "react-i18next";
 
-import { isGone, type MachineSummary, type Held } from "../api/types";
+import { isGone, type MachineSummary, type Held, type UtilizationSample } from "../api/types";
 import { Ago } from "../components/Ago";
 import { Empty } from "../components/Feedback";
 import { MachineLink } from "../components/MachineLink";
@@ -15,7 +15,8 @@ import { qualityOf } from "./layout";
 import classes from "./MachineTable.module.css";
 import { clusterSearch, type ClusterSearch, type Sort } from "./search";
 import { sorted } from "./sorting";
-import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
+import { useUtilization } from "./useUtilization";
+import { busyOf, linkWords, memoryWords, partWords, qualityWords, shareText, speedWords, usedWords } from "./words";
 
 /** Number of rows drawn at one time. */
 const PER_PAGE = 50;
@@ -31,7 +32,9 @@ export function MachineTable({ machines, islands, search }: Props) {
   const { t } = useTranslation();
   const navigate = useNavigate({ from: "/" });
   const { sort = "joined", desc = false } = search;
-  const all = useMemo(() => sorted(machines, sort, desc, islands), [machines, sort, desc, islands]);
+  const used = useUtilization();
+  // Rows sorted by something else stay where they are when machines report.
+  const all = useMemo(() => sorted(machines, sort, desc, islands, used), [machines, sort, desc, islands, sort === "use" && used]);
   const pages = Math.max(1, Math.ceil(all.length / PER_PAGE));
   const page = Math.min(search.page ?? 1, pages);
   const shown = all.slice((page - 1) * PER_PAGE, page * PER_PAGE);
@@ -41,6 +44,7 @@ export function MachineTable({ machines, islands, search }: Props) {
     { sort: "work", label: t("Work") },
     { sort: "island", label: t("Island") },
     { sort: "speed", label: t("Speed (float32)"), isNumeric: true },
+    { sort: "use", label: t("In use"), isNumeric: true },
     { sort: "memory", label: t("Memory"), isNumeric: true },
     { sort: "link", label: t("Link to the server"), isNumeric: true },
   ];
@@ -102,7 +106,7 @@ export function MachineTable({ machines, islands, search }: Props) {
           </Table.Thead>
           <Table.Tbody>
             {shown.map((machine) => (
-              <Row key={machine.id} machine={machine} island={islands.get(machine.id)} />
+              <Row key={machine.id} machine={machine} island={islands.get(machine.id)} used={used[machine.id]} />
             ))}
           </Table.Tbody>
         </Table>
@@ -130,7 +134,7 @@ export function MachineTable({ machines, islands, search }: Props) {
   );
 }
 
-const Row = memo(function Row({ machine, island }: { machine: MachineSummary; island: number | undefined }) {
+const Row = memo(function Row({ machine, island, used }: { machine: MachineSummary; island: number | undefined; used: UtilizationSample | undefined }) {
   const { t } = useTranslation();
   return (
     <Table.Tr>
@@ -160,6 +164,9 @@ const Row = memo(function Row({ machine, island }: { machine: MachineSummary; is
       </Table.Td>
       <Table.Td className="numeric" data-label={t("Speed (float32)")}>
         {speedWords(machine)}
+      </Table.Td>
+      <Table.Td className="numeric" data-label={t("In use")} title={used && usedWords(t, used)}>
+        {busyOf(used) === undefined ? "–" : shareText(busyOf(used)!)}
       </Table.Td>
       <Table.Td className="numeric" data-label={t("Memory")}>
         {memoryWords(t, machine)}

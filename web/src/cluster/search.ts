@@ -1,9 +1,9 @@
 /** Search parameters of the cluster page. */
-export const SORTS = ["joined", "name", "state", "work", "speed", "memory", "link", "island"] as const;
+export const SORTS = ["joined", "name", "state", "work", "speed", "memory", "link", "island", "use"] as const;
 export type Sort = (typeof SORTS)[number];
 
 export interface ClusterSearch {
-  view?: "table";
+  view?: "table" | "use";
   /** Part of a name, an owner, a device, a state or a job. */
   q?: string;
   sort?: Sort;
@@ -20,7 +20,7 @@ export function clusterSearch(search: Record<string, unknown>): ClusterSearch {
   const sort = SORTS.find((known) => known === search.sort);
   const page = Number(search.page);
   return {
-    ...(search.view === "table" && { view: "table" as const }),
+    ...((search.view === "table" || search.view === "use") && { view: search.view as "table" | "use" }),
     ...((typeof search.q === "string" || typeof search.q === "number") && search.q !== "" && { q: String(search.q) }),
     ...(sort !== undefined && sort !== "joined" && { sort }),
     ...(search.desc === true && { desc: true as const }),

@@ -1,12 +1,14 @@
 /** Sort orders of the table. */
 import type { MachineSummary } from "../api/types";
 import type { Sort } from "./search";
+import type { Utilizations } from "./useUtilization";
+import { busyOf } from "./words";
 
 type Value = string | number | null;
 
 const STATES = ["joining", "probing", "ready", "quarantined", "draining", "left", "lost"];
 
-function valueOf(machine: MachineSummary, sort: Sort, islands: ReadonlyMap<string, number>): Value {
+function valueOf(machine: MachineSummary, sort: Sort, islands: ReadonlyMap<string, number>, used: Utilizations): Value {
   switch (sort) {
     case "joined":
       return null;
@@ -24,6 +26,8 @@ function valueOf(machine: MachineSummary, sort: Sort, islands: ReadonlyMap<strin
       return machine.head_bytes_per_s;
     case "island":
       return islands.get(machine.id) ?? null;
+    case "use":
+      return busyOf(used[machine.id]) ?? null;
   }
 }
 
@@ -33,13 +37,14 @@ export function sorted(
   sort: Sort,
   descending: boolean,
   islands: ReadonlyMap<string, number>,
+  used: Utilizations = {},
 ): readonly MachineSummary[] {
   if (sort === "joined") return descending ? machines.toReversed() : machines;
   // Created lazily: the browser loads its collation rules for the first one, which would slow down the first page.
   const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
   const sign = descending ? -1 : 1;
   return machines
-    .map((machine) => [valueOf(machine, sort, islands), machine] as const)
+    .map((machine) => [valueOf(machine, sort, islands, used), machine] as const)
     .sort(([one], [other]) => {
       if (one === null || other === null) return Number(one === null) - Number(other === null);
       return sign * (typeof one === "string" && typeof other === "string" ? collator.compare(one, other) : Number(one) - Number(other));

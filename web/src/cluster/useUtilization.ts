@@ -1,22 +1,14 @@
-import { useQueries, type UseQueryResult } from "@tanstack/react-query";
+import { useQuery } from "@tanstack/react-query";
 
-import { job } from "../api/queries";
-import type { Job, MachineSummary } from "../api/types";
+import { utilization } from "../api/queries";
+import type { UtilizationSample } from "../api/types";
 
-/** Maximum number of jobs that are fetched for it. */
-const MOST_JOBS = 8;
+export type Utilizations = Readonly<Record<string, UtilizationSample>>;
 
-/** Fraction of a training step in which each machine computes, by machine id; only of machines that were measured. */
-export function useUtilization(machines: readonly MachineSummary[]): Readonly<Record<string, number>> {
-  const ids = new Set(machines.flatMap(({ held }) => held?.job_id ?? []));
-  return useQueries({ queries: [...ids].slice(0, MOST_JOBS).map(job), combine: utilizationOf });
-}
+const NOTHING: Utilizations = {};
 
-function utilizationOf(jobs: UseQueryResult<Job>[]): Record<string, number> {
-  return Object.fromEntries(
-    jobs.flatMap(({ data }) => {
-      const { machines = {}, measured_step_s: step } = data?.measured ?? { measured_step_s: 0 };
-      return step > 0 ? Object.entries(machines).map(([id, busy]) => [id, Math.min(1, busy / step)] as const) : [];
-    }),
-  );
+/** The present utilization of the machines that reported in the last minute, by id. */
+export function useUtilization(): Utilizations {
+  const { data } = useQuery({ ...utilization(), select: ({ machines }) => Object.fromEntries(Object.entries(machines).map(([id, { latest }]) => [id, latest])) });
+  return data ?? NOTHING;
 }

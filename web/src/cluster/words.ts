@@ -1,7 +1,7 @@
 /** Descriptions of machines and links, shared by the map, the table and screen readers. */
 import type { TFunction } from "i18next";
 
-import type { MachineSummary, Held } from "../api/types";
+import type { MachineSummary, Held, UtilizationSample } from "../api/types";
 import { bytes, latency, si } from "../format";
 import type { MachineGroup } from "./groups";
 import { qualityOf, type Quality } from "./layout";
@@ -64,6 +64,34 @@ export function describe(t: TFunction, machine: MachineSummary): string {
     machine.kind === null ? null : speedWords(machine),
     memoryWords(t, machine),
     machine.head_bytes_per_s === null ? null : qualityWords(t, qualityOf(machine.head_bytes_per_s)),
+  ]
+    .filter(Boolean)
+    .join(", ");
+}
+
+/** "83%". */
+export function shareText(share: number): string {
+  return `${Math.round(100 * share)}%`;
+}
+
+/** A figure of a machine's utilization with its unit. */
+export function figureWords(t: TFunction, unit: "bytes" | "celsius" | "rate", value: number): string {
+  if (unit === "celsius") return t("{{number}} °C", { number: Math.round(value) });
+  return unit === "bytes" ? bytes(value) : si(value, "B/s");
+}
+
+/** Used part of the lent GPU, or of the lent threads; undefined if nothing was measured. */
+export function busyOf(used: Pick<UtilizationSample, "cpu_fraction" | "gpu_fraction"> | undefined): number | undefined {
+  return used?.gpu_fraction ?? used?.cpu_fraction ?? undefined;
+}
+
+/** "CPU 83%, GPU 20%, 61 °C": what a machine uses now. */
+export function usedWords(t: TFunction, used: UtilizationSample): string {
+  const hottest = Math.max(used.cpu_celsius ?? -Infinity, used.gpu_celsius ?? -Infinity);
+  return [
+    used.cpu_fraction == null ? null : t("CPU {{share}}", { share: shareText(used.cpu_fraction) }),
+    used.gpu_fraction == null ? null : t("GPU {{share}}", { share: shareText(used.gpu_fraction) }),
+    Number.isFinite(hottest) ? figureWords(t, "celsius", hottest) : null,
   ]
     .filter(Boolean)
     .join(", ");

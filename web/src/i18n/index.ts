@@ -6,6 +6,7 @@
 import i18next from "i18next";
 import { initReactI18next } from "react-i18next";
 
+import { keep, kept } from "../kept";
 import en from "./en.json";
 
 export const LANGUAGES = { en: "English", zh: "中文" } as const;
@@ -14,8 +15,8 @@ export type Language = keyof typeof LANGUAGES;
 const NAME = "share-compute.language";
 
 function preferred(): Language {
-  const kept = localStorage.getItem(NAME);
-  if (kept === "en" || kept === "zh") return kept;
+  const chosen = kept(NAME);
+  if (chosen === "en" || chosen === "zh") return chosen;
   return navigator.languages.some((tag) => tag.startsWith("zh")) && !navigator.language.startsWith("en") ? "zh" : "en";
 }
 
@@ -44,7 +45,7 @@ export async function speak(language: Language): Promise<void> {
 
 /** Switch to another language, and remember it. */
 export async function choose(language: Language): Promise<void> {
-  localStorage.setItem(NAME, language);
+  keep(NAME, language);
   await speak(language);
 }
 

@@ -2,12 +2,12 @@
 import { Code, Group, SimpleGrid, Stack, Switch, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
-import { useDeferredValue, useMemo, useRef } from "react";
+import { lazy, Suspense, useDeferredValue, useMemo, useRef } from "react";
 import { useTranslation } from "react-i18next";
 
 import { cluster as clusterQuery } from "../api/queries";
 import { isGone, type ClusterView } from "../api/types";
-import { Empty, Waiting } from "../components/Feedback";
+import { Empty, Loading, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { ButtonLink } from "../components/links";
 import { Page } from "../components/frame/Page";
@@ -20,6 +20,8 @@ import { usePlaces } from "../cluster/usePlaces";
 import { FirstSteps } from "./firststeps/FirstSteps";
 import classes from "./Cluster.module.css";
 
+/** Draws with uPlot, which the first page does without. */
+const Multiples = lazy(() => import("../cluster/multiples/Multiples").then((module) => ({ default: module.Multiples })));
 const route = getRouteApi("/");
 
 export function Cluster() {
@@ -109,6 +111,10 @@ function Machines({ cluster }: { cluster: ClusterView }) {
         </Empty>
       ) : search.view === "table" || shown.length === 0 ? (
         <MachineTable machines={shown} islands={islandOf} search={search} />
+      ) : search.view === "use" ? (
+        <Suspense fallback={<Loading />}>
+          <Multiples machines={shown} />
+        </Suspense>
       ) : (
         <ClusterMap cluster={cluster} groups={groups} places={places} numbers={numbers} open={search.island} />
       )}
@@ -116,7 +122,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
   );
 }
 
-/** Switches between map and table; the choice is in the address. */
+/** Switches between map, table and charts; the choice is in the address. */
 function Views({ search }: { search: ClusterSearch }) {
   const { t } = useTranslation();
   return (
@@ -126,6 +132,9 @@ function Views({ search }: { search: ClusterSearch }) {
       </Link>
       <Link to="/" search={(old) => clusterSearch({ ...old, view: "table" })} replace data-chosen={search.view === "table"} aria-current={search.view === "table" ? "true" : undefined}>
         {t("Table")}
+      </Link>
+      <Link to="/" search={(old) => clusterSearch({ ...old, view: "use" })} replace data-chosen={search.view === "use"} aria-current={search.view === "use" ? "true" : undefined}>
+        {t("Utilization")}
       </Link>
     </nav>
   );

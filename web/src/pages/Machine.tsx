@@ -21,6 +21,7 @@ import { Clear } from "./machine/Clear";
 import { History } from "./machine/History";
 import { idleReason } from "./machine/idle";
 import classes from "./machine/Machine.module.css";
+import { Live } from "./machine/Live";
 import { Measure } from "./machine/Measure";
 import { Devices, MeasuredLinks } from "./machine/Measurements";
 import { SendAway } from "./machine/SendAway";
@@ -50,6 +51,11 @@ export function Machine() {
         <LastSeen machine={machine} askedAt={dataUpdatedAt} />
       </div>
       <Figures machine={machine} />
+      {!isGone(machine) && (
+        <Section title={t("Utilization")}>
+          <Live machine={machine} />
+        </Section>
+      )}
       <Section title={t("Contributions")}>
         <WorkHistory machineId={machine.id} />
       </Section>

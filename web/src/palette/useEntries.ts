@@ -8,6 +8,7 @@ import { cluster, deployments, jobs } from "../api/queries";
 import { may, type Scope } from "../api/scopes";
 import { signOut, type SignedInKey } from "../api/session";
 import { isGone } from "../api/types";
+import { chooseDensity, useDensity } from "../density";
 import { choose, LANGUAGES } from "../i18n";
 import { canNotify, switchOff, switchOn, useWatching, watch } from "../notifications/watching";
 import { isJobId, matching } from "./find";
@@ -38,6 +39,7 @@ export function useEntries(signedIn: SignedInKey, text: string, searched: string
   const path = useLocation({ select: ({ pathname }) => pathname });
   const { setColorScheme } = useMantineColorScheme();
   const scheme = useComputedColorScheme("light") === "light" ? "dark" : "light";
+  const isCompact = useDensity() === "compact";
   const { isOn, jobs: watched } = useWatching();
   const isReader = may(signedIn, "read");
   const found = useInfiniteQuery({
@@ -91,6 +93,13 @@ export function useEntries(signedIn: SignedInKey, text: string, searched: string
       also: "dark light theme",
       scope: "chat",
       run: () => setColorScheme(scheme),
+    },
+    {
+      id: "density",
+      label: isCompact ? t("Show tables and cards comfortably") : t("Show tables and cards compactly"),
+      also: "density compact comfortable",
+      scope: "chat",
+      run: () => chooseDensity(isCompact ? "comfortable" : "compact"),
     },
     { id: "language", label: LANGUAGES[next], also: "language English 中文", scope: "chat", run: () => choose(next) },
     { id: "sign-out", label: t("Sign out"), also: "Sign out", scope: "chat", run: () => signOut() },

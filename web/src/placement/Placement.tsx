@@ -10,6 +10,7 @@ import { Details, figuresOf, workWords } from "./Details";
 import { Idle } from "./Idle";
 import { joined, layerRange, namesOf, planOfBranch, stageShares, type Block, type Size } from "./layout";
 import type { Work } from "./live";
+import { usePhase } from "./phases";
 import { MemberTable } from "./MemberTable";
 import classes from "./Placement.module.css";
 import { useBlocks } from "./useBlocks";
@@ -80,7 +81,7 @@ export const Placement = memo(function Placement({ plan, live }: Props) {
         />
       </figcaption>
       {/* The key resets the picture: choosing a branch is no change of membership. */}
-      <Picture key={branch?.number} plan={drawn} size={size} live={live} />
+      <Picture key={branch?.number} plan={drawn} size={size} live={live} hasPhases={live !== undefined && branch === plan.branches[0]} />
       {live === undefined && (
         <>
           <MemberTable plan={plan} />
@@ -92,7 +93,7 @@ export const Placement = memo(function Placement({ plan, live }: Props) {
 });
 
 /** The bar, its machines, and the figures of one of them. */
-function Picture({ plan, size, live }: Props & { size: Size }) {
+function Picture({ plan, size, live, hasPhases }: Props & { size: Size; hasPhases: boolean }) {
   const { t } = useTranslation();
   const [lit, setLit] = useState<string | null>(null);
   const shown = useBlocks(plan, size);
@@ -122,7 +123,10 @@ function Picture({ plan, size, live }: Props & { size: Size }) {
           >
             {plan.num_layers <= MOST_TICKS &&
               Array.from({ length: stage.stop - stage.start }, (_, layer) => <i key={layer} className={classes.layer} />)}
-            <span className={classes.range}>{layerRange(stage)}</span>
+            <span className={classes.range}>
+              {layerRange(stage)}
+              {hasPhases && <PhaseSign stage={index} />}
+            </span>
           </div>
         ))}
         {live?.beat}
@@ -183,6 +187,12 @@ function Picture({ plan, size, live }: Props & { size: Size }) {
       </VisuallyHidden>
     </>
   );
+}
+
+/** What the stage does at this moment of the step that the timeline plays: ▶ forward, ◀ backward, ● update. */
+function PhaseSign({ stage }: { stage: number }) {
+  const phase = usePhase(stage);
+  return phase === undefined ? null : <i className={classes.phase}>{{ F: "▶", B: "◀", update: "●", waiting: "" }[phase]}</i>;
 }
 
 /** The name of a machine over a meter of the time in which it computes; a mark shows what the plan predicts. */

@@ -6,12 +6,21 @@ export const FORGET = "share-compute.forget";
 
 /** Delete the conversation, so that the next user of this tab does not see it. */
 export function forgetConversation(): void {
-  sessionStorage.removeItem(KEPT_AS);
+  remove(() => sessionStorage, KEPT_AS);
   dispatchEvent(new Event(FORGET));
 }
 
 /** Delete also the saved conversations of an API key: its user has signed out. */
 export function deleteConversations(key: string | null): void {
-  if (key !== null) localStorage.removeItem(SAVED_AS + key);
+  if (key !== null) remove(() => localStorage, SAVED_AS + key);
   forgetConversation();
+}
+
+/** Remove an entry; a browser that refuses storage has none. */
+function remove(storage: () => Storage, name: string): void {
+  try {
+    storage().removeItem(name);
+  } catch {
+    // nothing is stored
+  }
 }

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from share_compute_api.agent.agent import AgentStatus
     from share_compute_api.agent.identity import Identities
     from share_compute_api.agent.joining import JoinOptions
+    from share_compute_api.schemas.agents import ContributorWork
+    from share_compute_api.schemas.utilization import Utilization
 
 
 Url = Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")]
@@ -296,12 +298,14 @@ class _JsonLines:
 
     def __call__(self, view: AgentStatus) -> None:
         work = view.work.model_dump(mode="json") if view.work else None
+        utilization = view.utilization.model_dump(mode="json") if view.utilization else None
         line = json.dumps(
             {
                 "name": view.name,
                 "contributor_id": view.contributor_id,
                 "phase": view.phase,
                 "work": work,
+                "utilization": utilization,
                 "warnings": view.warnings,
             }
         )
@@ -329,6 +333,40 @@ class ChangeLines:
             console.print(f"{now:%Y-%m-%d %H:%M:%S}  {line}", markup=False, soft_wrap=True)
 
 
+def utilization_text(used: Utilization) -> str:
+    """Return the figures of a utilization in one line; those without a sensor are left out."""
+    from share_compute.quantities import bytes_text, percent_text, rate_text
+
+    parts = (
+        ("CPU", used.cpu_fraction, percent_text),
+        ("of the host", used.host_cpu_fraction, percent_text),
+        ("memory", used.memory_bytes, bytes_text),
+        ("GPU", used.gpu_fraction, percent_text),
+        ("GPU memory", used.gpu_memory_bytes, bytes_text),
+        ("temperature", used.cpu_celsius, _celsius),
+        ("GPU temperature", used.gpu_celsius, _celsius),
+        ("sends", used.sent_bytes_per_s, rate_text),
+        ("receives", used.received_bytes_per_s, rate_text),
+    )
+    return "  ".join(f"{name} {text(value)}".strip() for name, value, text in parts if value is not None)
+
+
+def _celsius(degrees: float) -> str:
+    return f"{degrees:.0f} °C"
+
+
+def _measured(work: ContributorWork | None) -> str:
+    """Return the measured speed of a machine, and its link to the server."""
+    from share_compute.quantities import flops_text, rate_text, seconds_text
+
+    if work is None or not work.flops_per_s:
+        return "-"
+    link = ""
+    if work.head_latency_s is not None and work.head_bytes_per_s is not None:
+        link = f"; to the server {seconds_text(work.head_latency_s)}, {rate_text(work.head_bytes_per_s)}"
+    return f"{flops_text(work.flops_per_s)}{link}"
+
+
 def agent_table(view: AgentStatus) -> Table:
     """Return the table that shows the state of an agent to the machine's owner."""
     work = view.work
@@ -341,6 +379,8 @@ def agent_table(view: AgentStatus) -> Table:
         ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
         ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
         ("total speed", speed),
+        ("this machine", _measured(work)),
+        ("in use", utilization_text(view.utilization) if view.utilization else "-"),
         ("running for", f"{minutes} min {seconds:02d} s"),
         *(("warning", f"[yellow]{escape(warning)}[/]") for warning in view.warnings),
         ("", "[dim]Ctrl-C leaves[/]"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from share_compute.labels import label_texts
 from share_compute.lifecycle.states import ContributorState
-from share_compute.quantities import bytes_text, rate_text, seconds_text
+from share_compute.quantities import bytes_text, percent_text, rate_text, seconds_text
 from share_compute.topology import HEAD
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
@@ -30,6 +30,7 @@ from share_compute_api.terminal.output import (
 if TYPE_CHECKING:
     from share_compute.store import ContributorRecord
     from share_compute.topology import Link
+    from share_compute_api.schemas.utilization import UtilizationSample
 
 _PREFIX = "SHARE_COMPUTE_"
 
@@ -43,6 +44,7 @@ def contributors(
 
     with Client() as client:
         found = client.contributors()
+        used = {one: each.latest for one, each in client.utilization().machines.items()}
         serves = any(one.deployment_id for one in found)
         served = {one.id: one.name for one in client.deployments(limit=500).deployments} if serves else {}
     places: dict[str, int] = {}
@@ -51,8 +53,7 @@ def contributors(
     found.sort(key=lambda one: places[one.invited_as])
     measured = [link for one in found if one.state is ContributorState.ready for link in one.links or ()]
     if as_json:
-        items: Sequence[Link | ContributorRecord] = measured if links else found
-        print_items(items)
+        print_items(measured if links else [_with_utilization(one, used.get(one.id)) for one in found])
         return
     if links:
         _print_links(measured, {HEAD: "the server", **{one.id: one.name for one in found}})
@@ -68,6 +69,7 @@ def contributors(
             state_text(machine_state(one.state, is_leased=one.is_leased)),
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
             bytes_text(one.machine().memory_bytes) if one.capacity else None,
+            *([_busy(used.get(one.id))] if used else []),
             *([_rates(one) or None] if has_limits else []),
             *([escape(", ".join(label_texts(one.labels))) or None] if has_labels else []),
             _work(one, served),
@@ -76,8 +78,9 @@ def contributors(
         )
         for one in found
     )
+    busy = ("busy",) * bool(used)
     rates = ("limits",) * has_limits + ("labels",) * has_labels
-    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", *rates, "work", "seen", "reason")
+    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", *busy, *rates, "work", "seen", "reason")
     print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
 
 
@@ -103,6 +106,17 @@ def _print_links(links: Iterable[Link], names: Mapping[str, str]) -> None:
         ),
         empty="No link was measured yet.",
     )
+
+
+def _with_utilization(machine: ContributorRecord, used: UtilizationSample | None) -> dict[str, Any]:
+    """Return the JSON form of a machine with its utilization; null if nothing was measured in the last minute."""
+    utilization = None if used is None else used.model_dump(mode="json")
+    return {**machine.model_dump(mode="json"), "utilization": utilization}
+
+
+def _busy(used: UtilizationSample | None) -> str | None:
+    """Return the used part of the lent GPU or CPU threads; None without a measurement."""
+    return None if used is None or used.busy_fraction is None else percent_text(used.busy_fraction)
 
 
 def _rates(machine: ContributorRecord) -> str:

@@ -16,6 +16,7 @@ from share_compute.errors import ClockSkew, Unavailable, UserError
 from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.plan import Plan, layer_span
 from share_compute.store import ContributorRecord, DeploymentRecord
+from share_compute.topology import HEAD
 from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
 from share_compute_actors.machine.reach import closed_ports
 from share_compute_api.cluster.cluster import ClusterInfo
@@ -29,6 +30,7 @@ from share_compute_api.schemas.agents import (
     ContributorWork,
     DialReport,
     DialRequest,
+    HeartbeatRequest,
     Joined,
     JoinRequest,
     NodePlace,
@@ -148,8 +150,15 @@ async def online(node: OnlineRequest, contributor: SelfContributor, context: InC
 
 
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
-async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
-    """Record a heartbeat; return the machine's current work and whether the machine should leave."""
+async def heartbeat(
+    contributor: LivingContributor, context: InContext, found: HeartbeatRequest | None = None
+) -> ContributorWork:
+    """Record a heartbeat; return the machine's current work and whether the machine should leave.
+
+    Every 10 s a heartbeat has a body with the machine's utilization.
+    """
+    if found is not None:
+        context.utilization.add(contributor.id, found.utilization, context.store.clock())
     # A machine whose heartbeats are delayed counts as lost, so some threads are reserved for heartbeats.
     return await to_thread.run_sync(_heartbeat, contributor, context, limiter=context.heartbeats)
 
@@ -160,6 +169,7 @@ def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorW
     deployed = context.store.deployments.get(contributor.deployment_id) if contributor.deployment_id else None
     plans = [job.plan] if job else list(deployed.plans) if deployed else []
     leaving = contributor.state in (ContributorState.draining, ContributorState.left)
+    head = next((link for link in contributor.links or () if HEAD in (link.source, link.target)), None)
     return ContributorWork(
         state=contributor.state,
         reason=contributor.reason,
@@ -167,6 +177,9 @@ def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorW
         deployment=deployed.name if deployed else None,
         shard=next((shard for plan in plans if (shard := _shard(plan, contributor.id))), None),
         tokens_per_s=job.tokens_per_s if job else _served_tokens_per_s(context, deployed),
+        flops_per_s=contributor.machine().flops_per_s() if contributor.capacity else None,
+        head_latency_s=None if head is None or head.is_dead else head.latency_s,
+        head_bytes_per_s=None if head is None or head.is_dead else head.bytes_per_s,
         wanted="leave" if leaving else "run",
     )
 

@@ -15,6 +15,7 @@ from share_compute.store.records import WorkRecord
 from share_compute_actors.machine.head import invalidate_token
 from share_compute_api.schemas.bodies import ContributorList, EventPage
 from share_compute_api.schemas.cluster import BusyHistory, ContributorView
+from share_compute_api.schemas.utilization import UtilizationHistory
 from share_compute_api.server.auth import ADMIN, READ
 from share_compute_api.server.context import InContext
 from share_compute_api.server.problems import documented
@@ -40,7 +41,8 @@ def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
     """Return one machine with its measurements and its current work."""
     record = context.store.contributors.get(contributor_id)
     (summary,) = context.store.cluster.summaries([contributor_id])
-    return ContributorView(**dict(record), owner=summary.owner, held=summary.held)
+    utilization = context.utilization.latest(contributor_id)
+    return ContributorView(**dict(record), owner=summary.owner, held=summary.held, utilization=utilization)
 
 
 @router.get(
@@ -85,6 +87,18 @@ def get_contributor_busy(
     context.store.contributors.get(contributor_id)
     since = context.store.clock() - timedelta(hours=hours)
     return BusyHistory(measured=context.store.work.busy(contributor_id, since=since, points=points))
+
+
+@router.get(
+    "/{contributor_id}/utilization",
+    operation_id="getContributorUtilization",
+    dependencies=READ,
+    responses=documented(404),
+)
+def get_contributor_utilization(contributor_id: str, context: InContext) -> UtilizationHistory:
+    """Return the processor, memory, GPU, temperature and network use of a machine in the last hour."""
+    context.store.contributors.get(contributor_id)
+    return context.utilization.history(contributor_id)
 
 
 @router.delete(

@@ -6,28 +6,14 @@ import { useTranslation } from "react-i18next";
 import uPlot, { type AlignedData } from "uplot";
 import "uplot/dist/uPlot.min.css";
 
+import { DASHES, INK } from "./ink";
 import { useWidth } from "./useWidth";
 import classes from "./CurveChart.module.css";
 
 const HEIGHT = 280;
 
-/** uPlot draws on a canvas, which knows no CSS variables. */
-const INK = {
-  light: {
-    axis: "#4a5561",
-    grid: "#e6eaee",
-    curves: ["#0b7285", "#a34a00", "#5f3dc4", "#2b7a3e", "#a61e4d", "#1c5fb0"],
-  },
-  dark: {
-    axis: "#aab4be",
-    grid: "#2b333b",
-    curves: ["#4fc1cf", "#ffa94d", "#b197fc", "#8ce99a", "#faa2c1", "#74c0fc"],
-  },
-};
 /** Distances between ticks are whole steps. */
 const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power));
-/** Each hue has its own dash pattern, for colour-blind users. */
-const DASHES = [[], [8, 4], [2, 3], [12, 4, 2, 4], [5, 2], [1, 4]];
 
 export interface Curve {
   label: string;

@@ -14,6 +14,7 @@ import { useJobNotifications } from "../../notifications/useJobNotifications";
 import { SignIn } from "../../pages/SignIn";
 import { Empty, Failure } from "../Feedback";
 import { AnchorLink, ButtonLink } from "../links";
+import { chooseDensity, useDensity } from "../../density";
 import { LiveMark } from "./LiveMark";
 import { isAt, PLACES, scopeOf } from "./places";
 import classes from "./Shell.module.css";
@@ -81,6 +82,7 @@ function Frame({ signedIn }: { signedIn: SignedInKey }) {
             )}
             <LanguageSwitch hiddenFrom="md" />
             <SchemeSwitch hiddenFrom="md" />
+            <DensitySwitch hiddenFrom="md" />
             <SignOut hiddenFrom="md" />
           </nav>
           <Group gap="xs" wrap="nowrap" ml="auto">
@@ -88,12 +90,13 @@ function Frame({ signedIn }: { signedIn: SignedInKey }) {
             <UnstyledButton className={classes.search} c="dimmed" onClick={palette.open} aria-keyshortcuts="Control+K Meta+K">
               <SearchIcon />
               <VisuallyHidden>{t("Search and commands")}</VisuallyHidden>
-              <Kbd size="xs" visibleFrom="md">
+              <Kbd size="xs" visibleFrom="lg">
                 {IS_MAC ? "⌘K" : "Ctrl K"}
               </Kbd>
             </UnstyledButton>
             <LanguageSwitch visibleFrom="md" />
             <SchemeSwitch visibleFrom="md" />
+            <DensitySwitch visibleFrom="md" />
             <SignOut visibleFrom="md" />
             {may(signedIn, "admin") && (
               <ButtonLink to="/invites" variant="default" size="xs" visibleFrom="xs">
@@ -237,6 +240,29 @@ function SchemeSwitch(props: Where) {
       <svg viewBox="0 0 20 20" width={18} height={18} aria-hidden fill="currentColor">
         <path d="M10 3a7 7 0 0 1 0 14z" />
         <circle cx="10" cy="10" r="7" fill="none" stroke="currentColor" strokeWidth="2" />
+      </svg>
+    </ActionIcon>
+  );
+}
+
+/** Shows rows that are far apart while they are, and close ones otherwise. */
+function DensitySwitch(props: Where) {
+  const { t } = useTranslation();
+  const isCompact = useDensity() === "compact";
+  return (
+    <ActionIcon
+      variant="subtle"
+      color="gray"
+      className={classes.quiet}
+      aria-label={t("Compact tables and cards")}
+      aria-pressed={isCompact}
+      onClick={() => chooseDensity(isCompact ? "comfortable" : "compact")}
+      {...props}
+    >
+      <svg viewBox="0 0 20 20" width={18} height={18} aria-hidden fill="none" stroke="currentColor" strokeWidth="2" strokeLinecap="round">
+        {(isCompact ? [5, 8.4, 11.8, 15.2] : [4, 10, 16]).map((y) => (
+          <path key={y} d={`M4 ${y}h12`} />
+        ))}
       </svg>
     </ActionIcon>
   );

@@ -1,7 +1,7 @@
 /** One step: microbatches over machines and time, as the schedule's simulator predicts it. */
 import { Group, Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
-import { memo, useId, useMemo, useState } from "react";
+import { memo, useId, useMemo, useRef, useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { timeline as timelineQuery } from "../../../api/queries";
@@ -10,6 +10,7 @@ import { TextAlternative } from "../../../components/chart/TextAlternative";
 import { useWidth } from "../../../components/chart/useWidth";
 import { Waiting } from "../../../components/Feedback";
 import { count, difference, stepTime } from "../../../format";
+import { Playhead } from "./Playhead";
 import { bubbleOf, rowsOf, ticksOf, type Row } from "./timeline";
 import classes from "./Timeline.module.css";
 
@@ -58,7 +59,7 @@ function Laid({ job, plan, timeline }: { job: Job; plan: Plan; timeline: PlanTim
         </Text>
       ) : (
         <>
-          <Picture rows={rows} timeline={timeline} step={step} />
+          <Picture rows={rows} timeline={timeline} step={step} plan={plan} measured={measured} isRunning={job.state === "running"} />
           <Figures rows={rows} step={step} />
         </>
       )}
@@ -66,10 +67,21 @@ function Laid({ job, plan, timeline }: { job: Job; plan: Plan; timeline: PlanTim
   );
 }
 
-function Picture({ rows, timeline, step }: { rows: Row[]; timeline: PlanTimeline; step: number }) {
+interface PictureProps {
+  rows: Row[];
+  timeline: PlanTimeline;
+  step: number;
+  plan: Plan;
+  /** Measured seconds of a step. */
+  measured: number | undefined;
+  isRunning: boolean;
+}
+
+function Picture({ rows, timeline, step, plan, measured, isRunning }: PictureProps) {
   const { t } = useTranslation();
   const { ref, width } = useWidth<HTMLDivElement>();
   const [lit, setLit] = useState<string | null>(null);
+  const line = useRef<SVGLineElement>(null);
   const whole = Math.max(width, 340);
   const height = rows.length > 24 ? 14 : rows.length > 12 ? 20 : 28;
   const total = rows.length * height + AXIS_PX;
@@ -98,9 +110,13 @@ function Picture({ rows, timeline, step }: { rows: Row[]; timeline: PlanTimeline
             onPointerMove={(event) => setLit((event.target as Element).getAttribute("data-words"))}
           >
             <Drawing rows={rows} timeline={timeline} step={step} whole={whole} height={height} />
+            <line ref={line} className={classes.playhead} x1={LABEL_PX} x2={LABEL_PX} y1={0} y2={rows.length * height} />
           </svg>
         )}
       </div>
+      {width > 0 && (
+        <Playhead plan={plan} rows={rows} step={step} measured={measured} line={line} span={whole - LABEL_PX - 8} isRunning={isRunning} />
+      )}
       <Text size="sm" c="dimmed" className={classes.lit} aria-hidden>
         {lit ?? t("Point at a cell for its times.")}
       </Text>

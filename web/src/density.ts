@@ -1,0 +1,23 @@
+/** How close rows and cards are: a choice that the browser keeps, for all pages. */
+import { kept, Shared } from "./kept";
+
+export type Density = "comfortable" | "compact";
+
+const NAME = "share-compute.density";
+const chosen = new Shared<Density>([NAME], () => (kept(NAME) === "compact" ? "compact" : "comfortable"));
+
+export function useDensity(): Density {
+  return chosen.use();
+}
+
+/** Choose, and keep the choice. */
+export function chooseDensity(density: Density): void {
+  chosen.keep(NAME, density);
+}
+
+/** Let the stylesheet follow the choice, also one in another tab. */
+export function followDensity(): void {
+  const show = () => document.documentElement.setAttribute("data-density", chosen.get());
+  chosen.subscribe(show);
+  show();
+}

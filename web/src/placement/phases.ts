@@ -1,0 +1,22 @@
+/** The phase of each stage in the step that the timeline plays now; the placement shows it, too. */
+import { useSyncExternalStore } from "react";
+
+export type Phase = "F" | "B" | "update" | "waiting";
+
+const listeners = new Set<() => void>();
+let current: ReadonlyMap<number, Phase> = new Map();
+
+/** Show the phases by index of the stage; none when the step is not played any more. */
+export function showPhases(phases: ReadonlyMap<number, Phase>): void {
+  current = phases;
+  listeners.forEach((listener) => listener());
+}
+
+export function usePhase(stage: number): Phase | undefined {
+  return useSyncExternalStore(subscribe, () => current.get(stage));
+}
+
+function subscribe(listener: () => void): () => void {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
