@@ -202,7 +202,8 @@ function Meter({ work, predicted, block }: { work: Work | undefined; predicted: 
     <>
       {computing !== null && <i className={classes.level} style={{ width: `${100 * computing}%` }} />}
       {computing !== null && predicted != null && <i className={classes.predicted} style={{ insetInlineStart: `${100 * predicted}%` }} />}
-      <span className={classes.name} data-flat={block.height < 24}>
+      {/* The block's label has all of this in words. */}
+      <span className={classes.name} data-flat={block.height < 24} aria-hidden>
         <span className={classes.label}>{block.name}</span>
         {computing !== null && <span className={classes.share}>{Math.round(100 * computing)} %</span>}
         {work?.sentBytesPerS != null && work.receivedBytesPerS != null && (

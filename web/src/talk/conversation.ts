@@ -6,6 +6,7 @@ import { subscribe } from "../api/events/eventListeners";
 import { currentSession } from "../api/session";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, ClusterEvent } from "../api/types";
+import { kept } from "../kept";
 import { caughtUp, commonLength } from "./catchUp";
 import { FORGET, KEPT_AS, SAVED_AS } from "./forget";
 import { arrived, markOf, pinned, settled, type Arrivals } from "./marks";
@@ -33,10 +34,13 @@ function empty(settings: Settings = { system: "", stop: [] }): Talk {
 }
 
 /** Conversations of the signed-in key that this browser keeps. */
-export const saved = new SavedConversations(localStorage, () => {
-  const session = currentSession();
-  return session.state === "in" ? session.key.id : "";
-});
+export const saved = new SavedConversations(
+  { getItem: kept, setItem: (name, text) => localStorage.setItem(name, text) },
+  () => {
+    const session = currentSession();
+    return session.state === "in" ? session.key.id : "";
+  },
+);
 addEventListener("storage", ({ key }) => (key === null || key.startsWith(SAVED_AS)) && saved.changed());
 
 /** A running answer. */
