@@ -4861,6 +4861,14 @@ export interface components {
              */
             output: components["schemas"]["BatchOutputSpec"];
             /**
+             * @description Machines that may hold the result for the batch; not with ``serve``, whose deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpec"];
+            /**
              * @description Sampling options and end conditions of answers.
              * @default {
              *       "logit_bias": {},
@@ -4897,6 +4905,14 @@ export interface components {
              *     }
              */
             output: components["schemas"]["BatchOutputSpecRequest"];
+            /**
+             * @description Machines that may hold the result for the batch; not with ``serve``, whose deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpecRequest"];
             /**
              * @description Sampling options and end conditions of answers.
              * @default {
@@ -8725,6 +8741,11 @@ export interface components {
              * @description Cause of the wait, in one sentence.
              */
             reason: string;
+            /**
+             * Sweep Id
+             * @description Id of the sweep of which the job is a trial; null for other jobs.
+             */
+            sweep_id?: string | null;
             /**
              * Waiting Since
              * Format: date-time
