@@ -160,7 +160,10 @@ def _cause_and_hint(failure: httpx.TransportError, url: str) -> tuple[str, str]:
             case ConnectionRefusedError():
                 told = "nothing listens at this port", f"check the port in the URL, and {_RUNS}"
             case ssl.SSLError(reason=reason) if reason in _NO_TLS:
-                told = "what listens there does not use TLS", "write http:// in the URL, and check its port"
+                told = (
+                    "what listens there does not use TLS",
+                    "write http:// in the URL in place of https://, or check its port",
+                )
             case httpx.TimeoutException():
                 told = "it takes too long", f"{_RUNS}, and look for firewalls between"
             case httpx.RemoteProtocolError():
