@@ -1,4 +1,4 @@
-"""Sends to the server: local files and folders, file by file, and jobs."""
+"""Sends local files and folders to the server, file by file."""
 
 from __future__ import annotations
 
