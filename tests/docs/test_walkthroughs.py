@@ -40,7 +40,7 @@ SENDING, RECEIVING = {"send_multipart", "_write"}, {"recv_multipart", "readline"
 """Functions by which data enters a socket, and leaves it."""
 ENDS = {
     "chat-token.md": ("create_chat_completion", "_body"),
-    "training-step.md": ("submitted", "Runner.apply"),
+    "training-step.md": ("ApiRequests.submit", "Runner.apply"),
 }
 """First and last function of each page."""
 SHORTCUTS = {

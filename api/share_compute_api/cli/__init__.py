@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 import typer
+from typer.exceptions import TyperException
 
 from share_compute_api.cli.contributor import service
 from share_compute_api.cli.contributor.doctor import doctor
@@ -123,12 +124,22 @@ def main() -> None:
 
     from share_compute.errors import ShareComputeError
     from share_compute.files.field_errors import invalid
+    from share_compute_api.terminal.usage import usage_error
 
     try:
-        make_app()()
+        sys.exit(make_app()(prog_name="share-compute", standalone_mode=False))
     except ShareComputeError as failure:
         print_failure(failure, as_json="--json" in sys.argv)
         sys.exit(failure.exit_code)
+    except TyperException as failure:
+        if not failure.message.startswith(
+            "Usage:"
+        ):  # typer has printed the help of a command without arguments
+            print_failure(usage_error(failure), as_json="--json" in sys.argv)
+        sys.exit(failure.exit_code)
+    except typer.Abort:
+        sys.stderr.write("Aborted.\n")
+        sys.exit(1)
     except ValidationError as failure:
         refused = invalid(
             failure, "fix this option or environment variable; `share-compute config` shows all"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Literal
 from urllib.parse import quote
 
 import httpx
-from httpx_sse import EventSource, connect_sse
+from httpx_sse import ServerSentEvent, aconnect_sse, connect_sse
 
 from share_compute.errors import (
     Busy,
@@ -23,7 +24,7 @@ from share_compute.errors import (
     UserError,
 )
 from share_compute_api.connection.backoff import ExponentialBackoff
-from share_compute_api.connection.transport import Transport
+from share_compute_api.connection.transport import AsyncTransport, Transport
 
 _READ_TIMEOUT_S = 60.0
 """Read timeout of a stream, in seconds; the server sends a keep-alive after 10 s without an event."""
@@ -53,115 +54,179 @@ _KINDS: dict[int, type[ShareComputeError]] = {
 }
 
 
-def require_model(transport: Transport, name: str) -> dict[str, Any]:
+def model_url(url: str, name: str) -> str:
+    """Return the URL of a model's entry in ``/v1/models``."""
+    return f"{url}/v1/models/{quote(name, safe='')}"
+
+
+def model_facts(response: httpx.Response) -> dict[str, Any]:
     """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
-    with transport.translated():
-        answer = transport.http.get(f"{transport.target.url}/v1/models/{quote(name, safe='')}")
-    _raise_for_error(answer)
-    facts: dict[str, Any] = answer.json()
+    _raise_for_error(response)
+    facts: dict[str, Any] = response.json()
     return facts
 
 
-def stream(
-    transport: Transport,
-    route: Literal["chat/completions", "completions"],
-    request: dict[str, Any],
-    *,
-    resume_s: float = RESUME_S,
-) -> Iterator[str]:
+def stream(transport: Transport, answer: StreamedAnswer) -> Iterator[str]:
     """Yield the text of an answer in pieces, as it arrives.
 
     If the connection breaks or the server restarts, the client resumes the stream after its last event. Closing the
     iterator cancels the request.
 
-    Args:
-        transport: connection to the server.
-        route: route below ``/v1``.
-        request: body of the request, without ``stream``.
-        resume_s: seconds for which the client tries to resume a broken stream; 0 never resumes.
-
     Raises:
         ShareComputeError: the server reported an error, or could not be reached.
     """
-    answer = _Answer(transport, resume_s)
     try:
-        yield from answer.pieces(route, request)
+        while not answer.is_done:
+            time.sleep(answer.pause_s())
+            try:
+                method, url, options = answer.connection()
+                with connect_sse(transport.http, method, url, **options) as source:
+                    if not source.response.is_success:
+                        source.response.read()
+                    for item in source.iter_sse() if answer.opens(source.response) else ():
+                        yield from answer.texts(item)
+                        if answer.is_done:
+                            break
+            except httpx.TransportError as failure:
+                with transport.translated():
+                    answer.broke(failure)
     except ShareComputeError:
         raise
     except BaseException:  # the caller closed the iterator, or Ctrl-C was pressed
-        answer.cancel()
+        if (running := answer.url_to_cancel) is not None:
+            with suppress(httpx.TransportError):
+                transport.http.delete(running, timeout=_CANCEL_TIMEOUT_S)
         raise
 
 
-class _Answer:
-    """One streamed answer, over all its connections."""
+async def stream_async(transport: AsyncTransport, answer: StreamedAnswer) -> AsyncIterator[str]:
+    """Yield the text of an answer in pieces, as it arrives; see `stream`."""
+    try:
+        while not answer.is_done:
+            await asyncio.sleep(answer.pause_s())
+            try:
+                method, url, options = answer.connection()
+                async with aconnect_sse(transport.http, method, url, **options) as source:
+                    if not source.response.is_success:
+                        await source.response.aread()
+                    if answer.opens(source.response):
+                        async for item in source.aiter_sse():
+                            for text in answer.texts(item):
+                                yield text
+                            if answer.is_done:
+                                break
+            except httpx.TransportError as failure:
+                with transport.translated():
+                    answer.broke(failure)
+    except ShareComputeError:
+        raise
+    except BaseException:  # the caller closed the iterator, or the task was cancelled
+        if (running := answer.url_to_cancel) is not None:
+            with suppress(httpx.TransportError):
+                await transport.http.delete(running, timeout=_CANCEL_TIMEOUT_S)
+        raise
 
-    def __init__(self, transport: Transport, resume_s: float) -> None:
-        self._transport = transport
+
+class StreamedAnswer:
+    """One streamed answer, over all its connections; it sends nothing itself.
+
+    Args:
+        url: URL of the server.
+        route: route below ``/v1``.
+        request: body of the request, without ``stream``.
+        resume_s: seconds for which the client tries to resume a broken stream; 0 never resumes.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        route: Literal["chat/completions", "completions"],
+        request: dict[str, Any],
+        *,
+        resume_s: float = RESUME_S,
+    ) -> None:
+        self._url = f"{url}/v1"
+        self._server = url
+        self._route = route
+        self._request = request
         self._resume_s = resume_s
         self._id: str | None = None
         """Id of the stream; None if the stream cannot be resumed."""
+        self._has_begun = False
         self._last_event_id = ""
-        self._is_done = False
+        self.is_done = False
         self._broken_since_s: float | None = None
         """Time at which the stream broke, on the monotonic clock; None while events arrive."""
         self._backoff = ExponentialBackoff(*_PAUSES_S, has_jitter=True)
 
-    def pieces(self, route: str, request: dict[str, Any]) -> Iterator[str]:
-        yield from self._read("POST", route, json={**request, "stream": True}, headers={RESUMABLE: "true"})
-        while not self._is_done:
-            time.sleep(self._backoff.failed())
-            given = {"Last-Event-ID": self._last_event_id} if self._last_event_id else {}
-            yield from self._read("GET", f"streams/{self._id}", headers=given)
+    def pause_s(self) -> float:
+        """Return the delay before the next connection, in seconds: 0 before the first one.
 
-    def _read(self, method: str, route: str, **options: Any) -> Iterator[str]:
-        """Yield the text of one connection; return without an error if the stream broke and may be resumed."""
-        url = f"{self._transport.target.url}/v1/{route}"
-        timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
-        source: EventSource
-        try:
-            with connect_sse(self._transport.http, method, url, timeout=timeout, **options) as source:
-                if self._id is not None and source.response.status_code in _PASSING:
-                    self._require_time(f"it answers {source.response.status_code}")
-                    return
-                _raise_for_error(source.response)
-                self._id = source.response.headers.get(STREAM_ID)
-                for item in source.iter_sse():
-                    self._broken_since_s = None
-                    self._backoff.reset()
-                    self._last_event_id = item.id
-                    if item.data == _DONE:
-                        self._is_done = True
-                        return
-                    if item.data:
-                        yield from _texts(item.data)
-        except httpx.TransportError as failure:
-            if self._id is None:
-                with self._transport.translated():
-                    raise
-            self._require_time(str(failure) or type(failure).__name__)
-            return
+        Raises:
+            Unavailable: the stream ended early, and cannot be resumed, or not any more.
+        """
+        if not self._has_begun:
+            return 0.0
         self._require_time("the stream ended early")
+        return self._backoff.failed()
+
+    def connection(self) -> tuple[str, str, dict[str, Any]]:
+        """Return the method, the URL and the options of the next connection."""
+        timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
+        if not self._has_begun:
+            self._has_begun = True
+            body, headers = {**self._request, "stream": True}, {RESUMABLE: "true"}
+            return (
+                "POST",
+                f"{self._url}/{self._route}",
+                {"json": body, "headers": headers, "timeout": timeout},
+            )
+        headers = {"Last-Event-ID": self._last_event_id} if self._last_event_id else {}
+        return "GET", f"{self._url}/streams/{self._id}", {"headers": headers, "timeout": timeout}
+
+    def opens(self, response: httpx.Response) -> bool:
+        """Return whether a connection has events; False if the stream may be resumed later.
+
+        Raises:
+            ShareComputeError: the error that the server reports.
+        """
+        if self._id is not None and response.status_code in _PASSING:
+            self._require_time(f"it answers {response.status_code}")
+            return False
+        _raise_for_error(response)
+        self._id = response.headers.get(STREAM_ID)
+        return True
+
+    def texts(self, item: ServerSentEvent) -> list[str]:
+        """Return the pieces of text in an event."""
+        self._broken_since_s = None
+        self._backoff.reset()
+        self._last_event_id = item.id
+        if item.data == _DONE:
+            self.is_done = True
+        return [*_texts(item.data)] if item.data and not self.is_done else []
+
+    def broke(self, failure: httpx.TransportError) -> None:
+        """Note that a connection broke; raise the failure if the stream cannot be resumed, or not any more."""
+        if self._id is None:
+            raise failure
+        self._require_time(str(failure) or type(failure).__name__)
 
     def _require_time(self, cause: str) -> None:
-        """Raise Unavailable if the stream cannot be resumed, or not any more."""
         now_s = time.monotonic()
         if self._broken_since_s is None:
             self._broken_since_s = now_s
         broken_s = now_s - self._broken_since_s
         if self._id is None or broken_s >= self._resume_s:
-            url = self._transport.target.url
             raise Unavailable(
-                f"the answer broke off, and {url} did not continue it for {broken_s:.0f} s: {cause}",
+                f"the answer broke off, and {self._server} did not continue it for {broken_s:.0f} s: {cause}",
                 hint="check that the server runs (`share-compute up`), then ask again",
             )
 
-    def cancel(self) -> None:
-        """Cancel the request if it is still running; do nothing if the server does not answer."""
-        if self._id is not None and not self._is_done:
-            with suppress(httpx.TransportError):
-                url = f"{self._transport.target.url}/v1/streams/{self._id}"
-                self._transport.http.delete(url, timeout=_CANCEL_TIMEOUT_S)
+    @property
+    def url_to_cancel(self) -> str | None:
+        """URL that cancels the request; None if it is over, or cannot be cancelled."""
+        return None if self._id is None or self.is_done else f"{self._url}/streams/{self._id}"
 
 
 def _texts(data: str) -> Iterator[str]:
@@ -176,7 +241,6 @@ def _texts(data: str) -> Iterator[str]:
 def _raise_for_error(response: httpx.Response) -> None:
     if response.is_success:
         return
-    response.read()
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -185,4 +249,8 @@ def _raise_for_error(response: httpx.Response) -> None:
             hint="check that the URL is that of a share-compute server",
         ) from None
     unknown = ShareComputeError if response.is_server_error else UserError
-    raise _KINDS.get(response.status_code, unknown)(message)
+    # The message ends with the hint for programs, which names a route.
+    text, _, hint = message.partition("; GET /v1/models")
+    raise _KINDS.get(response.status_code, unknown)(
+        text, hint="share-compute deployments lists what is served" if hint else None
+    )

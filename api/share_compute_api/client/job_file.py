@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from share_compute.errors import UserError
 from share_compute.files.plain_yaml import MOST_BYTES, read_yaml, write_yaml
+from share_compute.files.strict import suggestion
 from share_compute.quantities import bytes_text
 from share_compute.specification import (
     AnyJob,
@@ -161,12 +162,21 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
                 hint="name the right file",
             )
         return content.decode("utf-8")
+    except FileNotFoundError as failure:
+        names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(
+            f"{path} does not exist{suggestion(path.name, names)}", hint="check the name of the file"
+        ) from failure
+    except IsADirectoryError as failure:
+        raise UserError(f"{path} is a folder, not a file", hint="name a file in it") from failure
     except OSError as failure:
         raise UserError(
             f"{path} cannot be read: {failure.strerror}", hint="check the file's name and its rights"
         ) from failure
     except UnicodeDecodeError as failure:
-        raise UserError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from failure
+        raise UserError(
+            f"{path} is not UTF-8 text", hint="name a text file, and save it as UTF-8"
+        ) from failure
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,20 +1,16 @@
-"""Sends to the server: local files and folders, file by file, and jobs."""
+"""Sends local files and folders to the server, file by file."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from share_compute.errors import ShareComputeError, TooLarge, Unavailable, UserError
 from share_compute.quantities import bytes_text
-from share_compute.specification import TrainJob
-from share_compute.store.records import JobRecord
-from share_compute_api.client.job_file import Submission, job_body
 from share_compute_api.connection.transport import Transport
-from share_compute_api.schemas.bodies import JobPreview, UploadFile, UploadList, UploadView
+from share_compute_api.schemas.bodies import UploadFile, UploadList, UploadView
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.uploads.names import check_suffix
 
@@ -111,16 +107,3 @@ def _forget(transport: Transport, upload: UploadView) -> None:
         transport.request("DELETE", f"/uploads/{upload.id}")
     except ShareComputeError:  # the server later deletes uploads that were not completed
         return
-
-
-def submitted(transport: Transport, job: Submission, idempotency_key: str | None) -> JobRecord:
-    """Send a job; see `Client.submit`."""
-    headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-    body, content_type = job_body(job)
-    return transport.read(JobRecord, "POST", "/jobs", headers=headers | content_type, **body)
-
-
-def previewed(transport: Transport, job: TrainJob | dict[str, Any]) -> JobPreview:
-    """Ask for the first rows of a job's data; see `Client.preview_data`."""
-    body = job.model_dump(mode="json") if isinstance(job, TrainJob) else job
-    return transport.read(JobPreview, "POST", "/jobs/preview", json=body)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,6 +14,7 @@ import httpx
 from pydantic import BaseModel
 
 from share_compute.errors import (
+    NotAuthorized,
     ShareComputeError,
     Unavailable,
     UntrustedCertificate,
@@ -22,10 +25,53 @@ from share_compute_api.connection.discovery import Target
 from share_compute_api.connection.fingerprints import pinned_context
 
 PREFIX = "/api/v1"
+_GIVE_KEY = "set SHARE_COMPUTE_API_KEY to a valid key; share-compute keys create makes one"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
+"""Reasons of OpenSSL for an answer that is not TLS."""
+_RUNS = "check that the server runs (share-compute up)"
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class Transport:
+class _Connection:
+    """One server: how requests to it are made, and how failures are translated."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def _options(self, timeout_s: float) -> dict[str, Any]:
+        """Return the arguments of the clients of httpx."""
+        target = self.target
+        try:
+            return {
+                "base_url": httpx.URL(target.url + PREFIX),
+                "headers": {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {},
+                "timeout": timeout_s,
+                "verify": True if target.fingerprint is None else pinned_context(target.fingerprint),
+            }
+        except (httpx.InvalidURL, ValueError) as failure:
+            raise _bad_url(target.url) from failure
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Convert `httpx.TransportError` inside the block to a `ShareComputeError`."""
+        try:
+            yield
+        except (httpx.UnsupportedProtocol, OverflowError) as failure:  # a port above 65535 overflows
+            raise _bad_url(self.target.url) from failure
+        except httpx.TransportError as failure:
+            if (untrusted := _verification_error(failure)) is not None:
+                raise UntrustedCertificate(
+                    f"the certificate of {self.target.url} is not trusted: {untrusted.verify_message}",
+                    hint="give the server's fingerprint, which `share-compute up` shows (SHARE_COMPUTE_FINGERPRINT), "
+                    "or name a file with the authority's certificate (SSL_CERT_FILE)",
+                ) from failure
+            cause, hint = _cause_and_hint(failure, self.target.url)
+            raise Unavailable(
+                f"no share-compute server answers at {self.target.url}: {cause}", hint=hint
+            ) from failure
+
+
+class Transport(_Connection):
     """An HTTP connection pool to one server.
 
     Args:
@@ -34,17 +80,8 @@ class Transport:
     """
 
     def __init__(self, target: Target, *, timeout_s: float = 30.0) -> None:
-        self.target = target
-        headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-        try:
-            self.http = httpx.Client(
-                base_url=target.url + PREFIX,
-                headers=headers,
-                timeout=timeout_s,
-                verify=True if target.fingerprint is None else pinned_context(target.fingerprint),
-            )
-        except (httpx.InvalidURL, ValueError) as failure:
-            raise _bad_url(target.url) from failure
+        super().__init__(target)
+        self.http = httpx.Client(**self._options(timeout_s))
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request and return the response if it is successful.
@@ -63,25 +100,6 @@ class Transport:
         """Send a request and return the response's body as a model of type ``kind``."""
         return kind.model_validate_json(self.request(method, path, **options).content)
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
-        """Convert `httpx.TransportError` inside the block to a `ShareComputeError`."""
-        try:
-            yield
-        except httpx.UnsupportedProtocol as failure:
-            raise _bad_url(self.target.url) from failure
-        except httpx.TransportError as failure:
-            if (untrusted := _verification_error(failure)) is not None:
-                raise UntrustedCertificate(
-                    f"the certificate of {self.target.url} is not trusted: {untrusted.verify_message}",
-                    hint="give the server's fingerprint, which `share-compute up` shows (SHARE_COMPUTE_FINGERPRINT), "
-                    "or name a file with the authority's certificate (SSL_CERT_FILE)",
-                ) from failure
-            raise Unavailable(
-                f"no share-compute server answers at {self.target.url}: {failure or type(failure).__name__}",
-                hint="check the URL (http or https), that the server runs (`share-compute up`), and firewalls between",
-            ) from failure
-
     def close(self) -> None:
         """Close all connections."""
         self.http.close()
@@ -98,10 +116,64 @@ class Transport:
         self.close()
 
 
+class AsyncTransport(_Connection):
+    """An asynchronous HTTP connection pool to one server; its arguments and errors are those of `Transport`."""
+
+    def __init__(self, target: Target, *, timeout_s: float = 30.0) -> None:
+        super().__init__(target)
+        self.http = httpx.AsyncClient(**self._options(timeout_s))
+
+    async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request and return the response if it is successful; see `Transport.request`."""
+        with self.translated():
+            response = await self.http.request(method, path, **options)
+        raise_for_problem(response)
+        return response
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.http.aclose()
+
+
 def _verification_error(failure: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    while failure is not None and not isinstance(failure, ssl.SSLCertVerificationError):
+    return next((one for one in _chain(failure) if isinstance(one, ssl.SSLCertVerificationError)), None)
+
+
+def _chain(failure: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and its causes."""
+    while failure is not None:
+        yield failure
         failure = failure.__cause__ or failure.__context__
-    return failure
+
+
+def _cause_and_hint(failure: httpx.TransportError, url: str) -> tuple[str, str]:
+    """Return why a server does not answer, in words, and a hint."""
+    host = httpx.URL(url).host
+    told: tuple[str, str] | None = None
+    for one in _chain(failure):
+        match one:
+            case socket.gaierror():
+                told = (
+                    f"no computer with the name {host} is known",
+                    "check the name of the computer in the URL",
+                )
+            case ConnectionRefusedError():
+                told = "nothing listens at this port", f"check the port in the URL, and {_RUNS}"
+            case ssl.SSLError(reason=reason) if reason in _NO_TLS:
+                told = (
+                    "what listens there does not use TLS",
+                    "write http:// in the URL in place of https://, or check its port",
+                )
+            case httpx.TimeoutException():
+                told = "it takes too long", f"{_RUNS}, and look for firewalls between"
+            case httpx.RemoteProtocolError():
+                hint = f"if the server uses TLS, write https:// in the URL; {_RUNS}"
+                told = "it closed the connection without an answer", hint
+            case OSError(strerror=str(text)) if not isinstance(one, ssl.SSLError):
+                told = text[:1].lower() + text[1:], f"{_RUNS}, and look for firewalls between"
+        if told is not None:
+            return told
+    return str(failure) or type(failure).__name__, f"check the URL (http or https), and {_RUNS}"
 
 
 def raise_for_problem(response: httpx.Response) -> None:
@@ -115,13 +187,16 @@ def raise_for_problem(response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         kind: type[ShareComputeError] = Unavailable if response.is_server_error else UserError
         raise kind(
-            f"{response.url} answered {response.status_code} {response.reason_phrase}",
-            hint="check that the URL is that of a share-compute server",
+            f"{response.url.copy_with(path='/')} is no share-compute server, or a proxy stands before it: it answered "
+            f"{response.status_code} {response.reason_phrase}",
+            hint="check the URL and its port",
         ) from None
+    if response.status_code == HTTPStatus.UNAUTHORIZED and code == NotAuthorized.code:
+        problem["hint"] = _GIVE_KEY  # the server's hint names a header
     raise error_of(
         code, detail, problem, unknown=ShareComputeError if response.is_server_error else UserError
     )
 
 
 def _bad_url(url: str) -> UserError:
-    return UserError(f"{url!r} is not a URL of a server", hint="write it like http://192.0.2.1:8700")
+    return UserError(f"{url!r} is not the URL of a server", hint="write it like http://192.0.2.1:8700")

@@ -36,7 +36,8 @@ from share_compute.store.records import (
     QueuedJob,
 )
 from share_compute_api.connection.join_line import INSTALL_COMMAND
-from share_compute_api.schemas.choices import UploadKind
+from share_compute_api.schemas.choices import LONGEST_INVITE_S, UploadKind
+from share_compute_api.schemas.frames import flat, frame_of
 
 MOMENT = "2026-01-31T12:00:00Z"
 """Time used in examples."""
@@ -260,7 +261,7 @@ class InviteRequest(StrictModel):
 
     label: PlainText | None = Field(default=None, max_length=200)
     """Person or purpose of the invite."""
-    expires_in_s: float = Field(default=3600, gt=0, le=366 * 24 * 3600)
+    expires_in_s: float = Field(default=3600, gt=0, le=LONGEST_INVITE_S)
     """Validity of the invite, in seconds."""
     uses: int = Field(default=1, ge=1, le=10_000)
     """Number of machines that may join with the invite."""
@@ -315,6 +316,14 @@ class JobPage(ResponseBody):
     """Last metrics of each job by its id, with the names that comparisons use; jobs without metrics are missing."""
     next_cursor: str | None
     """Cursor of the next page; null on the last page."""
+
+    def to_pandas(self) -> Any:
+        """Return a pandas table with a row for each job, with its last metrics.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return frame_of({**flat(job), **self.results.get(job.id, {})} for job in self.jobs)
 
 
 class ReplicaCounts(ResponseBody):

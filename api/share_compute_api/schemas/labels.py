@@ -11,6 +11,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.lifecycle.states import JobState
 from share_compute.specification.base import MOST_TAGS, Group, Tag, Tags
 from share_compute_api.schemas.bodies import ResponseBody, example
+from share_compute_api.schemas.frames import flat, frame_of
 
 if TYPE_CHECKING:
     from share_compute.store.jobs import JobLabels  # SQLAlchemy is slow to import, and clients do without
@@ -98,3 +99,18 @@ class JobComparison(ResponseBody):
     """The jobs, in the requested order."""
     differences: list[FieldDifference]
     """Fields that differ, in the order of the job file; names and labels are left out."""
+
+    def to_pandas(self) -> Any:
+        """Return a pandas table with a row for each job: its results, and the fields that differ.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return frame_of(
+            {
+                **flat(job),
+                **job.results,
+                **{difference.field: difference.values[place] for difference in self.differences},
+            }
+            for place, job in enumerate(self.jobs)
+        )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 
 from share_compute.errors import UserError
+from share_compute.files.plain_yaml import json_problem
 
 _YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 Spec = TypeVar("Spec")
@@ -50,7 +51,7 @@ def read_spec(content_type: str, body: bytes, parse: Callable[[str | dict[str, A
         raise UserError("the job is not UTF-8 text", hint="save it as UTF-8") from failure
     except json.JSONDecodeError as failure:
         raise UserError(
-            f"the job is not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}",
+            f"the job is not valid JSON at {json_problem(failure)}" if text.strip() else "the body is empty",
             hint="fix the JSON, or send YAML as application/yaml",
         ) from failure
     except RecursionError as failure:

@@ -40,6 +40,7 @@ def check_links(spec: TrainJob, store: Store, processes: IsolatedProcesses) -> N
             _check_serve(spec.then.serve, spec, store, processes)
     if spec.then.generate is not None:
         with problems.noted(), below("then.generate"):
+            check_selection(spec.then.generate.parallelism, store)
             check_inputs(spec.then.generate.batch(_NO_JOB, None), processes)
     problems.require_none()
 

@@ -54,9 +54,8 @@ class Problems:
             yield
         except UserError as failure:
             named = failure.details.get("fields")
-            self._found.append(
-                failure if named or not field else refused(field, failure.message, failure.hint or "")
-            )
+            problem = failure.message.removeprefix(f"{field} is wrong: ")
+            self._found.append(failure if named or not field else refused(field, problem, failure.hint or ""))
 
     def require_none(self) -> None:
         """Raise all collected errors as one `UserError`; do nothing if there are none."""

@@ -68,6 +68,12 @@ def plan_on_paper(
     from share_compute.planning.dry_run import dry_run
 
     blueprint = _blueprint(spec)
+    if (
+        spec.model.layers is not None and spec.data.table is None
+    ):  # a table is read before its columns are known
+        from share_compute.models.layers import require_fit
+
+        require_fit(blueprint, checks_outputs=False)
     if spec.parallelism.operators.strategies:
         from share_compute.planning.operators.trace import require_strategies
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from pyarrow import parquet
+from pyarrow import ArrowException, parquet
 
 from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
+from share_compute.files.damage import unreadable
 from share_compute.files.field_errors import MOST_NAMED, cut
 from share_compute.files.plain_files import open_unlinked
+from share_compute.files.plain_yaml import json_problem
 from share_compute.files.strict import nearest
 from share_compute.quantities import bytes_text
 
@@ -250,7 +252,12 @@ def parsed(line: bytes) -> dict[str, Any] | str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as failure:
-        return f"the row is not JSON: {failure}"
+        problem = (
+            json_problem(failure)
+            if isinstance(failure, json.JSONDecodeError)
+            else "a number or its nesting is too large"
+        )
+        return f"the row is not JSON: {problem.removeprefix('line 1, ')}"
     return row if isinstance(row, dict) else "the row is not a JSON object"
 
 
@@ -280,12 +287,9 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Convert an `OSError` or `ValueError` in the block to a `UserError` that names the file."""
+    """Convert an `OSError`, a `ValueError` or an error of pyarrow to a `UserError` that names the file."""
     try:
         yield
-    except (OSError, ValueError) as failure:
-        reason = getattr(failure, "strerror", None) or (str(failure).splitlines() or [""])[0]
-        raise UserError(
-            f"{file} cannot be read: {reason}",
-            hint="check its rights, and that its content is what its suffix says",
-        ) from failure
+    except (OSError, ValueError, ArrowException) as failure:
+        hint = "check its rights, and that its content is what its suffix says"
+        raise unreadable(file, failure, hint) from failure

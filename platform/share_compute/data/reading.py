@@ -101,14 +101,14 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
 
 def _text_bytes(file: Path) -> int:
     """Estimate the size of a file's text in bytes."""
+    from pyarrow import ArrowException, parquet  # noqa: PLC0415 - heavy
+
     try:
         if file.suffix != ".parquet":
             return file.stat().st_size
-        from pyarrow import parquet  # noqa: PLC0415 - heavy
-
         with open_unlinked(file) as opened:
             metadata = parquet.read_metadata(opened)
-    except (ValueError, OSError) as failure:
+    except (ValueError, OSError, ArrowException) as failure:
         raise _unreadable(file, failure) from failure
     sizes = (metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
     return max(1, int(sum(sizes)))
@@ -128,7 +128,7 @@ def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
 
 
 def _read_column(file: Path, column: str) -> Iterator[list[str]]:
-    from pyarrow import parquet  # noqa: PLC0415 - heavy
+    from pyarrow import ArrowException, parquet  # noqa: PLC0415 - heavy
 
     from share_compute.data.parquet_rows import record_batches  # noqa: PLC0415 - imports pyarrow
 
@@ -139,7 +139,7 @@ def _read_column(file: Path, column: str) -> Iterator[list[str]]:
             raise _no_column(file, column, names)
         for batch in record_batches(file, [column]):
             yield [_as_text(file, column, value) for value in batch.column(0).to_pylist()]
-    except (ValueError, OSError) as failure:
+    except (ValueError, OSError, ArrowException) as failure:
         raise _unreadable(file, failure) from failure
 
 

@@ -19,6 +19,24 @@ MOST_BYTES = 256 << 10
 """Default maximum size of YAML text in bytes."""
 
 
+_PROBLEMS = {
+    "did not find expected ',' or ']'": "a list that begins with [ has no ] or lacks a comma",
+    "did not find expected ',' or '}'": "a mapping that begins with { has no } or lacks a comma",
+    "found character that cannot start any token": "no value begins with this character; indent with spaces, not tabs",
+    "mapping values are not allowed in this context": "a second colon is in the line, or its indentation is wrong",
+    "could not find expected ':'": "a key has no colon",
+    "did not find expected key": "a key is missing, or its indentation is wrong",
+    "did not find expected '-' indicator": "an item of a list has no hyphen, or its indentation is wrong",
+    "did not find expected node content": "a value is missing",
+    "found unexpected end of stream": "a text has no closing quote",
+    "found unexpected document indicator": "a text has no closing quote",
+    "did not find expected <document start>": "more follows after the end of the document",
+    "found unknown escape character": "a backslash is followed by a character that has no meaning; use single quotes",
+    "found a tab character that violates indentation": "indent with spaces, not tabs",
+}
+"""Problem that libyaml reports -> the words in place of it."""
+
+
 class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
     """Loader that refuses aliases, tags and duplicate keys. Nested aliases can expand a few lines to gigabytes.
 
@@ -97,8 +115,16 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
         last = len(text.splitlines())
         line = f" at line {min(where.line + 1, last)}, column {where.column + 1}" if where else ""
         problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]
+        if "control characters are not allowed" in problem or isinstance(failure, yaml.reader.ReaderError):
+            raise UserError(
+                f"the {what} is not text{line}: it has a character that no text has",
+                hint="name a text file, in YAML or JSON",
+            ) from failure
+        text_of = _PROBLEMS.get(problem, problem)
+        if isinstance(failure, RecursionError):
+            text_of = "it is nested too deeply"
         raise UserError(
-            f"the {what} is not valid YAML{line}: {problem}", hint="check its indentation and quotes"
+            f"the {what} is not valid YAML{line}: {text_of}", hint="check its indentation and quotes"
         ) from failure
 
 
@@ -138,13 +164,40 @@ def read_json(text: str, what: str) -> Any:
         return json.loads(text, object_pairs_hook=_without_doubles)
     except json.JSONDecodeError as failure:
         raise UserError(
-            f"the {what} is not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}",
+            f"the {what} is not valid JSON at {json_problem(failure)}",
             hint="fix the JSON",
         ) from failure
     except RecursionError as failure:
         raise UserError(f"the {what} is nested too deeply", hint="flatten it") from failure
     except ValueError as failure:  # a number with thousands of digits, or a duplicate key
         raise UserError(f"the {what} is not valid JSON: {failure}", hint="fix the JSON") from failure
+
+
+_JSON_PROBLEMS = {
+    "Expecting value": "a value is missing",
+    "Expecting property name enclosed in double quotes": "a key in double quotes is missing",
+    "Illegal trailing comma before end of object": "a comma is before }",
+    "Illegal trailing comma before end of array": "a comma is before ]",
+    "Expecting ':' delimiter": "a colon is missing",
+    "Expecting ',' delimiter": "a comma is missing",
+    "Extra data": "more follows after the end",
+    "Unterminated string starting at": "a text has no closing quote",
+    "Invalid control character at": "a text has a line break or a control character",
+    "Invalid \\escape": "a backslash is followed by a character that has no meaning",
+    "Invalid \\uXXXX escape": "\\u is not followed by four hexadecimal digits",
+    "Unexpected UTF-8 BOM (decode using utf-8-sig)": "it begins with a byte order mark",
+}
+"""Problem that Python's json reports -> the words in place of it."""
+
+
+def json_problem(failure: json.JSONDecodeError) -> str:
+    """Return the place and the problem of text that is not JSON, such as ``line 1, column 2: a value is missing``."""
+    return f"line {failure.lineno}, column {failure.colno}: {json_words(failure.msg)}"
+
+
+def json_words(message: str) -> str:
+    """Return a message of Python's json about text that is not JSON in the words of the project."""
+    return _JSON_PROBLEMS.get(message, message)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,15 @@ _OTHER_NAMES = {
     "single": "float32",
 }
 """Name of a precision in other programs -> its name here."""
+_PATTERNS = {
+    r"^[\w][\w .-]*$": "begin with a letter, a digit or _, and have only these, spaces, dots and hyphens",
+    r"^[\w][\w .:/=+@-]*$": "begin with a letter, a digit or _, and have only these, spaces and . : / = + @ -",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "begin with a letter or a digit (A-Z, a-z, 0-9), and have only these, . _ and -",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "begin with a letter or a digit (A-Z, a-z, 0-9), and have only these, . _ and -",
+    r"^[a-z][a-z0-9_]*$": "begin with a lower-case letter (a-z), and have only these, digits and _",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$": "be the name of a model on the Hub: OWNER/NAME",
+}
+"""Pattern of a field -> what it means, after "must"."""
 _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Value error, (.*)", r"\1"),
     (r"Assertion failed, (.*)", r"\1"),
@@ -44,7 +53,10 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Input should be less than or equal to (.*)", r"must be at most \1"),
     (r"Input should be less than (.*)", r"must be less than \1"),
     (r"Input should be (?:None|null)", "must be left out"),
-    (r"String should match pattern '(.*)'", r"must match the pattern \1"),
+    (
+        r"String should match pattern '(.*)'",
+        lambda found: f"must {_PATTERNS.get(found[1]) or f'match the pattern {found[1]}'}",
+    ),
     (
         r"\w+ should have at (least|most) (\d+ (?:character|item)s?)(?: after validation)?(, not .*)?",
         lambda found: f"must have at {found[1]} {found[2]}{found[3] or ''}",
@@ -57,6 +69,20 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Input should be (.*)", r"must be \1"),
 )
 """Pattern of a message of pydantic, with the words in place of it; the first pattern that matches counts."""
+
+
+_KINDS = {
+    dict: "a mapping of keys to values",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    type(None): "nothing",
+}
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a value from YAML or JSON in words, such as ``a list``."""
+    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
 
 
 def problem_text(error: Mapping[str, Any]) -> str:

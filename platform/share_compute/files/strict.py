@@ -27,6 +27,12 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def suggestion(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
+    """Return ``; did you mean 'x'?`` with the known name most similar to ``name``; empty if none is close."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
 class StrictModel(DescribedModel):
     """Frozen pydantic model whose unknown keys are errors that suggest the nearest known key or list all."""
 

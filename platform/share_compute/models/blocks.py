@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from share_compute.errors import UserError
 from share_compute.models.batch_norm import BatchNorm1d, BatchNorm2d
 from share_compute.models.blueprint import TaskHead
-from share_compute.specification.layers import EMBEDDINGS, LayerSpec, PlacedLayer, expanded
+from share_compute.specification.layers import LayerSpec, PlacedLayer, expanded
 
-_MODULES: dict[str, Callable[..., nn.Module]] = {
+MODULES: dict[str, Callable[..., nn.Module]] = {
     "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d,
     "adaptive_max_pool2d": nn.AdaptiveMaxPool2d,
     "avg_pool2d": nn.AvgPool2d,
@@ -41,11 +41,6 @@ _REFUSED = {
     "return_indices": "a layer returns one tensor",
 }
 """Options of torch modules that declared layers cannot have, with the reason."""
-_OF_EMBEDDINGS = ("embedding_dim", "num_embeddings", "padding_idx")
-"""Options of embeddings. With the others of torch, results depend on the plan, or gradients are sparse.
-
-``max_norm`` changes weights in the forward pass. ``scale_grad_by_freq`` counts the tokens of a microbatch.
-"""
 _SIZES = frozenset(
     {
         "dilation", "embedding_dim", "groups", "in_channels", "in_features", "kernel_size", "normalized_shape",
@@ -218,7 +213,7 @@ def _built(placed: PlacedLayer, label: str) -> nn.Module:
     field, spec = placed
     if spec.type in _BLOCKS:
         return _BLOCKS[spec.type](spec, field, label)
-    kind = _MODULES[spec.type]
+    kind = MODULES[spec.type]
     for name, reason in _REFUSED.items():
         if spec.options.get(name, False) is not False:
             raise UserError(
@@ -226,11 +221,6 @@ def _built(placed: PlacedLayer, label: str) -> nn.Module:
                 hint=f"leave out {name}",
             )
     for name, value in spec.options.items():
-        if spec.type in EMBEDDINGS and name not in _OF_EMBEDDINGS:
-            raise UserError(
-                f"layer {label} ({spec.type}) cannot have {name} ({field})",
-                hint=f"give {', '.join(_OF_EMBEDDINGS)} only",
-            )
         if name in _SIZES and any(size < 1 for size in (value if isinstance(value, list) else (value,))):
             raise UserError(
                 f"layer {label} ({spec.type}) has wrong options: {name} is {value} ({field})",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from share_compute.specification.base import SpecModel
 from share_compute.specification.batch import (
@@ -13,6 +13,7 @@ from share_compute.specification.batch import (
     GenerateDataSpec,
     GenerateJob,
 )
+from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.serve import DeploymentName, ServedModelSpec, ServeJob, ServingOptions
 
 LinkName: TypeAlias = Literal["serve", "generate"]
@@ -36,6 +37,8 @@ class GenerateLinkSpec(BatchOptions):
     """Files whose rows are answered."""
     sampling: BatchSamplingSpec = BatchSamplingSpec()
     """Sampling options and end conditions of answers."""
+    parallelism: SelectionSpec = SelectionSpec()
+    """Machines that may hold the result for the batch; not with ``serve``, whose deployment has machines of its own."""
 
     def batch(self, job_id: str, deployment: str | None) -> GenerateJob:
         """Return the batch that this job's result answers.
@@ -58,6 +61,18 @@ class ThenSpec(SpecModel):
     """Serve the result when the job has succeeded."""
     generate: GenerateLinkSpec | None = Field(default=None, title="Answer rows with the result")
     """Answer rows with the result when the job has succeeded; by the deployment of ``serve``, if it is given."""
+
+    @model_validator(mode="after")
+    def _deployment_has_its_machines(self) -> Self:
+        if (
+            self.serve is not None
+            and self.generate is not None
+            and self.generate.parallelism != SelectionSpec()
+        ):
+            raise ValueError(
+                "generate.parallelism: the deployment of serve answers the rows: give serve.parallelism in its place"
+            )
+        return self
 
     @property
     def links(self) -> tuple[LinkName, ...]:

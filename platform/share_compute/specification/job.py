@@ -344,8 +344,8 @@ class TrainJob(SpecModel):
         takes_both = bool(self.data.text_columns) or self.data.images is not None
         if not takes_both and (self.model.layers is None) != self.data.is_text:
             raise ValueError(
-                "declared layers train on a dataset, tables, images or texts with data.labels, "
-                "language models on text files"
+                "model and data do not fit: declared layers train on a dataset, tables, images or texts with "
+                "data.labels, language models on text files"
             )
         return self
 

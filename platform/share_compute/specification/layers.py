@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from share_compute.errors import UserError
+from share_compute.files.strict import suggestion
 from share_compute.specification.base import SpecModel, known
 
 MOST_DECLARED_LAYERS = 10_000
@@ -28,6 +29,40 @@ MODULE_TYPES = (
     "relu", "sigmoid", "silu", "tanh", "unflatten",
 )  # fmt: skip
 """Layers that are torch modules."""
+_EMBEDDING = ("num_embeddings", "embedding_dim", "padding_idx")
+"""Options of embeddings. With the others of torch, results depend on the plan, or gradients are sparse.
+
+``max_norm`` changes weights in the forward pass. ``scale_grad_by_freq`` counts the tokens of a microbatch.
+"""
+_NORM = ("num_features", "eps", "momentum", "affine")
+_WINDOW = ("kernel_size", "stride", "padding", "ceil_mode")
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "adaptive_avg_pool2d": ("output_size",),
+    "adaptive_max_pool2d": ("output_size", "return_indices"),
+    "avg_pool2d": (*_WINDOW, "count_include_pad", "divisor_override"),
+    "batch_norm1d": _NORM,
+    "batch_norm2d": _NORM,
+    "conv2d": (
+        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias",
+        "padding_mode", "device",
+    ),
+    "dropout": ("p", "inplace"),
+    "dropout2d": ("p", "inplace"),
+    "embedding": _EMBEDDING,
+    "embedding_bag": _EMBEDDING,
+    "flatten": ("start_dim", "end_dim"),
+    "gelu": ("approximate",),
+    "group_norm": ("num_groups", "num_channels", "eps", "affine", "bias", "device"),
+    "layer_norm": ("normalized_shape", "eps", "elementwise_affine", "bias", "device"),
+    "linear": ("in_features", "out_features", "bias", "device"),
+    "max_pool2d": (*_WINDOW, "dilation", "return_indices"),
+    "relu": ("inplace",),
+    "sigmoid": (),
+    "silu": ("inplace",),
+    "tanh": (),
+    "unflatten": ("dim", "unflattened_size"),
+}  # fmt: skip
+"""Arguments of each torch module, as far as a job file can give them; some are refused later, with the reason."""
 EMBEDDINGS = ("embedding", "embedding_bag")
 """Layers that take token ids."""
 BATCH_NORMS = ("batch_norm1d", "batch_norm2d")
@@ -73,6 +108,11 @@ class LayerSpec(SpecModel):
     @model_validator(mode="after")
     def _fields_fit_the_type(self) -> Self:
         is_block = self.type in BLOCK_TYPES
+        for name in self.options if not is_block else ():
+            if name not in OPTIONS[self.type]:
+                known_names = ", ".join(OPTIONS[self.type]) or "none"
+                guess = suggestion(name, OPTIONS[self.type]) or f"; its options: {known_names}"
+                raise ValueError(f"{self.type} has no option {name!r}{guess}")
         if is_block and not self.layers:
             raise ValueError(f"{self.type} needs layers, a list of at least one layer")
         if is_block and self.options:

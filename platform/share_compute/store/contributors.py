@@ -548,7 +548,8 @@ def _row(session: Session, contributor_id: str) -> ContributorRow:
     row = session.get(ContributorRow, contributor_id)
     if row is None:
         raise NotFound(
-            f"there is no contributor {contributor_id}", hint="share-compute contributors lists them"
+            f"there is no machine {contributor_id}",
+            hint="share-compute contributors lists their names and ids",
         )
     return row
 

@@ -20,6 +20,7 @@ from share_compute.store.database.tables import DeploymentRow
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.records import DeploymentRecord
 from share_compute.store.secret import new_id
+from share_compute.store.suggestions import suggested_deployment
 from share_compute.store.work import record_deployment_work
 
 _LIVE = [state.value for state in LIVE]
@@ -270,7 +271,8 @@ def deployment_row(session: Session, key: str) -> DeploymentRow:
     named = select(DeploymentRow).where(DeploymentRow.name == key).order_by(DeploymentRow.created_at.desc())
     row = session.get(DeploymentRow, key) or _up(session, key) or session.scalar(named.limit(1))
     if row is None:
-        raise NotFound(f"there is no deployment {key}", hint="share-compute deployments lists them")
+        text = f"there is no deployment {key}{suggested_deployment(session, key)}"
+        raise NotFound(text, hint="share-compute deployments lists them")
     return row
 
 

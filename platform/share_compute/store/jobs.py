@@ -21,6 +21,7 @@ from share_compute.store.events import add_event
 from share_compute.store.links import cancel_links, first_links, move_links, needs_files, restart_links
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
+from share_compute.store.suggestions import suggested_job
 from share_compute.store.work import lease_changes, record_free, record_work
 
 
@@ -154,6 +155,7 @@ class Jobs:
             JobRow.name,
             JobRow.kind,
             JobRow.reason,
+            JobRow.sweep_id,
             JobRow.attempt,
             JobRow.fruitless_attempts,
         )
@@ -468,7 +470,8 @@ def job_row(session: Session, job_id: str) -> JobRow:
     """Return a job's row, or raise NotFound."""
     row = session.get(JobRow, job_id)
     if row is None:
-        raise NotFound(f"there is no job {job_id}", hint="share-compute jobs lists them", job=job_id)
+        text = f"there is no job {job_id}{suggested_job(session, job_id)}"
+        raise NotFound(text, hint="share-compute jobs lists them", job=job_id)
     return row
 
 

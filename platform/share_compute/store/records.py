@@ -399,6 +399,8 @@ class QueuedJob(Record):
     kind: str
     reason: str
     """Cause of the wait, in one sentence."""
+    sweep_id: str | None = None
+    """Id of the sweep of which the job is a trial; null for other jobs."""
     attempt: int
     """Number of the attempt, from 1."""
     fruitless_attempts: int

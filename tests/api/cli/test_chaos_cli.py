@@ -117,7 +117,7 @@ def test_losses_are_compared_to_the_last_bit() -> None:
 def test_what_cannot_be_is_refused(client: Client, plane: Any, run: Run) -> None:
     job = client.submit(JOB.format(name="digits"))
     for words, wrong in (
-        (("--mtbf", "soon"), "--mtbf soon is no time above 0"),
+        (("--mtbf", "soon"), "--mtbf: 'soon' is not a time"),
         (("--kinds", "kill,burn"), "--kinds burn is not known"),
     ):
         refused = run("chaos", "--job", job.id, *words, "--json")
@@ -165,7 +165,7 @@ def test_a_storm_in_which_nothing_is_hit_reports_so(open_client: Client, plane: 
         other = client.submit(JOB.format(name="calm"))
     for each in (job, other):
         play(plane, each.id, RUNS, step(1))
-    words = ("--minutes", "0.05", "--mtbf", "1", "--seed", "1", "--against", other.id, "--json")
+    words = ("--minutes", "0.05", "--mtbf", "1s", "--seed", "1", "--against", other.id, "--json")
     done = run("chaos", "--job", job.id, *words)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -16,7 +16,8 @@ from share_compute.errors import PlanInfeasible, UserError
 from share_compute.files.topology_file import write_topology
 from share_compute.simulation.fleet_name import FleetName
 from share_compute.simulation.fleets import make_fleet
-from share_compute_api.cli.submitter.simulate import average, chart, parse_time
+from share_compute_api.cli.submitter.simulate import average, chart
+from share_compute_api.terminal.options import duration_s
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
 COMMAND = (sys.executable, "-c", "from share_compute_api.cli import main; main()", "simulate")
@@ -119,7 +120,7 @@ def test_machines_that_the_job_avoids_are_left_out(tmp_path: Path) -> None:
         (("--machines", "7", "--topology", "a.yaml"), "exclude each other"),
         (("--back-after", "1h"), "--back-after without --mtbf"),
         (("--back-after", "xx", "--mtbf", "1h"), "is not a time"),
-        (("--topology", "nowhere.yaml"), "cannot be read"),
+        (("--topology", "nowhere.yaml"), "nowhere.yaml does not exist"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(arguments: tuple[str, ...], said: str) -> None:
@@ -133,13 +134,13 @@ def test_what_makes_no_sense_is_refused_in_one_line(arguments: tuple[str, ...], 
     ("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("5min", 300.0), ("1.5h", 5400.0), ("2d", 172800.0)]
 )
 def test_times_have_units(text: str, seconds: float) -> None:
-    assert parse_time(text, "--mtbf") == seconds
+    assert duration_s(text, "--mtbf") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "4", "h", "-4h", "4 weeks", "nan h"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(UserError):
-        parse_time(text, "--mtbf")
+        duration_s(text, "--mtbf")
 
 
 def test_a_chart_shows_nothing_where_there_is_nothing() -> None:

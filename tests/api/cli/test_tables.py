@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,3 +133,15 @@ def test_trials_of_a_sweep_are_whole(plane: Plane, client: Client, digits: dict[
         words = run("show", sweep.id, COLUMNS=columns).stdout.split()
         assert {sweep.id, *(trial.id for trial in found)} <= {*words}
         assert {"0.000125", "0.0125", "0.1235", "16", "32", *fields} <= {*words}
+    status = json.loads(run("status", "--json").stdout)
+    (shown,) = status["sweeps"]
+    counts = {name: shown[name] for name in ("id", "running", "waiting", "ended", "best", "best_value")}
+    number = found[0].trial.number
+    assert counts == {
+        "id": sweep.id, "running": 1, "waiting": 7, "ended": 0, "best": number, "best_value": 0.123456,
+    }  # fmt: skip
+    assert {one["id"] for one in status["queue"]} <= {sweep.id}
+    line = run("status", COLUMNS="80").stdout
+    assert f"validation loss 0.1235 (trial {number})" in " ".join(line.split())
+    assert found[1].id not in line
+    assert found[1].id in run("status", "--trials", COLUMNS="80").stdout

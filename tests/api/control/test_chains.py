@@ -116,14 +116,16 @@ def test_a_result_is_served_and_answers_rows(
 def test_a_server_that_died_starts_the_links_once(
     plane: Plane, client: Client, poems: dict[str, Any], result: Path, rows: Path
 ) -> None:
-    job = client.submit({**poems, "then": {"generate": {"data": {"files": [str(rows)], "prompt": "q"}}}})
+    link = {"data": {"files": [str(rows)], "prompt": "q"}, "parallelism": {"avoid": ["gpu=no"]}}
+    job = client.submit({**poems, "then": {"generate": link}})
     # The job succeeds just before the server dies.
     plane.restart(lambda: finish(plane, job, result))
-    (link,) = settled(plane, job).links
-    batch = plane.store.jobs.get(str(link.started))
+    (started,) = settled(plane, job).links
+    batch = plane.store.jobs.get(str(started.started))
     assert batch.spec.kind == "generate"
     assert batch.spec.model is not None
     assert batch.spec.model.job == job.id
+    assert batch.spec.parallelism.avoid == ("gpu=no",)
     plane.restart()
     start_due(plane)
     assert len([one for one in plane.store.jobs.queued() if one.kind == "generate"]) == 1

@@ -217,11 +217,14 @@ models:
             "line 6: models.1.licens: unknown key 'licens'; did you mean 'licence'?",
         ),
         ("models:\n- {name: a}", "line 2: models.0.model: is missing"),
-        ("models:\n- name: a\n  model:\n    hub: ../b", "line 4: models.0.model.hub: must match the pattern"),
+        (
+            "models:\n- name: a\n  model:\n    hub: ../b",
+            "line 4: models.0.model.hub: must be the name of a model on the Hub",
+        ),
         ("models:\n- {name: a, model: {hub: a/b}}\n- {name: a, model: {hub: a/c}}", "two have the name 'a'"),
         ("models: many", "line 1: models: must be a list"),
         ("x" * (300 << 10), "at most 256 KiB are read"),
-        ("\0", "is not valid YAML"),
+        ("\0", "is not text"),
     ],
     ids=["indentation", "alias", "key", "missing", "pattern", "twice", "list", "long", "binary"],
 )

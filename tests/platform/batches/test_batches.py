@@ -200,7 +200,7 @@ class TestInputs:
         for check in (Inputs([file], "q").survey, lambda: Inputs([file], "q").check(str, ())):
             with pytest.raises(UserError, match="cannot be read"):
                 check()
-        with pytest.raises(UserError, match="cannot be read: No such file"):
+        with pytest.raises(UserError, match=r"cannot be read as \.jsonl: No such file"):
             Inputs([tmp_path / "gone.jsonl"], "q").survey()
 
     def test_a_line_without_end_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

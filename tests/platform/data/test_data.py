@@ -193,6 +193,18 @@ class TestText:
         )
         assert [piece.text for piece in read_pieces([file], "text", tmp_path)] == ["one", "two"]
 
+    def test_damaged_parquet_is_a_user_error(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.parquet"
+        parquet.write_table(pa.table({"text": ["some text"] * 50}), file)
+        whole, refused = file.read_bytes(), 0
+        for place in range(4, len(whole), 7):  # damaged sizes make pyarrow ask for any amount of memory
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+            try:
+                list(read_pieces([file], "text", tmp_path))
+            except UserError:
+                refused += 1
+        assert refused > 10
+
     @pytest.mark.parametrize("name", ["a [1].txt", "*.txt", ".hidden.txt", "ünï.txt"])
     def test_any_file_name_is_taken_literally(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "other.txt").write_text("other\n")

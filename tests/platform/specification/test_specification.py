@@ -107,7 +107,6 @@ class TestRefused:
         [
             "name: 2024-13-45",
             "[" * 5000,
-            "name: \x00",
             "name: !!binary gIE=",
             "name: !!int ''",
             'name: "\\ud800"',
@@ -116,7 +115,13 @@ class TestRefused:
     def test_what_yaml_stumbles_over_is_a_user_error(self, source: str) -> None:
         assert "not valid YAML" in refusal(source).message
 
-    @pytest.mark.parametrize("source", ["", "- a\n- b", "just words", "3"])
+    def test_what_is_no_text_is_a_user_error(self) -> None:
+        assert "the job file is not text" in refusal("name: \x00").message
+
+    def test_an_empty_file_is_called_empty(self) -> None:
+        assert refusal("").message == refusal("# nothing\n").message == "the job file is empty"
+
+    @pytest.mark.parametrize("source", ["- a\n- b", "just words", "3"])
     def test_a_job_is_a_mapping(self, source: str) -> None:
         error = refusal(source)
         assert "a job is a mapping" in error.message

@@ -4938,6 +4938,14 @@ export interface components {
              */
             output: components["schemas"]["BatchOutputSpec"];
             /**
+             * @description Machines that may hold the result for the batch; not with ``serve``, whose deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpec"];
+            /**
              * @description Sampling options and end conditions of answers.
              * @default {
              *       "logit_bias": {},
@@ -4974,6 +4982,14 @@ export interface components {
              *     }
              */
             output: components["schemas"]["BatchOutputSpecRequest"];
+            /**
+             * @description Machines that may hold the result for the batch; not with ``serve``, whose deployment has machines of its own.
+             * @default {
+             *       "avoid": [],
+             *       "only": []
+             *     }
+             */
+            parallelism: components["schemas"]["SelectionSpecRequest"];
             /**
              * @description Sampling options and end conditions of answers.
              * @default {
@@ -8829,6 +8845,11 @@ export interface components {
              * @description Cause of the wait, in one sentence.
              */
             reason: string;
+            /**
+             * Sweep Id
+             * @description Id of the sweep of which the job is a trial; null for other jobs.
+             */
+            sweep_id?: string | null;
             /**
              * Waiting Since
              * Format: date-time

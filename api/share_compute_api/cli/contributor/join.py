@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Group
@@ -20,7 +20,7 @@ from rich.table import Table
 from share_compute_actors.machine.ports import DEFAULT_RANGE
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.terminal.completion import complete_device
-from share_compute_api.terminal.options import PRIVATE_UMASK
+from share_compute_api.terminal.options import PRIVATE_UMASK, about_option
 from share_compute_api.terminal.output import console
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from share_compute_api.schemas.agents import ContributorWork
     from share_compute_api.schemas.utilization import Utilization
 
+Given = TypeVar("Given")
+Parsed = TypeVar("Parsed")
 
 Url = Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")]
 Invite = Annotated[
@@ -235,21 +237,27 @@ class Lending:
         options = JoinOptions(
             url=self.url.rstrip("/"),
             invite=code,
-            fingerprint=parse_fingerprint(self.fingerprint) if self.fingerprint else pin,
+            fingerprint=_parsed("--fingerprint", parse_fingerprint, self.fingerprint) or pin,
             is_insecure=self.insecure,
             name=self.name,
-            memory_bytes=parse_bytes(self.memory) if self.memory else None,
+            memory_bytes=_parsed("--memory", parse_bytes, self.memory),
             cpu_threads=self.cpu_threads,
-            upload_bytes_per_s=parse_rate(self.upload_limit) if self.upload_limit else None,
-            download_bytes_per_s=parse_rate(self.download_limit) if self.download_limit else None,
-            labels=parse_labels(self.label),
+            upload_bytes_per_s=_parsed("--upload-limit", parse_rate, self.upload_limit),
+            download_bytes_per_s=_parsed("--download-limit", parse_rate, self.download_limit),
+            labels=_parsed("--label", parse_labels, self.label) or {},
             address=self.address,
-            port_range=ports.PortRange.parse(self.port_range),
+            port_range=_parsed("--port-range", ports.PortRange.parse, self.port_range) or DEFAULT_RANGE,
             leave_within_s=self.leave_within,
         )
         devices = lent_devices(self.device)
         require_gpu_access([each.gpu for each in devices if each.gpu is not None])
         return split(options, devices)
+
+
+def _parsed(option: str, parse: Callable[[Given], Parsed], given: Given | None) -> Parsed | None:
+    """Return the parsed value of an option, or None if it is not given; errors name the option."""
+    with about_option(option):
+        return parse(given) if given else None
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from share_compute.errors import NotFound
+from share_compute_api.terminal.machines import machine_called
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import console, print_json, state_text
 
@@ -20,10 +20,7 @@ def clear(
     from share_compute_api.client.client import Client
 
     with Client() as client:
-        known = client.contributors()
-        found = next((one for one in reversed(known) if machine in (one.id, one.name)), None)
-        if found is None:
-            raise NotFound(f"no machine is called {machine}", hint="share-compute contributors lists them")
+        found = machine_called(machine, client.contributors()[::-1])
         cleared = client.clear_contributor(found.id)
     if as_json:
         print_json(cleared)

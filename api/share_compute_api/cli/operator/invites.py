@@ -8,7 +8,8 @@ import typer
 from rich.markup import escape
 
 from share_compute_api.connection.join_line import INSTALL_COMMAND, is_for_this_machine_alone
-from share_compute_api.terminal.options import Json, duration_s
+from share_compute_api.schemas.choices import LONGEST_INVITE_S
+from share_compute_api.terminal.options import Json, about_option, duration_s
 from share_compute_api.terminal.output import (
     console,
     print_items,
@@ -59,7 +60,9 @@ def create_invite(
     from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.client.client import Client
 
-    expires_in_s, memory_bytes = duration_s(expires), parse_bytes(memory) if memory else None
+    expires_in_s = duration_s(expires, "--expires", least_s=1, most_s=LONGEST_INVITE_S)
+    with about_option("--memory"):
+        memory_bytes = parse_bytes(memory) if memory else None
     with Client() as client:
         made = client.create_invite(label, expires_in_s, uses=uses, memory_bytes=memory_bytes)
     if as_json:

@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.quantities import listed
+from share_compute_api.terminal.machines import machine_called
 from share_compute_api.terminal.options import Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_json, state_text
 
@@ -88,13 +89,7 @@ def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
     Raises:
         NotFound: no machine has this name or id.
     """
-    from share_compute.errors import NotFound
-
     here = [record for record in client.contributors() if record.state.value != "left"]
-    found = next((record for record in here if name_or_id in (record.id, record.name)), None)
-    if found is None:
-        raise NotFound(
-            f"there is no machine {name_or_id}", hint="`share-compute contributors` lists names and ids"
-        )
+    found = machine_called(name_or_id, here)
     others = (record for record in here if record is not found)
     return [found, *(record for record in others if record.invited_as == found.invited_as)]

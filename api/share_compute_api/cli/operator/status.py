@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from rich.markup import escape
 
 from share_compute.quantities import bytes_text
@@ -22,17 +25,27 @@ _MOST_JOBS = 10
 _SIGNS = {"error": "[red]error[/]", "warning": "[yellow]warn [/]"}
 
 
-def status(as_json: Json = False) -> None:
-    """Show the server, its alerts, the present machines, the latest jobs, and why jobs wait."""
+def status(
+    trials: Annotated[
+        bool, typer.Option("--trials", help="List each trial of a sweep as a job of its own, too.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the server, its alerts, the present machines, the latest jobs and sweeps, and why jobs wait."""
     from share_compute_api.client.client import Client
     from share_compute_api.terminal.describe import progress
+    from share_compute_api.terminal.sweeps import summary_of
 
     with Client() as client:
-        found, machines, jobs = client.status(), client.contributors(), client.jobs(limit=_MOST_JOBS).jobs
-        alerts, queue = client.alerts(), client.queue()
+        found, machines = client.status(), client.contributors()
+        jobs = client.jobs(trials=trials, limit=_MOST_JOBS).jobs
+        alerts = client.alerts()
+        queue = [job for job in client.queue() if trials or job.sweep_id is None]
+        sweeps = [summary_of(job, client.trials(job.id)) for job in jobs if job.kind == "sweep"]
     here = [machine for machine in machines if machine.state.value not in _GONE]
     if as_json:
-        print_json({"server": found, "alerts": alerts, "contributors": here, "jobs": jobs, "queue": queue})
+        server = {"server": found, "alerts": alerts, "contributors": here}
+        print_json({**server, "jobs": jobs, "sweeps": sweeps, "queue": queue})
         return
     place = f" in {escape(found.data_folder)}" if found.data_folder else ""
     console.print(f"[bold]{escape(found.url)}[/]  {escape(found.database)}{place}")
@@ -54,7 +67,7 @@ def status(as_json: Json = False) -> None:
         )
         for machine in here
     )
-    columns = ("machine", "state", "GFLOP/s", "memory", "job", "reason")
+    columns: tuple[str, ...] = ("machine", "state", "GFLOP/s", "memory", "job", "reason")
     print_table(columns, rows, empty="No machine is here. Let one in: share-compute invite")
     console.print()
     work = (
@@ -69,6 +82,13 @@ def status(as_json: Json = False) -> None:
         for job in jobs
     )
     print_table(("id", "name", "state", "done", "loss", "speed"), work, empty="No jobs yet.")
+    if sweeps:
+        console.print()
+        trials_of = (
+            (one.id, escape(one.name), one.running, one.waiting, one.ended, one.best_text) for one in sweeps
+        )
+        columns = ("sweep", "name", "running", "waiting", "ended", "best")
+        print_table(columns, trials_of, empty="", right=columns[2:5])
     if not queue:
         return
     console.print()

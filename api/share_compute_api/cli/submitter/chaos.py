@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,7 +14,7 @@ from rich.markup import escape
 from share_compute.errors import Conflict, NotFound, UserError, VerificationFailed
 from share_compute.lifecycle.states import JobState
 from share_compute_api.terminal.completion import complete_job
-from share_compute_api.terminal.options import UNITS_S, Json
+from share_compute_api.terminal.options import Json, duration_s
 from share_compute_api.terminal.output import Terminal, duration, print_json, print_table, state_text
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def chaos(
     from share_compute_api.client.client import Client
     from share_compute_api.client.storm import gusts
 
-    seconds, mtbf_s = 60.0 * minutes, _seconds(mtbf)
+    seconds, mtbf_s = 60.0 * minutes, duration_s(mtbf, "--mtbf", least_s=0.1)
     seed = randbelow(10**6) if seed is None else seed
     coming = list(gusts(seed, mtbf_s, seconds, _kinds(kinds)))
     console = Terminal(stderr=as_json)
@@ -240,14 +239,6 @@ class _Storm:
 
 def _losses(client: Client, job_id: str) -> dict[int, float]:
     return {record.step: record.data["loss"] for record in client.metrics(job_id) if record.split == "train"}
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
-    seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
-        raise UserError(f"--mtbf {text} is no time above 0", hint="write it like 20s, 2m or 1h")
-    return seconds
 
 
 def _kinds(text: str) -> list[StormKind]:

@@ -210,7 +210,7 @@ def logs(
         record = client.job(job)
         after = 0
         if tail is not None or since is not None:
-            after = _first_wanted(client, job, tail, None if since is None else duration_s(since))
+            after = _first_wanted(client, job, tail, None if since is None else duration_s(since, "--since"))
         elif follow:
             after = _beginning(client, record)
         if follow:

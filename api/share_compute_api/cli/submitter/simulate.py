@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -12,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from share_compute.simulation.fleet_name import FleetName
-from share_compute_api.terminal.options import UNITS_S, Json
+from share_compute_api.terminal.options import UNITS_S, Json, duration_s
 from share_compute_api.terminal.output import Terminal, console, duration, print_json, print_table, rate
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def simulate(
         else make_fleet(fleet or FleetName.mixed, machines or _MACHINES, seed)
     )
     churn = (
-        Churn(parse_time(mtbf, "--mtbf"), parse_time(back_after or _BACK_AFTER, "--back-after"))
+        Churn(duration_s(mtbf, "--mtbf"), duration_s(back_after or _BACK_AFTER, "--back-after"))
         if mtbf
         else None
     )
@@ -95,20 +94,6 @@ def simulate(
         print_json(report)
     else:
         _show(report, spec, name)
-
-
-def parse_time(text: str, option: str) -> float:
-    """Parse a duration such as ``90s``, ``30m``, ``4h`` or ``2d``, and return it in seconds.
-
-    Raises:
-        UserError: the text is not a duration.
-    """
-    from share_compute.errors import UserError
-
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
-    if match is None:
-        raise UserError(f"{option} {text!r} is not a time", hint="write it as 90s, 30m, 4h or 2d")
-    return float(match[1]) * UNITS_S[match[2]]
 
 
 def _run(

@@ -78,7 +78,7 @@ def _complete(
     try:
         wanted = PlanRequest.model_validate_json(body)
     except ValidationError as failure:
-        raise invalid(failure, "fix these fields of the request") from failure
+        raise invalid(failure, "fix these fields") from failure
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
     with resolved(wanted.job, context, caller, reads_data=False, fetches=False) as job:
         check_model(job, context.isolated)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from share_compute.errors import UserError
+from share_compute.files.strict import suggestion
 from share_compute.models.configuration import ENCODER_LAYERS, is_trainable_encoder
 from share_compute.models.image_types import require_image_model
 from share_compute.specification import Task
@@ -29,6 +32,8 @@ _TYPES = {
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head")
+_TYPING_ERROR = 0.88
+"""Similarity from which an unknown key is taken for a typing error."""
 _CHECK = "check model.config against the architecture's documentation in transformers"
 
 
@@ -41,7 +46,8 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
     if str(config.get("model_type")) not in CONFIG_MAPPING:
         raise UserError(
-            f"unknown model_type {config.get('model_type')!r}",
+            f"unknown model_type {config.get('model_type')!r}"
+            + suggestion(str(config.get("model_type")), [*CONFIG_MAPPING]),
             hint="use a model_type that transformers knows, e.g. llama",
         )
     # Configurations of some architectures list all layers, so the number is checked before they are made.
@@ -61,10 +67,29 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
             raise UserError(
                 f"model.config is wrong: {name} is {value}", hint=f"set {name} to 1 or more in model.config"
             )
-    _require_whole_heads(
-        {name: getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "head_dim")}
-    )
+    inner = config.get("text_config")
+    declared = {**config, **(inner if isinstance(inner, Mapping) else {})}
+    _require_known_keys(declared, made)
+    # The default of head_dim fits the default of hidden_size, so only a declared one counts.
+    widths = {name: getattr(text, name, None) for name in ("hidden_size", "num_attention_heads")}
+    _require_whole_heads({**widths, "head_dim": declared.get("head_dim")})
     return made
+
+
+def _require_known_keys(declared: Mapping[str, Any], made: PretrainedConfig) -> None:
+    """Raise `UserError` for a key that differs little from one of the architecture's keys, which is not given.
+
+    Configurations of transformers ignore unknown keys. Many files have old keys, which are not near the present ones.
+    """
+    known: set[str] = set()
+    for part in (made, made.get_text_config()):
+        known |= {*(field.name for field in fields(type(part))), *part.attribute_map}
+    for key in declared:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=_TYPING_ERROR)
+        if key not in known and near and near[0] not in declared:
+            raise UserError(
+                f"model.config is wrong: unknown key {key!r}; did you mean {near[0]!r}?", hint="fix this key"
+            )
 
 
 def _require_whole_heads(config: Mapping[str, Any]) -> None:

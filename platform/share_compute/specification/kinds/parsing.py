@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from share_compute.errors import UserError
 from share_compute.files.field_errors import invalid
 from share_compute.files.plain_yaml import read_yaml
+from share_compute.files.problem_words import kind_of
 from share_compute.specification.base import SpecModel, known
 from share_compute.specification.batch import EmbedJob, GenerateJob
 from share_compute.specification.job import TrainJob
@@ -94,8 +95,12 @@ def parse_submission(source: str | dict[str, Any]) -> AnyJob | ServeJob:
 def _mapping(source: str | dict[str, Any]) -> dict[str, Any]:
     data: Any = read_yaml(source, "job file") if isinstance(source, str) else source
     if not isinstance(data, dict):
+        is_empty = data is None
         raise UserError(
-            f"a job is a mapping of keys, not {type(data).__name__}", hint="start from a file in examples/"
+            "the job file is empty"
+            if is_empty
+            else f"a job is a mapping of keys to values, not {kind_of(data)}",
+            hint="start from a file in examples/",
         )
     try:
         known(data.get("kind", "train"), tuple(_KINDS), "kind")

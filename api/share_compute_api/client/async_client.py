@@ -1,0 +1,131 @@
+"""The asynchronous Python client of the control plane."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from httpx_sse import aconnect_sse
+
+from share_compute.lifecycle.states import ContributorState
+from share_compute.store.records import ContributorRecord, EventRecord, JobRecord
+from share_compute_api.client import chatting
+from share_compute_api.client.calls import ApiCall, AsyncSender, Result
+from share_compute_api.client.following import FollowedEvents, is_last, may_be_last
+from share_compute_api.client.progress import JobProgress
+from share_compute_api.client.requests import ApiRequests
+from share_compute_api.connection.discovery import find_target
+from share_compute_api.connection.transport import AsyncTransport, raise_for_problem
+
+
+class AsyncClient(ApiRequests, AsyncSender):
+    """Asynchronous client of a control plane: ``await client.job(job_id)``, ``async for event in client.follow(...)``.
+
+    Its arguments, methods and errors are those of `Client`; only uploads and downloads are missing. One client may send
+    several requests at once.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        fingerprint: str | None = None,
+        data_folder: Path | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        target = find_target(url, api_key, data_folder, fingerprint)
+        self._transport = AsyncTransport(target, timeout_s=timeout_s)
+        self.url = self._transport.target.url
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def send(self, described: ApiCall[Result]) -> Result:
+        """Send a request, and return its result."""
+        answer = await self._transport.request(described.method, described.path, **described.options)
+        return described.read(answer.content)
+
+    async def follow(
+        self, job_id: str, *, after: int = 0, patience_s: float = 300.0
+    ) -> AsyncIterator[EventRecord]:
+        """Yield a job's events, past events first, until the job is finished; see `Client.follow`."""
+        state = FollowedEvents(job_id, after, patience_s)
+        while (await self.job(job_id)).state.is_final:
+            page = await self.events(job_id, after=state.seen)
+            if not page.events:
+                return
+            for event in page.events:
+                yield event
+            state.seen = page.next_after
+        while True:
+            failure = None
+            try:
+                async with aconnect_sse(self._transport.http, "GET", state.path, **state.options()) as source:
+                    if not source.response.is_success:
+                        await source.response.aread()
+                    raise_for_problem(source.response)
+                    async for item in source.aiter_sse():
+                        if (found := state.read(item)) is None:
+                            continue
+                        yield found
+                        if may_be_last(found) and is_last(found, await self.job(job_id)):
+                            return
+            except httpx.TransportError as broken:
+                failure = broken
+            with self._transport.translated():
+                pause_s = state.pause_s(failure)
+            await asyncio.sleep(pause_s)
+
+    async def wait(self, job_id: str, *, progress: bool = False) -> JobRecord:
+        """Wait until a job is finished, and return it, whatever its state; see `Client.wait`."""
+        with JobProgress(await self.job(job_id), is_shown=progress) as shown:
+            async for event in self.follow(job_id):
+                shown.take(event)
+        return await self.job(job_id)
+
+    async def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
+        """Return the machines in these states, in order of joining; see `Client.contributors`."""
+        page = await self.contributors_page(state=state)
+        found = list(page.contributors)
+        while page.next_cursor is not None:
+            page = await self.contributors_page(state=state, cursor=page.next_cursor)
+            found += page.contributors
+        return found
+
+    async def require_model(self, name: str) -> dict[str, Any]:
+        """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
+        with self._transport.translated():
+            answer = await self._transport.http.get(chatting.model_url(self.url, name))
+        return chatting.model_facts(answer)
+
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[dict[str, str]],
+        *,
+        resume_s: float = chatting.RESUME_S,
+        **options: Any,
+    ) -> AsyncIterator[str]:
+        """Yield a model's answer to a conversation, piece by piece; see `Client.chat`."""
+        request = {"model": model, "messages": list(messages), **options}
+        answer = chatting.StreamedAnswer(self.url, "chat/completions", request, resume_s=resume_s)
+        return chatting.stream_async(self._transport, answer)
+
+    def complete(
+        self, model: str, prompt: str, *, resume_s: float = chatting.RESUME_S, **options: Any
+    ) -> AsyncIterator[str]:
+        """Yield a model's continuation of a text, piece by piece; see `Client.complete`."""
+        request = {"model": model, "prompt": prompt, **options}
+        answer = chatting.StreamedAnswer(self.url, "completions", request, resume_s=resume_s)
+        return chatting.stream_async(self._transport, answer)

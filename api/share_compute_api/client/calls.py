@@ -1,0 +1,89 @@
+"""Describes each request once, for the client that waits for answers and for the asynchronous one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import update_wrapper, wraps
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from pydantic import BaseModel
+
+Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
+Other = TypeVar("Other")
+Given = ParamSpec("Given")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall(Generic[Result]):
+    """A request to the REST API, and how its answer is read."""
+
+    method: str
+    path: str
+    """Path below ``/api/v1``."""
+    options: dict[str, Any]
+    """Arguments of ``httpx.Client.request``."""
+    read: Callable[[bytes], Result]
+    """Returns the result, given the body of the answer."""
+
+    def then(self, change: Callable[[Result], Other]) -> ApiCall[Other]:
+        """Return a call whose result is that of this call, changed by a function."""
+        return ApiCall(self.method, self.path, self.options, lambda body: change(self.read(body)))
+
+
+def call(kind: type[Model], method: str, path: str, **options: Any) -> ApiCall[Model]:
+    """Return a call whose answer is a model of type ``kind``; ``options`` are those of ``httpx.Client.request``."""
+    return ApiCall(method, path, options, kind.model_validate_json)
+
+
+class Sender:
+    """Client that sends a call and waits for its result."""
+
+    @abstractmethod
+    def send(self, described: ApiCall[Result]) -> Result:
+        """Send a request, and return its result."""
+
+
+class AsyncSender:
+    """Client that sends a call asynchronously."""
+
+    @abstractmethod
+    async def send(self, described: ApiCall[Result]) -> Result:
+        """Send a request, and return its result."""
+
+
+class RequestMethod(Generic[Given, Result]):
+    """Method that sends the call that a function describes; in an `AsyncSender` it is a coroutine.
+
+    Args:
+        describe: the function. It gets the client and the arguments of the method.
+    """
+
+    def __init__(self, describe: Callable[Concatenate[Any, Given], ApiCall[Result]]) -> None:
+        self._describe = describe
+        update_wrapper(self, describe)  # type: ignore[arg-type]
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, client: Sender, owner: type) -> Callable[Given, Result]: ...
+    @overload
+    def __get__(self, client: AsyncSender, owner: type) -> Callable[Given, Awaitable[Result]]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        if client is None:
+            return self
+        describe = self._describe
+
+        @wraps(describe)
+        def send(own: Any, *given: Given.args, **options: Given.kwargs) -> Any:
+            return own.send(describe(own, *given, **options))
+
+        return MethodType(send, client)
+
+
+def request(describe: Callable[Concatenate[Any, Given], ApiCall[Result]]) -> RequestMethod[Given, Result]:
+    """Make a method that sends a call from a function that describes it."""
+    return RequestMethod(describe)

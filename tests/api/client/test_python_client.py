@@ -1,0 +1,96 @@
+"""The asynchronous client sends the same requests as the other one; lists become tables of pandas."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from typing import Any
+
+import pytest
+from tests.api.cli.test_cli import step
+from tests.api.conftest import Plane
+
+from share_compute.errors import NotFound, Unavailable, UserError
+from share_compute.lifecycle.attempt_events import AttemptEnded
+from share_compute.lifecycle.states import JobState
+from share_compute_api import AsyncClient, Client
+from share_compute_api.client.calls import RequestMethod
+from share_compute_api.client.requests import ApiRequests
+
+ONLY_SYNC = {"download", "upload", "metrics_file"}
+"""Methods that read or write files."""
+
+
+def finish(plane: Plane, job_id: str) -> None:
+    """Play a job of two steps to its end."""
+    plane.store.jobs.begin(job_id, [])
+    plane.store.jobs.move(job_id, JobState.running, "running", attempt=1)
+    plane.store.progress.record(
+        job_id, 1, [step(1), step(2), AttemptEnded(outcome="succeeded", reason="done")]
+    )
+
+
+def methods(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    assert methods(Client) - methods(AsyncClient) == ONLY_SYNC
+    assert methods(AsyncClient) <= methods(Client)
+
+
+def test_methods_have_the_signature_and_the_docstring_of_their_description(client: Client) -> None:
+    requests = [name for name, value in vars(ApiRequests).items() if isinstance(value, RequestMethod)]
+    assert len(requests) > 40
+    assert all(getattr(Client, name).__doc__ for name in requests)
+    assert [*inspect.signature(client.job).parameters] == ["job_id"]
+
+
+async def use(plane: Plane, digits: dict[str, Any]) -> None:
+    async with AsyncClient(plane.url, plane.api_key) as client:
+        jobs = await asyncio.gather(*(client.submit({**digits, "name": f"digits {n}"}) for n in range(3)))
+        assert {job.id for job in jobs} == {job.id for job in (await client.jobs()).jobs}
+        first = jobs[0].id
+
+        async def follow() -> list[int]:
+            return [event.data["step"] async for event in client.follow(first) if event.kind == "step"]
+
+        following = asyncio.create_task(follow())
+        await asyncio.to_thread(finish, plane, first)
+        assert (await client.wait(first, progress=True)).state is JobState.succeeded
+        assert await following == [1, 2]
+        assert [row.step for row in await client.metrics(first)] == [1, 2]
+        assert (await client.cancel(jobs[1].id)).state is JobState.cancelled
+        assert await client.contributors() == []
+        assert (await client.schema())["properties"]["kind"]
+        with pytest.raises(NotFound, match="there is no job job-none"):
+            await client.job("job-none")
+        with pytest.raises(NotFound, match="there is no model llama"):
+            async for _ in client.chat("llama", [{"role": "user", "content": "hello"}]):
+                pass
+    async with AsyncClient("http://127.0.0.1:1", "key") as away:
+        with pytest.raises(Unavailable, match="nothing listens at this port"):
+            await away.status()
+
+
+def test_the_asynchronous_client(plane: Plane, digits: dict[str, Any]) -> None:
+    asyncio.run(use(plane, digits))
+
+
+def test_lists_become_tables(
+    plane: Plane, client: Client, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (client.submit({**digits, "training": {"steps": steps}}).id for steps in (3, 4))
+    finish(plane, first)
+    metrics = client.metrics(first).to_pandas()
+    assert metrics[["split", "step", "loss"]].to_numpy().tolist() == [["train", 1, 2.0], ["train", 2, 1.0]]
+    jobs = client.jobs().to_pandas().set_index("id")
+    assert jobs.loc[[first, second], "state"].tolist() == ["succeeded", "queued"]
+    runs = client.compare([first, second]).to_pandas()
+    assert runs["training.steps"].tolist() == [3, 4]
+    assert client.jobs(name="no such job").to_pandas().empty
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pandas is not installed") as caught:
+        client.metrics(first).to_pandas()
+    assert caught.value.hint == "install it: pip install pandas"
