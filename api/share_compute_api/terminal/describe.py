@@ -13,6 +13,7 @@ from share_compute.quantities import bytes_text, listed, percent_text, seconds_t
 from share_compute.specification import TrainJob
 from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.store.records import EventRecord, JobRecord, LinkRecord
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.output import duration, number, rate, speed, state_text
 
 _MOST_LINES = 40
@@ -28,7 +29,7 @@ LEAST_RATIO = 1.05
 def event_line(event: EventRecord) -> str:
     """Return an event as one line of rich markup, with the time in the local time zone."""
     describe = _DESCRIPTIONS.get(event.kind)
-    text = describe(event.data) if describe else escape(f"{event.kind}  {event.data}")
+    text = translated(describe(event.data)) if describe else escape(f"{event.kind}  {event.data}")
     return f"[dim]{event.at.astimezone():%H:%M:%S}[/dim]  {text}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 BELOW = "below"
@@ -20,7 +20,7 @@ _OTHER_NAMES = {
     "single": "float32",
 }
 """Name of a precision in other programs -> its name here."""
-_WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
+_WORDS: Sequence[tuple[str, str]] = (
     (r"Value error, (.*)", r"\1"),
     (r"Assertion failed, (.*)", r"\1"),
     (r"Field required", "is missing"),
@@ -46,8 +46,12 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Input should be (?:None|null)", "must be left out"),
     (r"String should match pattern '(.*)'", r"must match the pattern \1"),
     (
-        r"\w+ should have at (least|most) (\d+ (?:character|item)s?)(?: after validation)?(, not .*)?",
-        lambda found: f"must have at {found[1]} {found[2]}{found[3] or ''}",
+        r"\w+ should have at least (\d+ (?:character|item)s?)(?: after validation)?((?:, not .*)?)",
+        r"must have at least \1\2",
+    ),
+    (
+        r"\w+ should have at most (\d+ (?:character|item)s?)(?: after validation)?((?:, not .*)?)",
+        r"must have at most \1\2",
     ),
     (r"Unable to extract tag using discriminator '(.*)'", r"needs the key '\1'"),
     (
@@ -71,7 +75,7 @@ def problem_text(error: Mapping[str, Any]) -> str:
         return f"{text}; did you mean {path!r}?"
     for pattern, words in _WORDS:
         if found := re.fullmatch(pattern, text, re.DOTALL):
-            text = words(found) if callable(words) else found.expand(words)
+            text = found.expand(words)
             break
     return text + _guess(error)
 
