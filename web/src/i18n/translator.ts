@@ -6,6 +6,7 @@
 const MOST_CHARACTERS = 4000;
 const MOST_DEPTH = 5;
 const MOST_PARTS = 16;
+const MOST_REMEMBERED = 2000;
 const SHORT = 6;
 const CHARACTERS_PER_LETTER = 12;
 /** Number of first or last characters by which templates are indexed. */
@@ -164,4 +165,17 @@ export class Translator {
     if (!(separator === ", " ? known.every(Boolean) : known.some(Boolean))) return undefined;
     return (start ?? parts[0]!) + rest.map(({ part, whole, end }) => whole ?? mark + (end ?? part)).join("");
   }
+}
+
+/** The same function with the results of its last calls remembered: lists are rendered again with each event. */
+export function remembering(translate: (text: string) => string): (text: string) => string {
+  const known = new Map<string, string>();
+  return (text) => {
+    const found = known.get(text);
+    if (found !== undefined) return found;
+    if (known.size >= MOST_REMEMBERED) known.clear();
+    const translation = translate(text);
+    known.set(text, translation);
+    return translation;
+  };
 }
