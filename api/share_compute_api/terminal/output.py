@@ -118,7 +118,7 @@ def print_table(
     if len(table):
         console.print(table, crop=False)
     else:
-        console.print(f"[dim]{empty}[/dim]")
+        console.print(f"[dim]{translated(empty)}[/dim]")
 
 
 def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
@@ -129,7 +129,7 @@ def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
         return
     start = translated("[red]error:[/red] ")
     for number, problem in enumerate(_problems(failure)):
-        _errors.print(f"{'       ' if number else start}{escape(translated(problem))}")
+        _errors.print(f"{'       ' if number else start}{escape(problem)}")
     if failure.hint:
         _errors.print(f"       {escape(translated(failure.hint))}", style="dim")
 
@@ -142,13 +142,13 @@ def print_fact(name: str, value: object, *, soft_wrap: bool = False) -> None:
 
 
 def _problems(failure: ShareComputeError) -> list[str]:
-    """Return the problems of an error: one for each invalid field, or the message of another error."""
+    """Return the problems of an error for people: one for each invalid field, or the message of another error."""
     fields = failure.details.get("fields") or []
     if not fields:
-        return [failure.message]
-    problems = [": ".join(filter(None, (one["field"], one["problem"]))) for one in fields]
+        return [translated(failure.message)]
+    problems = [": ".join(filter(None, (one["field"], translated(one["problem"])))) for one in fields]
     more = failure.details.get("more")
-    return [*problems, f"and {more} more"] if more else problems
+    return [*problems, translated(f"and {more} more")] if more else problems
 
 
 def state_text(state: str) -> str:

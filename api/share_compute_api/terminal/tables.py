@@ -14,7 +14,7 @@ from share_compute_api.terminal.language import heading, translated
 
 _PROSE = frozenset({"reason", "meaning", "value", "label", "model", "why"})
 """Names of columns whose text may continue on the next line."""
-_TRANSLATED = frozenset({"reason", "meaning", "why", "what", "failure"})
+_TRANSLATED = frozenset({"reason", "why", "what", "failure"})
 """Names of columns whose cells are texts of share-compute, and not data."""
 _LEAST_PROSE = 20
 """Smallest width of a column of prose."""
@@ -106,7 +106,7 @@ class WholeTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name, header in zip(self._columns, self._names, strict=True):
             right = "right" if name in self._right else "left"
-            table.add_column(header, no_wrap=name not in _PROSE, justify=right)  # type: ignore[arg-type]
+            table.add_column(header, no_wrap=name not in _PROSE, justify=right, overflow="fold")  # type: ignore[arg-type]
         for row in self._cells:
             table.add_row(*(_DASH if cell is None else cell for cell in row))
         return table

@@ -6,7 +6,8 @@ The template is the English text with ``{}`` in the places of its values; a cata
 1. Templates that begin with literal text are tried before those that begin with a value. Of the templates that match
    the whole text, the one with the most literal characters is taken.
 2. Each value ends where the next literal part occurs first, so matching takes linear time.
-3. If a template has fewer than 6 letters, its values may have 12 characters for each of these letters.
+3. If a template has fewer than 6 letters, its values may have 12 characters for each of these letters. If it has fewer
+   than 10, its values may not have two words in sequence, except beside a punctuation mark.
 4. Values are translated in the same way. Lists such as ``a, b and c`` are rendered as lists.
 5. A text without a template is divided: at ``"; "``, at parentheses or a full stop that end the text, or else at
    ``": "``, ``". "``, ``", and "`` or ``", "``; the parts are translated. At commas it is divided only if all parts are
@@ -43,6 +44,10 @@ _PARENTHESES = "\N{FULLWIDTH LEFT PARENTHESIS}%s\N{FULLWIDTH RIGHT PARENTHESIS}"
 _COMMA = ", "
 _ODD = ("; ", ": ", ", ", " (")
 _MARKS = (",", ";", ":", ".")
+_FEW = 10
+_PROSE = re.compile(r"[A-Za-z]{2,} [A-Za-z]{2,}")
+_FREE = re.compile(r"(?:[,;:.] (?:and |because )?|  )$")
+"""End of a literal part after which a value may be a text of any kind."""
 _LIST = re.compile(r"[^\s,]+(?:, [^\s,]+)* and [^\s,]+")
 _SLOT = re.compile(r"\{(\d*)\}")
 
@@ -56,6 +61,11 @@ class _Template:
         letters = sum(character.isalpha() for part in self._parts for character in part)
         self._most = letters * _CHARACTERS_PER_LETTER if letters < _SHORT else _MOST_CHARACTERS
         self._translation = translation
+        before, after = self._parts[:-1], self._parts[1:]
+        self._are_names = [
+            letters < _FEW and not _FREE.search(start) and not (start == "" and end[:1] in _MARKS)
+            for start, end in zip(before, after, strict=True)
+        ]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -79,7 +89,10 @@ class _Template:
             values.append(text[place:found])
             place = found + len(part)
         values.append(text[place:end])
-        return values if sum(map(len, values)) <= self._most else None
+        if sum(map(len, values)) > self._most:
+            return None
+        pairs = zip(self._are_names, values, strict=True)
+        return None if any(is_name and _is_prose(value) for is_name, value in pairs) else values
 
     def begins_oddly(self, values: list[str]) -> bool:
         """Return whether the first value seems to be more than one value."""
@@ -88,11 +101,32 @@ class _Template:
         return not _LIST.fullmatch(values[0])
 
     def filled(self, values: list[str]) -> str:
-        """Return the translation with these values; ``{2}`` is the second one, ``{}`` the next one."""
+        """Return the translation with these values; ``{2}`` is the second one, ``{}`` the next one.
+
+        Spaces around a value stay only beside other scripts.
+        """
         following = iter(values)
-        return _SLOT.sub(
-            lambda slot: values[int(slot[1]) - 1] if slot[1] else next(following), self._translation
-        )
+        text = ""
+        for place, part in enumerate(_SLOT.split(self._translation)):
+            is_value = place % 2 == 1
+            shown = part
+            if is_value:
+                shown = values[int(part) - 1] if part else next(following)
+            if text[-2:-1] and text[-1] == " " and _is_wide(text[-2]) and _is_wide(shown[:1]):
+                text = text[:-1]
+            elif text and shown[:1] == " " and _is_wide(text[-1]) and _is_wide(shown[1:2]):
+                shown = shown[1:]
+            text += shown
+        return text
+
+
+def _is_wide(character: str) -> bool:
+    """Return whether a character is Chinese, or Chinese punctuation."""
+    return "\u3000" <= character <= "\u9fff" or "\uff00" <= character <= "\uffef"
+
+
+def _is_prose(value: str) -> bool:
+    return _PROSE.search(value) is not None and not _LIST.fullmatch(value)
 
 
 class Translator:

@@ -49,6 +49,7 @@ NOT_SHOWN = frozenset(
         "allocate memory",
         "demo {}",
         "no {} on {}: {}\n",
+        "[yellow]warn [/]",
         "schedule.name {}",
         "share-compute {} {}",
         "then.{} {}",
@@ -66,7 +67,7 @@ NOT_SHOWN = frozenset(
 """Texts in the sources that people do not see, or that stay as they are."""
 STATES = frozenset(
     {*ContributorState, *JobState, *DeploymentState, *InviteState, *LinkState}
-    | {"at work", "complete", "behind", "{} ago"}
+    | {"submitted", "joined", "{} ago"}
 )
 """States, which are single words, and other short texts."""
 ELSEWHERE = frozenset({"{} character", "{} characters", "{} item", "{} items"})
@@ -94,9 +95,10 @@ def test_each_entry_is_for_a_text_in_the_sources() -> None:
 
 
 def _headings() -> Iterator[str]:
-    """Yield all texts in the sources of the terminal's output; some of them are headings."""
-    for folder in ("cli", "terminal"):
-        for path in (ROOT / "api" / "share_compute_api" / folder).rglob("*.py"):
+    """Yield all texts in the sources of the terminal's output and of `doctor`; some of them are headings."""
+    api = "api/share_compute_api"
+    for folder in (f"{api}/cli", f"{api}/terminal", f"{api}/agent", "actors/share_compute_actors/machine"):
+        for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value

@@ -18,6 +18,14 @@ const SEPARATORS = [
   [", and ", "，并且"],
   [", ", "，"],
 ] as const;
+const FEW = 10;
+const PROSE = /[A-Za-z]{2,} [A-Za-z]{2,}/;
+/** End of a literal part after which a value may be a text of any kind. */
+const FREE = /(?:[,;:.] (?:and |because )?| {2})$/;
+const WIDE = /^[\u3000-\u9fff\uff00-\uffef]/;
+const WIDE_END = /[\u3000-\u9fff\uff00-\uffef]$/;
+const WIDE_SPACE = /[\u3000-\u9fff\uff00-\uffef] $/;
+const SPACE_WIDE = /^ [\u3000-\u9fff\uff00-\uffef]/;
 const LIST = /^[^\s,]+(?:, [^\s,]+)* and [^\s,]+$/;
 
 class Template {
@@ -25,6 +33,7 @@ class Template {
   /** Number of literal characters. */
   readonly weight: number;
   private readonly most: number;
+  private readonly areNames: boolean[];
 
   constructor(
     template: string,
@@ -34,6 +43,10 @@ class Template {
     const literal = this.parts.join("");
     this.weight = literal.length;
     const letters = literal.match(/\p{L}/gu)?.length ?? 0;
+    this.areNames = this.parts.slice(1).map((end, place) => {
+      const start = this.parts[place]!;
+      return letters < FEW && !FREE.test(start) && !(start === "" && /^[,;:.]/.test(end));
+    });
     this.most = letters < SHORT ? letters * CHARACTERS_PER_LETTER : MOST_CHARACTERS;
   }
 
@@ -59,7 +72,8 @@ class Template {
       place = found + part.length;
     }
     values.push(text.slice(place, end));
-    return values.reduce((sum, value) => sum + value.length, 0) <= this.most ? values : undefined;
+    if (values.reduce((sum, value) => sum + value.length, 0) > this.most) return undefined;
+    return values.some((value, place) => this.areNames[place] && PROSE.test(value) && !LIST.test(value)) ? undefined : values;
   }
 
   /** Whether the first value seems to be more than one value. */
@@ -67,10 +81,15 @@ class Template {
     return this.parts[0] === "" && !/^[,;:.]/.test(this.parts[1]!) && /[;:,] | \(/.test(first!) && !LIST.test(first!);
   }
 
-  /** The translation with these values; `{2}` is the second one, `{}` the next one. */
+  /** The translation with these values; `{2}` is the second one, `{}` the next one. Spaces stay beside other scripts. */
   filled(values: string[]): string {
     let next = 0;
-    return this.translation.replace(/\{(\d*)\}/g, (_, number: string) => values[number === "" ? next++ : Number(number) - 1] ?? "");
+    return this.translation.split(/\{(\d*)\}/).reduce((text, part, place) => {
+      const shown = place % 2 === 0 ? part : (values[part === "" ? next++ : Number(part) - 1] ?? "");
+      if (WIDE_SPACE.test(text) && WIDE.test(shown)) return text.slice(0, -1) + shown;
+      if (WIDE_END.test(text) && SPACE_WIDE.test(shown)) return text + shown.slice(1);
+      return text + shown;
+    }, "");
   }
 }
 
