@@ -3,9 +3,10 @@
 The template is the English text with ``{}`` in the places of its values; a catalogue maps templates to translations.
 `web/src/i18n/translator.ts` follows the same rules; ``tests/platform/translations/cases.json`` tests both.
 
-1. Templates that begin with literal text are tried before those that begin with a value. Of the templates that match
-   the whole text, the one with the most literal characters is taken.
-2. Each value ends where the next literal part occurs first, so matching takes linear time.
+1. Templates that begin with literal text are tried before those that begin with a value. The one with the most literal
+   characters is taken among those that match the whole text.
+2. Each value ends where the next literal part occurs first, so matching takes linear time. A value beside another one
+   ends before the next punctuation mark, or with its parentheses.
 3. If a template has fewer than 6 letters, its values may have 12 characters for each of these letters. If it has fewer
    than 10, its values may not have two words in sequence, except beside a punctuation mark.
 4. Values are translated in the same way. Lists such as ``a, b and c`` are rendered as lists.
@@ -44,6 +45,7 @@ _PARENTHESES = "\N{FULLWIDTH LEFT PARENTHESIS}%s\N{FULLWIDTH RIGHT PARENTHESIS}"
 _COMMA = ", "
 _ODD = ("; ", ": ", ", ", " (")
 _MARKS = (",", ";", ":", ".")
+_MARK = re.compile(r"[,;:.] | \(")
 _FEW = 10
 _PROSE = re.compile(r"[A-Za-z]{2,} [A-Za-z]{2,}")
 _FREE = re.compile(r"(?:[,;:.] (?:and |because )?|  )$")
@@ -82,10 +84,15 @@ class _Template:
         if end < place or not text.startswith(first) or not text.endswith(last):
             return None
         values = []
-        for part in between:
-            found = text.find(part, place, end)
+        for index, part in enumerate(between):
+            following = part or next(filter(None, between[index:]), "")
+            found = text.find(following, place, end) if following else end
             if found < 0:
                 return None
+            if not part and text.startswith(" (", place):
+                found = text.find(")", place, found) + 1 or found
+            elif not part and (mark := _MARK.search(text, place + 1, found)):
+                found = mark.start()
             values.append(text[place:found])
             place = found + len(part)
         values.append(text[place:end])

@@ -14,6 +14,7 @@ from tests.platform.translations.templates import ROOT, found_templates, templat
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.store.records import InviteState, LinkState
+from share_compute.translations.translator import chinese
 
 CATALOGUE: dict[str, str] = json.loads(
     (ROOT / "platform" / "share_compute" / "translations" / "zh.json").read_text(encoding="utf-8")
@@ -129,6 +130,30 @@ def test_translations_use_each_value() -> None:
         if not (plain == slots and not numbers) and not (plain == 0 and numbers == expected):
             wrong.append(template)
     assert wrong == []
+
+
+def test_each_template_is_found_by_the_translator() -> None:
+    """Fill each template with values, and find out whether another template takes the text."""
+    lost = []
+    for template, translation in CATALOGUE.items():
+        parts = template.split("{}")
+        # A value beside another one begins with a punctuation mark.
+        values = [
+            f"; v{place}" if place and not part else f"v{place}" for place, part in enumerate(parts[:-1])
+        ]
+        text = "".join(f"{part}{value}" for part, value in zip(parts, [*values, ""], strict=True))
+        following = iter(values)
+        expected = re.sub(
+            r"\{(\d*)\}", lambda slot: values[int(slot[1]) - 1] if slot[1] else next(following), translation
+        )
+        if _plain(chinese().translate(text)) != _plain(expected):
+            lost.append(template)
+    assert lost == []
+
+
+def _plain(text: str) -> str:
+    """Return a text without spaces and with ASCII semicolons."""
+    return text.replace("\N{FULLWIDTH SEMICOLON}", ";").replace(" ", "")
 
 
 def test_translations_keep_commands_and_markup() -> None:

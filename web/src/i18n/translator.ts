@@ -18,6 +18,7 @@ const SEPARATORS = [
   [", and ", "，并且"],
   [", ", "，"],
 ] as const;
+const MARK = /[,;:.] | \(/;
 const FEW = 10;
 const PROSE = /[A-Za-z]{2,} [A-Za-z]{2,}/;
 /** End of a literal part after which a value may be a text of any kind. */
@@ -65,9 +66,16 @@ class Template {
     const end = text.length - last.length;
     if (end < place || !text.startsWith(first) || !text.endsWith(last)) return undefined;
     const values: string[] = [];
-    for (const part of this.parts.slice(1, -1)) {
-      const found = text.indexOf(part, place);
-      if (found < 0 || found + part.length > end) return undefined;
+    const between = this.parts.slice(1, -1);
+    for (const [index, part] of between.entries()) {
+      const following = part || (between.slice(index).find((other) => other !== "") ?? "");
+      let found = following === "" ? end : text.indexOf(following, place);
+      if (found < 0 || (following !== "" && found + following.length > end)) return undefined;
+      if (part === "") {
+        const value = text.slice(place, found);
+        const length = value.startsWith(" (") ? value.indexOf(")") + 1 : value.slice(1).search(MARK) + 1;
+        if (length > 0) found = place + length;
+      }
       values.push(text.slice(place, found));
       place = found + part.length;
     }
