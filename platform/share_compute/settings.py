@@ -166,3 +166,5 @@ class ClientSettings(BaseSettings):
     servers."""
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
     """Data folder of a server on this machine."""
+    language: Literal["en", "zh"] | None = None
+    """Language of what commands print for people; default: that of the locale (LC_ALL, LC_MESSAGES or LANG)."""

@@ -99,7 +99,12 @@ def of_machines(
         if machine.state is ContributorState.lost:
             # A present machine with the same name is the lost machine, which joined again with another invite.
             if machine.name not in here:
-                yield _of_machine("machine-lost", machine, f"was lost: {machine.reason}", machine.left_at)
+                yield _of_machine(
+                    "machine-lost",
+                    machine,
+                    f"machine {machine.name} was lost: {machine.reason}",
+                    machine.left_at,
+                )
             continue
         if machine.left_at is not None:
             continue
@@ -108,12 +113,12 @@ def of_machines(
             yield _of_machine(
                 "machine-unresponsive",
                 machine,
-                "is unresponsive: its agent does not answer, though its Ray node does",
+                f"machine {machine.name} is unresponsive: its agent does not answer, though its Ray node does",
                 seen_at,
             )
         if machine.state is ContributorState.quarantined:
             yield _of_machine(
-                "machine-quarantined", machine, f"is quarantined: it {machine.reason}"
+                "machine-quarantined", machine, f"machine {machine.name} is quarantined: it {machine.reason}"
             ).model_copy(
                 update={
                     "severity": "error",
@@ -122,9 +127,9 @@ def of_machines(
             )
         mismatch = _mismatch(server, machine)
         if mismatch is not None:
-            yield _of_machine("versions-differ", machine, f"does not fit: {mismatch.message}").model_copy(
-                update={"hint": mismatch.hint}
-            )
+            yield _of_machine(
+                "versions-differ", machine, f"machine {machine.name} does not fit: {mismatch.message}"
+            ).model_copy(update={"hint": mismatch.hint})
 
 
 def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime | None = None) -> Alert:
@@ -133,7 +138,7 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
             "id": f"{kind} {machine.id}",
             "kind": kind,
             "severity": "warning",
-            "text": f"machine {machine.name} {text}",
+            "text": text,
             "name": machine.name,
             "hint": f"look at `share-compute join` on {machine.host}; it says what it does",
             "since": since,

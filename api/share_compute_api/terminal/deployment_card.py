@@ -8,6 +8,7 @@ from share_compute.lifecycle.deployment_status import LatencyStatus, ServingStat
 from share_compute.planning.plan import layer_span
 from share_compute.quantities import bytes_text, percent_text, seconds_text
 from share_compute_api.schemas.bodies import DeploymentStatus, DeploymentView
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.output import console, rate, since, state_text
 from share_compute_api.terminal.tables import WholeTable
 
@@ -27,14 +28,14 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
     )
     console.print(f"replicas  {replicas_text(view)}", highlight=False)
     if view.replicas is not None:
-        more = [f"{view.replicas.wanted} wanted: {view.replicas.reason}"]
+        more = [f"{view.replicas.wanted} wanted: {translated(view.replicas.reason)}"]
         more += ["1 keeps its machines and processes for the next request"] if view.replicas.standby else []
         more += [f"{view.replicas.leaving} finish their requests and stop"] if view.replicas.leaving else []
         more += [f"{view.replicas.waiting} requests wait for one"] if view.replicas.waiting else []
         console.print(f"[dim]{escape('; '.join(more))}[/dim]")
     for number, replica in enumerate(status.replicas, 1):
         console.print(
-            f"\n[bold]replica {number}[/bold]  {state_text(replica.state)}  {escape(replica.reason)}",
+            f"\n[bold]replica {number}[/bold]  {state_text(replica.state)}  {escape(translated(replica.reason))}",
         )
         console.print(_figures(replica), crop=False)
         if replica.stages:

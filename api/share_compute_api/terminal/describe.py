@@ -13,6 +13,7 @@ from share_compute.quantities import bytes_text, listed, percent_text, seconds_t
 from share_compute.specification import TrainJob
 from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.store.records import EventRecord, JobRecord, LinkRecord
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.output import duration, number, rate, speed, state_text
 
 _MOST_LINES = 40
@@ -28,7 +29,7 @@ LEAST_RATIO = 1.05
 def event_line(event: EventRecord) -> str:
     """Return an event as one line of rich markup, with the time in the local time zone."""
     describe = _DESCRIPTIONS.get(event.kind)
-    text = describe(event.data) if describe else escape(f"{event.kind}  {event.data}")
+    text = translated(describe(event.data)) if describe else escape(f"{event.kind}  {event.data}")
     return f"[dim]{event.at.astimezone():%H:%M:%S}[/dim]  {text}"
 
 
@@ -65,11 +66,12 @@ def _sampled(data: dict[str, Any]) -> str:
 
 def _reformed(data: dict[str, Any]) -> str:
     again = data["recomputed"]
-    cost = f"no step for {seconds_text(data['seconds'])}"
+    cost = translated(f"no step for {seconds_text(data['seconds'])}")
     if again:
-        cost += f", {again} {'microbatch' if again == 1 else 'microbatches'} computed again"
+        cost += translated(f", {again} {'microbatch' if again == 1 else 'microbatches'} computed again")
     placed = placement(Plan.model_validate(data["plan"]))
-    return f"epoch {data['epoch']}  {escape(data['sentence'])}; {cost}: {escape(placed)}"
+    epoch = translated(f"epoch {data['epoch']}")
+    return f"{epoch}  {escape(translated(data['sentence']))}; {cost}: {escape(placed)}"
 
 
 def progress(job: JobRecord) -> str:
@@ -121,9 +123,9 @@ def protection_text(job: JobRecord) -> str | None:
 def link_text(link: LinkRecord) -> str:
     """Return the state of a link of a job, with the reason and, after a failure, the hint."""
     style = {"failed": "red", "started": "green"}.get(link.state, "default")
-    text = f"[{style}]{link.state}[/]: {escape(link.reason)}"
+    text = f"[{style}]{translated(link.state)}[/]: {escape(translated(link.reason))}"
     hint = (link.error or {}).get("hint")
-    return f"{text} ({escape(str(hint))})" if hint else text
+    return f"{text} ({escape(translated(str(hint)))})" if hint else text
 
 
 def _link(data: dict[str, Any]) -> str:
@@ -153,11 +155,11 @@ def rows_speed(data: dict[str, Any]) -> str:
 
 def _note(data: dict[str, Any]) -> str:
     style = {"warning": "yellow", "error": "red"}.get(data["level"], "default")
-    return f"[{style}]{escape(data['message'])}[/]"
+    return f"[{style}]{escape(translated(data['message']))}[/]"
 
 
 def _measured(data: dict[str, Any]) -> str:
-    return f"measured at step {data['step']}  " + step_times(Measured.model_validate(data))
+    return translated(f"measured at step {data['step']}  ") + step_times(Measured.model_validate(data))
 
 
 def _layers_timed(data: dict[str, Any]) -> str:
@@ -204,7 +206,7 @@ def _round(data: dict[str, Any]) -> str:
     if merged.missing:
         missing = listed([str(number) for number in merged.missing], _MOST_NAMES)
         parts.append(f"[yellow]without branch {missing}[/yellow]")
-    return "  ".join(parts)
+    return "  ".join(map(translated, parts))
 
 
 def _traffic(data: dict[str, Any]) -> str:
@@ -216,8 +218,8 @@ def _traffic(data: dict[str, Any]) -> str:
 
 
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
-    "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
+    "state": lambda data: f"{state_text(data['state'])}  {escape(translated(data['reason']))}",
+    "planned": lambda data: translated("planned  ") + escape(placement(Plan.model_validate(data["plan"]))),
     "ranges-placed": lambda data: f"placed  {escape(data['sentence'])}",
     "reformed": _reformed,
     "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
@@ -256,7 +258,8 @@ def placement(plan: Plan) -> str:
     """Return the layers and machines of each stage, and the idle machines, in one line; long lists are cut."""
     if plan.branches:
         parts = [
-            f"branch {branch.number} on {_stages(branch.stages)}" for branch in plan.branches[:_MOST_STAGES]
+            translated(f"branch {branch.number} on ") + _stages(branch.stages)
+            for branch in plan.branches[:_MOST_STAGES]
         ]
         if len(plan.branches) > _MOST_STAGES:
             parts.append(f"... and {len(plan.branches) - _MOST_STAGES} more branches")
@@ -264,7 +267,7 @@ def placement(plan: Plan) -> str:
     else:
         placed = _stages(plan.stages)
     idle = f"; idle: {listed([machine.name for machine in plan.idle], _MOST_NAMES)}" if plan.idle else ""
-    return placed + idle
+    return placed + translated(idle)
 
 
 def _stages(all_stages: Sequence[StagePlan]) -> str:
@@ -272,8 +275,8 @@ def _stages(all_stages: Sequence[StagePlan]) -> str:
     for stage in all_stages[:_MOST_STAGES]:
         names = [member.name for member in stage.members[:_MOST_NAMES]]
         if len(stage.members) > _MOST_NAMES:
-            names.append(f"{len(stage.members) - _MOST_NAMES} more")
-        stages.append(f"{layer_span(stage.start, stage.stop)}: {' + '.join(names)}")
+            names.append(translated(f"{len(stage.members) - _MOST_NAMES} more"))
+        stages.append(f"{translated(layer_span(stage.start, stage.stop))}: {' + '.join(names)}")
     if len(all_stages) > _MOST_STAGES:
         stages.append(f"... and {len(all_stages) - _MOST_STAGES} more stages")
     return "; ".join(stages)

@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import TypeAdapter
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
 from share_compute.errors import ShareComputeError
 from share_compute.files.plain_text import plain
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.tables import WholeTable
 
 STATE_STYLES = {
@@ -44,6 +46,8 @@ STATE_STYLES = {
 }
 _VERY_LARGE = 1e15
 """Magnitude from which numbers are written with a power of ten."""
+_FACT = 11
+"""Width of the names of facts."""
 _CLOSED_PIPE = 141
 """Exit code that a shell reports for a program that was ended by SIGPIPE."""
 
@@ -53,6 +57,12 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
+
+    def print(self, *objects: Any, markup: bool | None = None, **options: Any) -> None:
+        """Print objects; texts in the language of the terminal, except with ``markup=False``, which is for data."""
+        if markup is None:
+            objects = tuple(translated(one) if isinstance(one, str) else one for one in objects)
+        super().print(*objects, markup=markup, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render an object with the control characters in its text escaped; live displays are rendered here too."""
@@ -108,7 +118,7 @@ def print_table(
     if len(table):
         console.print(table, crop=False)
     else:
-        console.print(f"[dim]{empty}[/dim]")
+        console.print(f"[dim]{translated(empty)}[/dim]")
 
 
 def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
@@ -117,25 +127,33 @@ def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
         document = {"code": failure.code, "detail": failure.message, **failure.facts()}
         sys.stderr.write(json.dumps({"error": document}, default=str) + "\n")
         return
+    start = translated("[red]error:[/red] ")
     for number, problem in enumerate(_problems(failure)):
-        _errors.print(f"{'       ' if number else '[red]error:[/red] '}{escape(problem)}")
+        _errors.print(f"{'       ' if number else start}{escape(problem)}")
     if failure.hint:
-        _errors.print(f"       {escape(failure.hint)}", style="dim")
+        _errors.print(f"       {escape(translated(failure.hint))}", style="dim")
+
+
+def print_fact(name: str, value: object, *, soft_wrap: bool = False) -> None:
+    """Print a fact in one line: its name, and its value as rich markup."""
+    name = heading(name)
+    shown = translated(value) if isinstance(value, str) else value
+    console.print(f"[bold]{escape(name)}{' ' * (_FACT - cell_len(name))}[/bold] {shown}", soft_wrap=soft_wrap)
 
 
 def _problems(failure: ShareComputeError) -> list[str]:
-    """Return the problems of an error: one for each invalid field, or the message of another error."""
+    """Return the problems of an error for people: one for each invalid field, or the message of another error."""
     fields = failure.details.get("fields") or []
     if not fields:
-        return [failure.message]
-    problems = [": ".join(filter(None, (one["field"], one["problem"]))) for one in fields]
+        return [translated(failure.message)]
+    problems = [": ".join(filter(None, (one["field"], translated(one["problem"])))) for one in fields]
     more = failure.details.get("more")
-    return [*problems, f"and {more} more"] if more else problems
+    return [*problems, translated(f"and {more} more")] if more else problems
 
 
 def state_text(state: str) -> str:
     """Return a state as rich markup, in its colour."""
-    return f"[{STATE_STYLES.get(state, 'default')}]{state}[/]"
+    return f"[{STATE_STYLES.get(state, 'default')}]{translated(state)}[/]"
 
 
 def machine_state(state: str, *, is_leased: bool) -> str:
@@ -148,7 +166,7 @@ def since(moment: datetime | None) -> str | None:
     if moment is None:
         return None
     seconds = (datetime.now(UTC) - moment).total_seconds()
-    return f"{duration(abs(seconds))} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+    return translated(f"{duration(abs(seconds))} ago") if seconds >= 0 else f"in {duration(-seconds)}"
 
 
 def duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ from share_compute.planning.report import (
 )
 from share_compute.quantities import bytes_text, seconds_text
 from share_compute_api.terminal.describe import bound_text, idle_lines
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.output import console, number, rate
 from share_compute_api.terminal.picture import (
     colour_of,
@@ -62,8 +63,14 @@ def print_report(report: PlanReport) -> None:
 
 
 def _section(title: str, content: Text | Group) -> None:
-    console.print(f"\n[bold]{title}[/bold]")
+    console.print(f"\n[bold]{heading(title)}[/bold]")
     console.print(content, crop=False)
+
+
+def _with_bottleneck(bound: str, bottleneck: str) -> str:
+    """Return the sentences about a plan's bound and its bottleneck."""
+    shown = translated(bound)
+    return f"{f'{_capital(bound)}.' if shown == bound else shown}\n{translated(bottleneck)}"
 
 
 def _capital(text: str) -> str:
@@ -91,7 +98,9 @@ def _training(plan: Plan) -> Text:
         " of branch 0," if plan.branches else "",
         f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
         f"   {_per_s(prediction.samples_per_s)} samples/s{tokens}\n",
-        f"{_capital(bound_text(prediction, is_pinned=plan.strategy == PINNED))}.\n{prediction.bottleneck.sentence}",
+        _with_bottleneck(
+            bound_text(prediction, is_pinned=plan.strategy == PINNED), prediction.bottleneck.sentence
+        ),
     )
     if prediction.links_assumed:
         text.append(_LINKS_ASSUMED, style="yellow")
@@ -104,7 +113,7 @@ def _serving(found: ServingPrediction) -> Text:
         (f"{seconds_text(found.first_token_s)} to the first token", "bold green"),
         (f", {seconds_text(found.next_token_s)} to each later token", "bold green"),
         f"   {_per_s(found.tokens_per_s)} tokens/s in all, planned for {found.objective}\n",
-        f"{_capital(bound_text(found, what))}.\n{found.bottleneck.sentence}",
+        _with_bottleneck(bound_text(found, what), found.bottleneck.sentence),
     )
     if not found.within_limits:
         text.append("\nNo placement was found within the limits; this one comes closest.", style="yellow")
@@ -123,7 +132,7 @@ def _machines(plan: Plan) -> Group:
     members = [(index, stage, member) for index, stage in enumerate(plan.stages) for member in stage.members]
     rows, reasons = list[tuple[str | None, ...]](), Text()
     for index, stage, member in members[:_MOST_MACHINES]:
-        why = member.standing or member.reason
+        why = translated(member.standing or member.reason)
         if not is_wide:
             reasons.append(member.name, style=colour_of(index)).append(f": {why}\n")
         used = f" {_percent(member.memory_bytes / member.lent_bytes):>4}" if member.lent_bytes else ""
@@ -186,7 +195,7 @@ def _idle(idle: tuple[IdleMachine, ...]) -> Text:
     """Return the machines that are left out, grouped by reason."""
     text = Text()
     for names, reason in idle_lines(idle):
-        text.append(f"{names}: " if names else "and ", style="bold").append(f"{reason}\n")
+        text.append(f"{names}: " if names else "and ", style="bold").append(f"{translated(reason)}\n")
     text.rstrip()
     return text
 
@@ -224,7 +233,9 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
         right=("a step", "x best", "samples/s", "stages", "machines"),
     )
     problems = [
-        Text.assemble((row.strategy, "bold"), f" finds no plan: {row.problem or 'reason unknown'}")
+        Text.assemble(
+            (row.strategy, "bold"), f" finds no plan: {translated(row.problem or 'reason unknown')}"
+        )
         for row in rows
         if row.step_s is None
     ]
@@ -255,7 +266,8 @@ def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
             )
         name = row.policy if row.compression == "none" else f"{row.policy}, {row.compression}"
         sentences.append(name, style="bold")
-        sentences.append(f": {row.gives_up}\n" if row.problem is None else f" finds no plan: {row.problem}\n")
+        shown = f": {translated(row.gives_up)}\n"
+        sentences.append(shown if row.problem is None else f" finds no plan: {translated(row.problem)}\n")
     sentences.rstrip()
     columns = ("policy", "steps", "codec", "a sample", "sent", "received", "busy", "")
     right = ("steps", "a sample", "sent", "received", "busy")
@@ -282,7 +294,7 @@ def _rounds(rounds: RoundsPrediction) -> Text:
     if rounds.range_machines:
         ranges = _count(len(rounds.range_machines), "range")
         text.append(f"The weights are merged in {ranges} on {_names(rounds.range_machines)}.\n")
-    text.append("".join(f"{sentence}\n" for sentence in rounds.comparison))
+    text.append("".join(f"{translated(sentence)}\n" for sentence in rounds.comparison))
     for island in rounds.islands[:_MOST_MACHINES]:
         label = "branch" if len(island.branches) == 1 else "branches"
         span = f"{island.branches[0]}" + (f"-{island.branches[-1]}" if len(island.branches) > 1 else "")

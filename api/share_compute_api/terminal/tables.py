@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from share_compute_api.terminal.language import heading, translated
+
 _PROSE = frozenset({"reason", "meaning", "value", "label", "model", "why"})
 """Names of columns whose text may continue on the next line."""
+_TRANSLATED = frozenset({"reason", "why", "what", "failure"})
+"""Names of columns whose cells are texts of share-compute, and not data."""
 _LEAST_PROSE = 20
 """Smallest width of a column of prose."""
 _MOST_WORD = 30
@@ -43,11 +48,18 @@ class WholeTable:
         self, columns: Iterable[str], rows: Iterable[Iterable[object]], *, right: Collection[str] = ()
     ) -> None:
         self._columns = tuple(map(_unbroken, columns))
-        self._names = [Text.from_markup(name) for name in self._columns]
+        self._names = [Text.from_markup(heading(name)) for name in self._columns]
         self._right = frozenset(right)
         self._cells = [
-            [None if cell is None else Text.from_markup(_unbroken(str(cell))) for cell in row] for row in rows
+            [self._cell(name, cell) for name, cell in zip(self._columns, row, strict=True)] for row in rows
         ]
+
+    @staticmethod
+    def _cell(column: str, cell: object) -> Text | None:
+        if cell is None:
+            return None
+        text = _unbroken(str(cell))
+        return Text.from_markup(translated(text) if column in _TRANSLATED else text)
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -80,9 +92,11 @@ class WholeTable:
         for place, name in enumerate(self._columns):
             width = self._width(place, self._cells)
             if wraps and name in _PROSE:
-                words = (len(word) for row in self._cells for word in (row[place] or _DASH).plain.split())
+                words = (
+                    cell_len(word) for row in self._cells for word in (row[place] or _DASH).plain.split()
+                )
                 longest = max((length for length in words if length <= _MOST_WORD), default=0)
-                width = min(width, max(_LEAST_PROSE, len(name), longest))
+                width = min(width, max(_LEAST_PROSE, self._names[place].cell_len, longest))
             used += _GAP + width
             if used > most:
                 return place
@@ -92,7 +106,7 @@ class WholeTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name, header in zip(self._columns, self._names, strict=True):
             right = "right" if name in self._right else "left"
-            table.add_column(header, no_wrap=name not in _PROSE, justify=right)  # type: ignore[arg-type]
+            table.add_column(header, no_wrap=name not in _PROSE, justify=right, overflow="fold")  # type: ignore[arg-type]
         for row in self._cells:
             table.add_row(*(_DASH if cell is None else cell for cell in row))
         return table
@@ -141,13 +155,31 @@ class WholeTable:
 
 
 def _wrapped(text: Text, most: int) -> list[Text]:
-    """Return a text as lines of at most ``most`` characters. No word is divided, so a longer word has a longer line."""
+    """Return a text as lines of at most ``most`` cells.
+
+    No word is divided, so a longer word has a longer line. Texts with wide characters, which have no spaces between
+    words, are divided anywhere.
+    """
+    if any(cell_len(character) > 1 for character in text.plain):
+        return _divided(text, most)
     lines = [Text()]
     for word in text.split(" "):
         if lines[-1] and lines[-1].cell_len + 1 + word.cell_len > most:
             lines.append(Text())
         lines[-1].append(" " if lines[-1] else "").append_text(word)
     return lines
+
+
+def _divided(text: Text, most: int) -> list[Text]:
+    """Return a text as lines of at most ``most`` cells, divided at any character."""
+    places, used = [], 0
+    for place, character in enumerate(text.plain):
+        width = cell_len(character)
+        if used + width > most:
+            places.append(place)
+            used = 0
+        used += width
+    return list(text.divide(places))
 
 
 def _unbroken(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 BELOW = "below"
@@ -58,8 +58,12 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
         lambda found: f"must {_PATTERNS.get(found[1]) or f'match the pattern {found[1]}'}",
     ),
     (
-        r"\w+ should have at (least|most) (\d+ (?:character|item)s?)(?: after validation)?(, not .*)?",
-        lambda found: f"must have at {found[1]} {found[2]}{found[3] or ''}",
+        r"\w+ should have at least (\d+ (?:character|item)s?)(?: after validation)?((?:, not .*)?)",
+        r"must have at least \1\2",
+    ),
+    (
+        r"\w+ should have at most (\d+ (?:character|item)s?)(?: after validation)?((?:, not .*)?)",
+        r"must have at most \1\2",
     ),
     (r"Unable to extract tag using discriminator '(.*)'", r"needs the key '\1'"),
     (
@@ -97,7 +101,7 @@ def problem_text(error: Mapping[str, Any]) -> str:
         return f"{text}; did you mean {path!r}?"
     for pattern, words in _WORDS:
         if found := re.fullmatch(pattern, text, re.DOTALL):
-            text = words(found) if callable(words) else found.expand(words)
+            text = found.expand(words)
             break
     return text + _guess(error)
 

@@ -112,9 +112,8 @@ def _absent(names: list[str], topology: Topology) -> PlanInfeasible:
         return _refused(f"the speed of {listed(names, _MOST_NAMED)} was not measured", machine=names[0])
     there = sorted(machine.name for machine in topology.contributors)
     ready = f"; ready are {listed(there, _MOST_NAMED)}" if there else ""
-    be = "is" if len(missing) == 1 else "are"
     return _refused(
-        f"{listed(missing, _MOST_NAMED)} {be} not among the job's machines{ready}",
+        f"{listed(missing, _MOST_NAMED)} {'is' if len(missing) == 1 else 'are'} not among the job's machines{ready}",
         machine=missing[0],
         missing_machines=missing[:_MOST_NAMED],
     )

@@ -155,8 +155,9 @@ class PolicyChoice(StrictModel):
     @property
     def sentence(self) -> str:
         """The choice, with the speeds that decided it."""
-        steps = "step" if self.every == 1 else "steps"
-        chosen = "lockstep" if self.every is None else f"rounds of {self.every:,} {steps}"
+        chosen = "lockstep"
+        if self.every is not None:
+            chosen = f"rounds of {self.every:,} {'step' if self.every == 1 else 'steps'}"
         rounds, lockstep = self.rounds_samples_per_s, self.lockstep_samples_per_s
         if rounds is None or lockstep is None:
             missing = "rounds have" if rounds is None else "lockstep has"

@@ -12,8 +12,8 @@ export interface AlertGroup {
   alerts: Alert[];
 }
 
-/** Return the text of an alert without the leading kind and name: "was lost: its Ray node died". */
-function conditionOf({ name, text }: Pick<Alert, "name" | "text">): string {
+/** Return the text of an alert, in any language, without the leading kind and name: "was lost: its Ray node died". */
+export function conditionOf({ name, text }: Pick<Alert, "name" | "text">): string {
   if (name == null) return text;
   const place = text.indexOf(` ${name} `);
   return place < 0 ? text : text.slice(place + name.length + 2);

@@ -11,6 +11,7 @@ import { MachineLink } from "../components/MachineLink";
 import { AnchorLink } from "../components/links";
 import { StateBadge } from "../components/StateBadge";
 import { count } from "../format";
+import { translated } from "../i18n/texts";
 import { qualityOf } from "./layout";
 import classes from "./MachineTable.module.css";
 import { clusterSearch, type ClusterSearch, type Sort } from "./search";
@@ -146,13 +147,13 @@ const Row = memo(function Row({ machine, island, used }: { machine: MachineSumma
       </Table.Td>
       <Table.Td data-label={t("State")}>
         <StateBadge state={machine.state} />
-        <Text size="xs" c="dimmed" mt={2} maw={220} lineClamp={2} title={machine.reason}>
+        <Text size="xs" c="dimmed" mt={2} maw={220} lineClamp={2} title={translated(machine.reason)}>
           {isGone(machine) ? (
             <>
               {t("last seen")} <Ago moment={machine.last_seen_at} />
             </>
           ) : (
-            machine.reason
+            translated(machine.reason)
           )}
         </Text>
       </Table.Td>

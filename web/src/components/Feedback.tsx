@@ -4,6 +4,7 @@ import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { ApiProblem } from "../api/problem";
+import { translated } from "../i18n/texts";
 
 /** Grey lines in place of a list that is loading. */
 export function Loading({ lines = 4 }: { lines?: number | undefined }) {
@@ -53,13 +54,21 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
 }
 
 /**
- * Capitalize a message: the server's begin in lower case, since the command line puts "error:" before them. A command
- * at the beginning is left unchanged.
+ * A message in the reader's language, with a capital and a full stop: the server's begin in lower case, since the command
+ * line puts "error:" before them. A command at the beginning is left unchanged.
  */
-export function sentence(text: string): string {
-  const end = /[.!?]$/.test(text) ? "" : ".";
+export function sentence(message: string): string {
+  const text = clause(message);
   // Commands, fields of a job file and names of files stay as they are.
+  if (text !== message && text !== `${message}.`) return text;
   const isName = /^(share-compute |pip |\w+[._]\w|\S*\/)/.test(text);
   const start = isName ? text.charAt(0) : text.charAt(0).toUpperCase();
-  return start + text.slice(1) + end;
+  return start + text.slice(1);
+}
+
+/** The same without the capital, after other words. */
+export function clause(message: string): string {
+  const text = translated(message);
+  if (/[.!?。！？]$/.test(text)) return text;
+  return text + (/[\u3000-\u9fff\uff00-\uffef]/.test(text) ? "。" : ".");
 }

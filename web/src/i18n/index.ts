@@ -1,13 +1,14 @@
 /**
  * The dashboard's translations. English texts are the keys, written where they are used. `zh/` has the Chinese, one
- * file for each part of the dashboard; `words.test.ts` checks that every key has one. Texts of the server (reasons,
- * errors, events) are always English.
+ * file for each part of the dashboard; `words.test.ts` checks that every key has one. The server writes its texts (reasons,
+ * errors, events) in English; `translated` and `sentence` render them in the reader's language.
  */
 import i18next from "i18next";
 import { initReactI18next } from "react-i18next";
 
 import { keep, kept } from "../kept";
 import en from "./en.json";
+import { loadTexts } from "./texts";
 
 export const LANGUAGES = { en: "English", zh: "中文" } as const;
 export type Language = keyof typeof LANGUAGES;
@@ -37,7 +38,8 @@ export async function startWords(): Promise<void> {
 /** Switch to another language. */
 export async function speak(language: Language): Promise<void> {
   if (language === "zh" && !i18next.hasResourceBundle("zh", "translation")) {
-    i18next.addResourceBundle("zh", "translation", (await import("./zh")).default);
+    const [words] = await Promise.all([import("./zh"), loadTexts()]);
+    i18next.addResourceBundle("zh", "translation", words.default);
   }
   await i18next.changeLanguage(language);
   document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";

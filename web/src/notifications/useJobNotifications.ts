@@ -8,6 +8,7 @@ import { subscribe } from "../api/events/eventListeners";
 import { job as jobQuery } from "../api/queries";
 import { currentSession } from "../api/session";
 import type { ClusterEvent, Job } from "../api/types";
+import { translated } from "../i18n/texts";
 import { useWatching, watching } from "./watching";
 
 const ENDED = new Set(["succeeded", "failed", "cancelled"]);
@@ -35,7 +36,7 @@ export function useJobNotifications(): void {
       if (session.state !== "in" || !concerns(job, session.key.id, watching().jobs)) return;
       if (Notification.permission !== "granted") return;
       // The tag keeps several tabs from showing one each.
-      const shown = new Notification(`${job.name}: ${t(state)}`, { body: reason, tag: id, icon: "/icon.svg" });
+      const shown = new Notification(`${job.name}: ${t(state)}`, { body: translated(reason), tag: id, icon: "/icon.svg" });
       shown.onclick = () => {
         focus();
         shown.close();

@@ -12,6 +12,7 @@ import { job, jobSchema, uploads } from "../api/queries";
 import { deployYaml, submitJob } from "../api/submit";
 import { Failure, Loading } from "../components/Feedback";
 import { Page } from "../components/frame/Page";
+import { translated } from "../i18n/texts";
 import { Draft } from "./submit/draft";
 import { textOf } from "./submit/starts/earlier";
 import { Editor } from "./submit/editor/Editor";
@@ -172,7 +173,7 @@ function Workshop({ first, from, draft: kept, onDraft }: { first: string; from?:
           {sendingFiles > 0
             ? t("Files are on their way to the server.")
             : problems.length > 0
-              ? [t("{{count}} problems", { count: problems.length }), hint].filter(Boolean).join(": ")
+              ? [t("{{count}} problems", { count: problems.length }), hint && translated(hint)].filter(Boolean).join(": ")
               : checked.isGood
                 ? t("The server would accept this job.")
                 : ""}

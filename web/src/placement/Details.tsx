@@ -5,6 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
 import { bytes, si, stepTime } from "../format";
+import { translated } from "../i18n/texts";
 import { layerRange, ranges, type Block } from "./layout";
 import type { Work } from "./live";
 import classes from "./Placement.module.css";
@@ -38,7 +39,7 @@ export function Details({ plan, block, work, note }: Props) {
         <b>{member.name}</b>: {[...workWords(work, t), ...figuresOf(plan, block, t)].join(", ")}
       </Text>
       <Text size="sm" c="dimmed">
-        {member.reason}
+        {translated(member.reason)}
       </Text>
     </div>
   );

@@ -3,6 +3,7 @@ import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
 import { MachineLink } from "../components/MachineLink";
+import { translated } from "../i18n/texts";
 import classes from "./Placement.module.css";
 
 /** Machines that the plan does not use, with reasons. */
@@ -19,7 +20,7 @@ export function Idle({ machines }: { machines: Plan["idle"] }) {
           <li key={machine.contributor_id}>
             <Text size="sm" c="dimmed">
               <MachineLink id={machine.contributor_id} name={machine.name} fw={500} underline="always" />
-              : {machine.reason}
+              : {translated(machine.reason)}
             </Text>
           </li>
         ))}

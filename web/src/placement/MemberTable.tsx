@@ -5,6 +5,7 @@ import type { Plan } from "../api/types";
 import { TextAlternative } from "../components/chart/TextAlternative";
 import { MachineLink } from "../components/MachineLink";
 import { bytes, count } from "../format";
+import { translated } from "../i18n/texts";
 import { layerRange, ranges } from "./layout";
 
 /** The picture as a table of all branches, with the planner's reasons. */
@@ -60,7 +61,7 @@ export function MemberTable({ plan }: { plan: Plan }) {
                   </Table.Td>
                   <Table.Td data-label={t("Why")}>
                     <Text size="xs" c="dimmed">
-                      {member.reason}
+                      {translated(member.reason)}
                     </Text>
                   </Table.Td>
                 </Table.Tr>

@@ -1,5 +1,6 @@
 /** Geometry of the placement picture. */
 import type { Branch, Plan, Stage } from "../api/types";
+import { locale } from "../i18n";
 
 /** Minimum width of a stage, as a fraction of the bar, so that one layer beside a hundred is still visible. */
 const LEAST_SHARE = 0.04;
@@ -112,5 +113,5 @@ export function ranges(ids: readonly number[]): string {
 }
 
 export function joined(names: readonly string[]): string {
-  return new Intl.ListFormat("en").format(names);
+  return new Intl.ListFormat(locale()).format(names);
 }

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import console, print_items
 
@@ -34,9 +35,10 @@ def doctor(
     for finding in examine(Settings(), url):
         findings.append(finding)
         if not as_json:
-            console.print(f"{_SIGNS[finding.state]} {finding.check}: {escape(finding.text)}")
+            text = f"{heading(finding.check)}: {escape(translated(finding.text))}"
+            console.print(f"{_SIGNS[finding.state]} {text}")
             if finding.hint and finding.state != "ok":
-                console.print(f"     [dim]{escape(finding.hint)}[/]")
+                console.print(f"     [dim]{escape(translated(finding.hint))}[/]")
     failed = any(finding.state == "fail" for finding in findings)
     if as_json:
         print_items(map(asdict, findings), ok=not failed)

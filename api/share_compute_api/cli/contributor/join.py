@@ -20,6 +20,7 @@ from rich.table import Table
 from share_compute_actors.machine.ports import DEFAULT_RANGE
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.terminal.completion import complete_device
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.options import PRIVATE_UMASK, about_option
 from share_compute_api.terminal.output import console
 
@@ -331,10 +332,10 @@ class ChangeLines:
     def __call__(self, view: AgentStatus) -> None:
         """Print the state of a machine if it differs from the last one."""
         work = view.work
-        reason = f": {work.reason}" if work and work.reason else ""
+        reason = f": {translated(work.reason)}" if work and work.reason else ""
         holds = f"; holds {work.shard} of {work.job or work.deployment}" if work and work.shard else ""
-        warnings = "".join(f"; warning: {warning}" for warning in view.warnings)
-        line = f"{view.name}  {view.phase}{reason}{holds}{warnings}"
+        warnings = "".join(translated(f"; warning: {warning}") for warning in view.warnings)
+        line = f"{view.name}  {translated(view.phase)}{reason}{translated(holds)}{warnings}"
         if self._last.get(view.name) != line:
             self._last[view.name] = line
             now = datetime.now().astimezone()
@@ -384,14 +385,17 @@ def agent_table(view: AgentStatus) -> Table:
     for label, value in (
         ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
         ("server", escape(view.url)),
-        ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
+        (
+            "state",
+            f"{escape(translated(view.phase))} [dim]{escape(translated(work.reason)) if work else ''}[/]",
+        ),
         ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
         ("total speed", speed),
         ("this machine", _measured(work)),
         ("in use", utilization_text(view.utilization) if view.utilization else "-"),
         ("running for", f"{minutes} min {seconds:02d} s"),
-        *(("warning", f"[yellow]{escape(warning)}[/]") for warning in view.warnings),
+        *(("warning", f"[yellow]{escape(translated(warning))}[/]") for warning in view.warnings),
         ("", "[dim]Ctrl-C leaves[/]"),
     ):
-        table.add_row(f"[dim]{label}[/]", value)
+        table.add_row(f"[dim]{translated(label)}[/]", translated(value))
     return table

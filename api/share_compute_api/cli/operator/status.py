@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.quantities import bytes_text
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
     console,
@@ -52,9 +53,9 @@ def status(
     roots = ", ".join(found.data_roots) or "none; share-compute upload sends files"
     console.print(f"[dim]jobs may name files below: {escape(roots)}[/]")
     for alert in alerts:
-        console.print(f"{_SIGNS[alert.severity]} {escape(alert.text)}")
+        console.print(f"{_SIGNS[alert.severity]} {escape(translated(alert.text))}")
         if alert.hint:
-            console.print(f"      [dim]{escape(alert.hint)}[/]", soft_wrap=True)
+            console.print(f"      [dim]{escape(translated(alert.hint))}[/]", soft_wrap=True)
     console.print()
     rows = (
         (

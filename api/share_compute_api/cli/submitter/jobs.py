@@ -26,6 +26,7 @@ from share_compute_api.terminal.output import (
     duration,
     number,
     print_bytes,
+    print_fact,
     print_items,
     print_json,
     print_table,
@@ -176,9 +177,9 @@ def show(
     }
     for name, value in facts.items():
         if value is not None:
-            console.print(f"[bold]{name:<11}[/bold] {value}")
+            print_fact(name, value)
     for name, value in plan_lines(record.plan) if record.plan and everything else ():
-        console.print(f"[bold]{escape(name):<11}[/bold] {escape(value)}", soft_wrap=True)
+        print_fact(name, escape(value), soft_wrap=True)
     if record.plan and not everything:
         console.print(
             f"[dim]Each machine's share, with the reason: share-compute show {record.id} --all[/dim]"

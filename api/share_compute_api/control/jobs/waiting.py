@@ -193,19 +193,18 @@ class Supply:
             lacking = sorted(job.pinned_machines.difference(machine.name for machine in self._free_for(job)))
             return f"waiting for contributors: the pinned plan needs {listed(lacking)}, not ready or not free"
         if free < needed:
-            have = "none is" if not free else f"{free} {_be(free)}"
             others, words = self._others(job), job.selection.words
             if words:
                 others += f"; waits for {words}"
-            return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
+            return f"waiting for contributors: needs {needed}, {_ready(free)}{others}{self._continues(job)}"
         if self._cannot_hold(job):
             return job.reason  # the reason already says what is missing
         may_gain = job.gains_from_more or self._lacks_members(job)
         coming = self._coming_for(job)
         if may_gain and coming and self.waiting.is_patient(job):
             return (
-                f"waiting for contributors: {free} {_be(free)} ready, "
-                f"{coming} {_be(coming)} about to be{self._continues(job)}"
+                f"waiting for contributors: {_ready(free)}, "
+                f"{coming} {'is' if coming == 1 else 'are'} about to be{self._continues(job)}"
             )
         return None
 
@@ -221,7 +220,7 @@ class Supply:
         """Describe the machines that the job cannot get now: leased ones, and those with members of other jobs."""
         busy = sum(map(job.selection.allows, self.busy))
         kept = sum(self._is_kept(machine, job) and job.may_use(machine) for machine in self.free)
-        others = [f"{busy} more {_work(busy)} for other jobs"] if busy else []
+        others = [f"{busy} more {'works' if busy == 1 else 'work'} for other jobs"] if busy else []
         if kept:
             others.append(
                 "1 more holds members of another job"
@@ -240,9 +239,5 @@ class Supply:
         return f"; continues from its members' state on {where}{otherwise}"
 
 
-def _be(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
-def _work(number: int) -> str:
-    return "works" if number == 1 else "work"
+def _ready(number: int) -> str:
+    return f"{number} {'is' if number == 1 else 'are'} ready" if number else "none is ready"

@@ -2,10 +2,10 @@ import { Button, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import { acknowledge, restore } from "../../alerts/acknowledged";
-import { groupAlerts, type AlertGroup } from "../../alerts/groups";
+import { conditionOf, groupAlerts, type AlertGroup } from "../../alerts/groups";
 import type { KnownAlerts } from "../../alerts/useAlerts";
 import type { Alert } from "../../api/types";
-import { sentence } from "../../components/Feedback";
+import { clause, sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { MachineLink } from "../../components/MachineLink";
 import { ago, dateAndTime } from "../../format";
@@ -131,10 +131,11 @@ function Since({ alert: { since }, now }: { alert: Alert; now: number }) {
 }
 
 /** The text of a single alert; of several, their number and what they have in common. */
-function titleOf(t: ReturnType<typeof useTranslation>["t"], { condition, alerts }: AlertGroup): string {
+function titleOf(t: ReturnType<typeof useTranslation>["t"], { alerts }: AlertGroup): string {
   const [first] = alerts;
   if (alerts.length === 1) return sentence(first!.text);
-  const of = { count: alerts.length, condition: /[.!?]$/.test(condition) ? condition : `${condition}.` };
+  const condition = conditionOf({ name: first!.name ?? null, text: clause(first!.text) });
+  const of = { count: alerts.length, condition };
   switch (subjectOf(first!)) {
     case "job":
       return t("{{count}} jobs: {{condition}}", of);

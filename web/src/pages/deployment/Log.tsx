@@ -19,7 +19,7 @@ export const Log = memo(function Log({ deploymentId }: { deploymentId: string })
         {data.toReversed().map((event) => (
           <Fragment key={event.seq}>
             <dt title={dateAndTime(event.at)}>{clock(event.at)}</dt>
-            <dd data-tone={toneOf(event)}>{wordsFor(event)}</dd>
+            <dd data-tone={toneOf(event)}>{wordsFor(event, t)}</dd>
           </Fragment>
         ))}
       </dl>

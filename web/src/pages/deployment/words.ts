@@ -1,7 +1,10 @@
-/** Events of a deployment as sentences; like all texts of the server, in English. */
+/** Events of a deployment as sentences. */
+import type { TFunction } from "i18next";
+
 import type { DeploymentNews, ClusterEvent } from "../../api/types";
-import { sentence } from "../../components/Feedback";
+import { clause, sentence } from "../../components/Feedback";
 import { stepTime } from "../../format";
+import { translated } from "../../i18n/texts";
 import { joined } from "../../placement/layout";
 import type { Tone } from "../job/log/words";
 
@@ -11,19 +14,25 @@ export function toneOf({ data }: ClusterEvent): Tone {
   return interrupted !== undefined || (state === "degraded" && from !== state) ? "warning" : "info";
 }
 
-export function wordsFor({ data }: ClusterEvent): string {
+export function wordsFor({ data }: ClusterEvent, t: TFunction): string {
   const { state, from, reason, replicas, interrupted, went_on } = data as unknown as DeploymentNews;
   if (interrupted !== undefined) {
-    const where = interrupted.of > 1 ? ` in replica ${interrupted.replica}` : "";
+    const where = interrupted.of > 1 ? t(" in replica {{number}}", { number: interrupted.replica }) : "";
+    if (interrupted.machines.length === 0) return sentence(`${translated(interrupted.reason)}${where}`);
     // Not capitalized: it may begin with the name of a machine.
-    return interrupted.machines.length > 0
-      ? `${joined(interrupted.machines)} ${interrupted.machines.length === 1 ? "was" : "were"} lost${where}; its requests wait.`
-      : sentence(`${interrupted.reason}${where}`);
+    const words = { names: joined(interrupted.machines), where };
+    return interrupted.machines.length === 1
+      ? t("{{names}} was lost{{where}}; its requests wait.", words)
+      : t("{{names}} were lost{{where}}; its requests wait.", words);
   }
-  if (went_on !== undefined) return `Its requests go on, after ${stepTime(went_on.seconds)}.`;
-  if (replicas?.asked !== undefined) return `Replicas asked for: ${replicas.asked}, before ${replicas.asked_before}.`;
+  if (went_on !== undefined) return t("Its requests go on, after {{time}}.", { time: stepTime(went_on.seconds) });
+  if (replicas?.asked !== undefined) {
+    return t("Replicas asked for: {{now}}, before {{before}}.", { now: replicas.asked, before: replicas.asked_before });
+  }
   if (replicas?.wanted !== undefined) {
-    return `Replicas wanted: ${replicas.wanted}, before ${replicas.wanted_before}; ${reason}.`;
+    const words = { now: replicas.wanted, before: replicas.wanted_before, why: clause(reason) };
+    return t("Replicas wanted: {{now}}, before {{before}}; {{why}}", words);
   }
-  return from === state ? sentence(reason) : sentence(`${state}: ${reason}`);
+  if (from === state) return sentence(reason);
+  return sentence(t("{{state}}: {{reason}}", { state: t(state), reason: translated(reason) }));
 }

@@ -9,6 +9,7 @@ import type { Job } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 import { MachineLink } from "../../components/MachineLink";
+import { translated } from "../../i18n/texts";
 import { lostDuring, type Members } from "./members";
 
 /** The reason of a failed job, the fields or the machine concerned, the hint, and a way to submit it again. */
@@ -36,7 +37,7 @@ export function Failed({ job, members }: { job: Job; members: Members }) {
         )}
         {concerned.map(({ id, name, state, reason }) => (
           <Text key={id} size="sm">
-            {t("Machine")}: <MachineLink id={id} name={name} fw={600} /> · {t(state)}: {reason}
+            {t("Machine")}: <MachineLink id={id} name={name} fw={600} /> · {t(state)}: {translated(reason)}
           </Text>
         ))}
         {lost.map(({ id, name }) => (

@@ -40,7 +40,7 @@ export function Machines({ job, members }: { job: Job; members: Members }) {
           )}
           {change !== undefined && (
             <Text size="sm" c="dimmed">
-              {clock(change.at)} {wordsFor(change)}
+              {clock(change.at)} {wordsFor(change, t)}
             </Text>
           )}
         </>

@@ -10,6 +10,7 @@ import type { CatalogueEntry } from "../../api/types";
 import { Failure, sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 import { bytes, count, si } from "../../format";
+import { translated } from "../../i18n/texts";
 import type { Deploying } from "./deploying";
 import { fitOf, isInfeasible, parameters, planRequest } from "./entries";
 import classes from "./Models.module.css";
@@ -155,7 +156,7 @@ function Fit({ entry, machines }: { entry: CatalogueEntry; machines: string }) {
   }
   if (error !== null) {
     return (
-      <Text size="xs" className={classes.not!} role="status" title={error instanceof ApiProblem ? error.hint : undefined}>
+      <Text size="xs" className={classes.not!} role="status" title={error instanceof ApiProblem && error.hint !== undefined ? translated(error.hint) : undefined}>
         {isInfeasible(error) ? t("Does not fit here: {{why}}", { why: sentence(error.message) }) : sentence(error.message)}
       </Text>
     );

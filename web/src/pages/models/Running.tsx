@@ -10,6 +10,7 @@ import { sentence, Waiting } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { StateBadge } from "../../components/StateBadge";
 import { ago, si } from "../../format";
+import { translated } from "../../i18n/texts";
 import { useNow } from "../../useNow";
 import { isOver, modelOf, replicasOf, sumOf } from "../deployment/facts";
 import facts from "../deployment/Deployments.module.css";
@@ -121,7 +122,7 @@ function Row({ deployment, figures, now }: RowProps) {
       <Table.Td data-label={t("State")}>
         <StateBadge state={deployment.state} />
         {deployment.state !== "ready" && (
-          <Text size="xs" c="dimmed" mt={2} maw={280} lineClamp={2} title={deployment.reason}>
+          <Text size="xs" c="dimmed" mt={2} maw={280} lineClamp={2} title={translated(deployment.reason)}>
             {sentence(deployment.reason)}
           </Text>
         )}

@@ -6,6 +6,7 @@ import { CopyButton } from "../../components/copy/CopyButton";
 import { sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { count, stepTime } from "../../format";
+import { translated } from "../../i18n/texts";
 import { joined } from "../../placement/layout";
 import { conversation, type Windows } from "../../talk/conversation";
 import { cut } from "../../talk/marks";
@@ -75,7 +76,7 @@ function LossMark({ mark, isOver }: { mark: Mark; isOver: boolean }) {
   const went = mark.seconds !== null || isOver;
   const what =
     mark.machines.length === 0
-      ? mark.reason
+      ? translated(mark.reason)
       : mark.machines.length === 1
         ? t("{{names}} was lost here", { names })
         : t("{{names}} were lost here", { names });

@@ -4,6 +4,7 @@ import { useMutation } from "@tanstack/react-query";
 import { useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 
 import { ApiProblem } from "../../api/problem";
+import { sentence } from "../../components/Feedback";
 import classes from "./Runs.module.css";
 
 interface Props {
@@ -71,5 +72,5 @@ export function InPlace({ label, value, placeholder, isLong = false, onSave, chi
 }
 
 function messageOf(error: Error): string {
-  return error instanceof ApiProblem && error.hint !== undefined ? `${error.message}. ${error.hint}` : error.message;
+  return [error.message, error instanceof ApiProblem && error.hint].filter((text) => typeof text === "string").map(sentence).join(" ");
 }

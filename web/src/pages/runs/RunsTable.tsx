@@ -9,6 +9,7 @@ import { sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { StateBadge } from "../../components/StateBadge";
 import { count, dateAndTime, duration, loss, si, significant } from "../../format";
+import { translated } from "../../i18n/texts";
 import { useNow } from "../../useNow";
 import { progressOf, shareOf, speedUnit } from "../job/eta";
 import { written } from "../job/sweep/parallel";
@@ -271,7 +272,7 @@ function State({ run }: { run: Run }) {
     <>
       <StateBadge state={run.state} />
       {(run.state === "queued" || run.state === "failed") && (
-        <Text size="xs" c="dimmed" className={classes.reason} lineClamp={1} title={run.reason}>
+        <Text size="xs" c="dimmed" className={classes.reason} lineClamp={1} title={translated(run.reason)}>
           {sentence(run.reason)}
         </Text>
       )}

@@ -81,10 +81,11 @@ export const Log = memo(function Log({ jobId }: { jobId: string }) {
 });
 
 const Line = memo(function Line({ event }: { event: ClusterEvent }) {
+  const { t } = useTranslation();
   return (
     <Fragment>
       <dt title={dateAndTime(event.at)}>{clock(event.at)}</dt>
-      <dd data-tone={toneOf(event)}>{wordsFor(event)}</dd>
+      <dd data-tone={toneOf(event)}>{wordsFor(event, t)}</dd>
     </Fragment>
   );
 });

@@ -1,7 +1,10 @@
 /** Events as sentences. */
+import type { TFunction } from "i18next";
+
 import type { Measured, Plan, ClusterEvent } from "../../../api/types";
-import { sentence } from "../../../components/Feedback";
+import { clause, sentence } from "../../../components/Feedback";
 import { bytes, duration, loss, stepTime } from "../../../format";
+import { translated } from "../../../i18n/texts";
 import { joined, namesOf, ranges } from "../../../placement/layout";
 import { formatOf } from "../curves/curves";
 import type { RoundMerged } from "../rounds/rounds";
@@ -42,119 +45,149 @@ export function groupOf({ kind, data }: ClusterEvent): EventGroup {
   }
 }
 
-export function wordsFor({ kind, data }: ClusterEvent): string {
+export function wordsFor({ kind, data }: ClusterEvent, t: TFunction): string {
   switch (kind) {
     case "state":
-      return stateChanged(data as { state: string; reason: string });
+      return stateChanged(data as { state: string; reason: string }, t);
     case "planned":
-      return planned((data as { plan: Plan }).plan);
+      return planned((data as { plan: Plan }).plan, t);
     case "reformed":
-      return reformed(data as { sentence: string; seconds: number; recomputed: number });
+      return reformed(data as { sentence: string; seconds: number; recomputed: number }, t);
     case "started": {
       const { first_step, total_steps } = data as { first_step: number; total_steps: number };
-      return `All machines hold their shards; steps ${first_step} to ${total_steps} begin.`;
+      return t("All machines hold their shards; steps {{first}} to {{last}} begin.", { first: first_step, last: total_steps });
     }
     case "rows": {
       const { done, total, failed } = data as { done: number; total: number; failed: number };
-      return `${done} of ${total} rows are done${failed > 0 ? `, ${failed} with an error` : ""}.`;
+      return failed > 0
+        ? t("{{done}} of {{total}} rows are done, {{failed}} with an error.", { done, total, failed })
+        : t("{{done}} of {{total}} rows are done.", { done, total });
     }
     case "validated":
-      return validated(data as Validated);
+      return validated(data as Validated, t);
     case "target-reached": {
       const { step, metric, value, seconds, sent_bytes } = data as Target;
-      return `Target reached at step ${step}: ${nameInLog(metric)} ${formatInLog(metric)(value)}, after ${duration(seconds)} and ${bytes(sent_bytes)} sent.`;
+      return t("Target reached at step {{step}}: {{metric}} {{value}}, after {{time}} and {{sent}} sent.", {
+        step,
+        metric: nameInLog(metric, t),
+        value: formatInLog(metric)(value),
+        time: duration(seconds),
+        sent: bytes(sent_bytes),
+      });
     }
     case "sampled": {
       const { step, prompt, text } = data as { step: number; prompt: string; text: string };
-      return `Sample at step ${step}: “${prompt}” continues “${text}”.`;
+      return t("Sample at step {{step}}: “{{prompt}}” continues “{{text}}”.", { step, prompt, text });
     }
     case "trials": {
       const { done, total } = data as { done: number; total: number };
-      return `${done} of ${total} trials are over.`;
+      return t("{{done}} of {{total}} trials are over.", { done, total });
     }
     case "trial": {
       const { number, job, what, reason } = data as { number: number; job: string; what: string; reason: string | null };
-      return `Trial ${number} (${job}) was ${what}${reason === null ? "" : `: ${reason}`}.`;
+      const words = { number, job, what: t(what) };
+      return reason === null
+        ? t("Trial {{number}} ({{job}}) was {{what}}.", words)
+        : t("Trial {{number}} ({{job}}) was {{what}}: {{why}}", { ...words, why: clause(reason) });
     }
     case "checkpoint": {
       const { step, size_bytes } = data as { step: number; size_bytes: number };
-      return `Checkpoint at step ${step}, ${bytes(size_bytes)}.`;
+      return t("Checkpoint at step {{step}}, {{size}}.", { step, size: bytes(size_bytes) });
     }
     case "artifact": {
       const { name, size_bytes } = data as { name: string; size_bytes: number };
-      return `Artifact ${name}, ${bytes(size_bytes)}.`;
+      return t("Artifact {{name}}, {{size}}.", { name, size: bytes(size_bytes) });
     }
     case "measured":
-      return measured(data as unknown as Measured);
+      return measured(data as unknown as Measured, t);
     case "layers-timed": {
       const { step, machines } = data as { step: number; machines: Record<string, unknown> };
-      const count = Object.keys(machines).length;
-      return `Layers timed up to step ${step} on ${count} ${count === 1 ? "machine" : "machines"}.`;
+      return t("Layers timed up to step {{step}} on {{count}} machines.", { step, count: Object.keys(machines).length });
     }
     case "replan-proposed":
-      return sentence(`a better plan: ${(data as { sentence: string }).sentence}`);
+      return t("A better plan: {{what}}", { what: clause((data as { sentence: string }).sentence) });
     case "replan-abandoned":
-      return sentence(`the better plan is given up: ${(data as { reason: string }).reason}`);
+      return t("The better plan is given up: {{why}}", { why: clause((data as { reason: string }).reason) });
     case "protection":
       return (data as { is_protected: boolean }).is_protected
-        ? "Every layer is on two machines: losing any one of them costs no step."
-        : "Not protected: a copy of what one machine alone holds was lost.";
+        ? t("Every layer is on two machines: losing any one of them costs no step.")
+        : t("Not protected: a copy of what one machine alone holds was lost.");
     case "round":
-      return roundMerged(data as unknown as RoundMerged);
+      return roundMerged(data as unknown as RoundMerged, t);
     case "traffic":
-      return traffic(data as { step: number; machines: Record<string, { sent_bytes: number; received_bytes: number }> });
+      return traffic(data as { step: number; machines: Record<string, { sent_bytes: number; received_bytes: number }> }, t);
     case "ranges-placed":
     case "offended":
     case "link-cut":
       return sentence((data as { sentence: string }).sentence);
     case "labelled": {
       const { tags, group, note } = data as { tags: string[]; group: string | null; note?: string };
-      return `Tags: ${tags.join(", ") || "none"}; group: ${group ?? "none"}; note: ${note || "none"}.`;
+      const none = t("none");
+      return t("Tags: {{tags}}; group: {{group}}; note: {{note}}.", { tags: tags.join(", ") || none, group: group ?? none, note: note || none });
     }
     case "link": {
       const { link, state, reason } = data as { link: string; state: string; reason: string };
-      return `then.${link} ${state}: ${reason}.`;
+      return t("then.{{link}} {{state}}: {{why}}", { link, state: t(state), why: clause(reason) });
     }
     case "note":
       // Not capitalized: it may begin with the name of a machine.
-      return (data as { message: string }).message;
+      return translated((data as { message: string }).message);
     case "ended": {
       const { outcome, reason } = data as { outcome: string; reason: string };
-      return sentence(`the attempt ${outcome === "cancelled" ? "was cancelled" : outcome}: ${reason}`);
+      return t("The attempt {{what}}: {{why}}", { what: outcome === "cancelled" ? t("was cancelled") : t(outcome), why: clause(reason) });
     }
     case "cancel-requested":
-      return "Cancelling was asked for.";
+      return t("Cancelling was asked for.");
     default:
       return `${kind} ${JSON.stringify(data)}`;
   }
 }
 
-function stateChanged({ state, reason }: { state: string; reason: string }): string {
-  return sentence(reason === "" ? state : `${state}: ${reason}`);
+function stateChanged({ state, reason }: { state: string; reason: string }, t: TFunction): string {
+  return sentence(reason === "" ? t(state) : t("{{state}}: {{reason}}", { state: t(state), reason: translated(reason) }));
 }
 
-function traffic({ step, machines }: { step: number; machines: Record<string, { sent_bytes: number; received_bytes: number }> }): string {
+type Links = Record<string, { sent_bytes: number; received_bytes: number }>;
+
+function traffic({ step, machines }: { step: number; machines: Links }, t: TFunction): string {
   const links = Object.values(machines);
   const sent = links.reduce((sum, link) => sum + link.sent_bytes, 0);
   const received = links.reduce((sum, link) => sum + link.received_bytes, 0);
-  const count = links.length === 1 ? "1 machine" : `${links.length} machines`;
-  return `${count} sent ${bytes(sent)} and received ${bytes(received)} up to step ${step}.`;
+  return t("{{count}} machines sent {{sent}} and received {{received}} up to step {{step}}.", {
+    count: links.length,
+    sent: bytes(sent),
+    received: bytes(received),
+    step,
+  });
 }
 
-function roundMerged({ round, step, branches, missing, update_bytes, weight_bytes, consensus_distance }: RoundMerged): string {
+function roundMerged({ round, step, branches, missing, update_bytes, weight_bytes, consensus_distance }: RoundMerged, t: TFunction): string {
   const losses = branches.flatMap(({ loss }) => (loss === null ? [] : [loss]));
   const mean = losses.reduce((sum, loss) => sum + loss, 0) / losses.length;
   const sent = Math.max(0, ...branches.map(({ sent_bytes }) => sent_bytes));
-  const loss = losses.length === 0 ? "" : `, loss ${mean.toFixed(4)}`;
-  const without = missing.length === 0 ? "" : ` Without branch ${missing.join(", ")}.`;
-  const apart = consensus_distance == null ? "" : ` Consensus distance ${consensus_distance.toPrecision(3)}.`;
-  return `Round ${round} merged ${branches.length} ${branches.length === 1 ? "branch" : "branches"} after step ${step}${loss}: each sent ${bytes(sent)} and received ${bytes(update_bytes)}, of ${bytes(weight_bytes)} of weights.${without}${apart}`;
+  return [
+    t("Round {{round}} merged {{count}} branches after step {{step}}", { round, step, count: branches.length }),
+    losses.length > 0 && t(", loss {{loss}}", { loss: mean.toFixed(4) }),
+    t(": each sent {{sent}} and received {{received}}, of {{weights}} of weights.", {
+      sent: bytes(sent),
+      received: bytes(update_bytes),
+      weights: bytes(weight_bytes),
+    }),
+    missing.length > 0 && t(" Without branch {{branches}}.", { branches: missing.join(", ") }),
+    consensus_distance != null && t(" Consensus distance {{distance}}.", { distance: consensus_distance.toPrecision(3) }),
+  ]
+    .filter((part) => part !== false)
+    .join("");
 }
 
-function planned(plan: Plan): string {
+function planned(plan: Plan, t: TFunction): string {
   const { branches = [] } = plan;
   if (branches.length === 0) {
-    return `Planned ${plan.num_layers} layers in ${plan.stages.length} ${plan.stages.length === 1 ? "stage" : "stages"} on ${joined(namesOf(plan.stages))}.`;
+    return t("Planned {{layers}} layers in {{count}} stages on {{machines}}.", {
+      layers: plan.num_layers,
+      count: plan.stages.length,
+      machines: joined(namesOf(plan.stages)),
+    });
   }
   // Not Map.groupBy, which Node 20 lacks.
   const islands = new Map<string, number[]>();
@@ -162,22 +195,30 @@ function planned(plan: Plan): string {
     const names = joined(namesOf(stages));
     islands.set(names, [...(islands.get(names) ?? []), number]);
   }
-  const parts = [...islands].map(([names, numbers]) => `${numbers.length === 1 ? "branch" : "branches"} ${ranges(numbers)} on ${names}`);
-  return `Planned ${plan.num_layers} layers: ${parts.join("; ")}.`;
+  const parts = [...islands].map(([machines, numbers]) =>
+    numbers.length === 1
+      ? t("branch {{branches}} on {{machines}}", { branches: ranges(numbers), machines })
+      : t("branches {{branches}} on {{machines}}", { branches: ranges(numbers), machines }),
+  );
+  return t("Planned {{layers}} layers: {{parts}}.", { layers: plan.num_layers, parts: parts.join("; ") });
 }
 
-function reformed(data: { sentence: string; seconds: number; recomputed: number }): string {
-  const { sentence: what, seconds, recomputed } = data;
-  const again = recomputed === 0 ? "" : `, ${recomputed} ${recomputed === 1 ? "microbatch" : "microbatches"} computed again`;
+function reformed({ sentence: what, seconds, recomputed }: { sentence: string; seconds: number; recomputed: number }, t: TFunction): string {
   // Not capitalized: it may begin with the name of a machine.
-  return `${what}; no step for ${stepTime(seconds)}${again}.`;
+  const words = { what: translated(what), time: stepTime(seconds), count: recomputed };
+  return recomputed === 0
+    ? t("{{what}}; no step for {{time}}.", words)
+    : t("{{what}}; no step for {{time}}, {{count}} microbatches computed again.", words);
 }
 
-function measured({ measured_step_s, predicted_step_s }: Measured): string {
-  const took = `Steps take ${stepTime(measured_step_s)}`;
-  return predicted_step_s == null ? `${took}.` : `${took}, predicted ${stepTime(predicted_step_s)}.`;
+function measured({ measured_step_s, predicted_step_s }: Measured, t: TFunction): string {
+  const time = stepTime(measured_step_s);
+  return predicted_step_s == null
+    ? t("Steps take {{time}}.", { time })
+    : t("Steps take {{time}}, predicted {{predicted}}.", { time, predicted: stepTime(predicted_step_s) });
 }
 
+/** Keys of `t`. */
 const NAME_IN_LOG: Record<MetricName, string> = {
   accuracy: "accuracy",
   top_5_accuracy: "top-5 accuracy",
@@ -190,10 +231,10 @@ const NAME_IN_LOG: Record<MetricName, string> = {
 };
 
 /** The name of a metric, with that of its task before it: "digit accuracy". */
-function nameInLog(metric: string): string {
+function nameInLog(metric: string, t: TFunction): string {
   const dot = metric.indexOf(".");
   const name = metric.slice(dot + 1);
-  const words = name === "validation_loss" ? "validation loss" : (NAME_IN_LOG[name as MetricName] ?? name);
+  const words = name === "validation_loss" ? t("validation loss") : t(NAME_IN_LOG[name as MetricName] ?? name);
   return dot < 0 ? words : `${metric.slice(0, dot)} ${words}`;
 }
 
@@ -205,11 +246,11 @@ type Target = { step: number; metric: string; value: number; seconds: number; se
 
 type Validated = { split: string; step: number; loss: number; tasks?: Record<string, number> | null } & Partial<Record<MetricName, number | null>>;
 
-function validated(data: Validated): string {
-  const extra = METRICS.map((name) => {
-    const value = data[name];
-    return value == null ? "" : `, ${nameInLog(name)} ${formatInLog(name)(value)}`;
-  }).join("");
-  const ofTasks = Object.entries(data.tasks ?? {}).map(([name, value]) => `, ${nameInLog(name)} ${formatInLog(name)(value)}`);
-  return `${data.split === "test" ? "Final test" : "Validation"} at step ${data.step}: loss ${loss(data.loss)}${extra}${ofTasks.join("")}.`;
+function validated(data: Validated, t: TFunction): string {
+  const metrics = METRICS.map((name) => [name, data[name]] as const);
+  const figures = [...metrics, ...Object.entries(data.tasks ?? {})].flatMap(([name, value]) =>
+    value == null ? [] : [`${nameInLog(name, t)} ${formatInLog(name)(value)}`],
+  );
+  const words = { step: data.step, figures: [t("loss {{loss}}", { loss: loss(data.loss) }), ...figures].join(t(", ")) };
+  return data.split === "test" ? t("Final test at step {{step}}: {{figures}}.", words) : t("Validation at step {{step}}: {{figures}}.", words);
 }

@@ -12,6 +12,7 @@ import { Section } from "../../../components/frame/Page";
 import { AnchorLink } from "../../../components/links";
 import { StateBadge } from "../../../components/StateBadge";
 import { count, significant } from "../../../format";
+import { translated } from "../../../i18n/texts";
 import { nameOfResult } from "../figures";
 import { axesOf, drawnAsLogarithms, shortNames, written } from "./parallel";
 import classes from "./Sweep.module.css";
@@ -108,7 +109,7 @@ function Trials({ sweep }: { sweep: SweepTrials }) {
                 <Name trial={trial} />
                 {trial.number === sweep.best && ` · ${t("best")}`}
               </Table.Th>
-              <Table.Td title={trial.reason}>
+              <Table.Td title={translated(trial.reason)}>
                 {trial.state === null ? "–" : <StateBadge state={trial.state} />}
                 {trial.is_stopped && (
                   <Text size="xs" c="dimmed">

@@ -10,6 +10,7 @@ import { TextAlternative } from "../../../components/chart/TextAlternative";
 import { useWidth } from "../../../components/chart/useWidth";
 import { Waiting } from "../../../components/Feedback";
 import { count, difference, stepTime } from "../../../format";
+import { translated } from "../../../i18n/texts";
 import { Playhead } from "./Playhead";
 import { bubbleOf, rowsOf, ticksOf, type Row } from "./timeline";
 import classes from "./Timeline.module.css";
@@ -31,7 +32,7 @@ export function Timeline({ job, plan }: { job: Job; plan: Plan }) {
       )}
       {data?.step_s == null && data !== undefined && (
         <Text size="sm" c="dimmed">
-          {t("Nothing can be predicted: {{problem}}.", { problem: data.problem ?? "" })}
+          {t("Nothing can be predicted: {{problem}}.", { problem: translated(data.problem ?? "") })}
         </Text>
       )}
     </div>

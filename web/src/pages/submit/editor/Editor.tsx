@@ -1,6 +1,7 @@
 /** A text area with line numbers; lines with a problem are marked, and the problems are listed below it. */
 import { Text } from "@mantine/core";
 import { useRef } from "react";
+import { useTranslation } from "react-i18next";
 
 import { sentence } from "../../../components/Feedback";
 import classes from "./Editor.module.css";
@@ -14,6 +15,7 @@ interface Props {
 }
 
 export function Editor({ label, text, onChange, problems }: Props) {
+  const { t } = useTranslation();
   const area = useRef<HTMLTextAreaElement>(null);
   const marked = new Set(problems.map((problem) => problem.line));
   const lines = text.split("\n");
@@ -54,7 +56,7 @@ export function Editor({ label, text, onChange, problems }: Props) {
           <li key={index}>
             <button type="button" className={classes.problem} onClick={() => goTo(problem.line)}>
               <Text component="span" size="sm" fw={600}>
-                Line {problem.line}
+                {t("Line {{line}}", { line: problem.line })}
                 {problem.field !== "" && ` · ${problem.field}`}
               </Text>
               <Text component="span" size="sm">
