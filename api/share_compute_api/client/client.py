@@ -67,6 +67,7 @@ from share_compute_api.schemas.catalogue import CatalogueView
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.schemas.cluster import ClusterView
 from share_compute_api.schemas.labels import JobComparison
+from share_compute_api.schemas.layout import WeightLayout
 from share_compute_api.schemas.retention import Deleted, PruneReport
 from share_compute_api.schemas.rounds import RoundsView
 from share_compute_api.schemas.sweeps import SweepView
@@ -411,10 +412,8 @@ class Client:
         """
         body = PlanRequest.model_validate(
             {"job": job, "topology": topology, "strategy": strategy, "compare": compare, "serving": serving}
-        )
-        return self._transport.read(
-            PlanReport, "POST", "/plans", json=body.model_dump(mode="json"), timeout=_PLAN_TIMEOUT_S
-        )
+        ).model_dump(mode="json")
+        return self._transport.read(PlanReport, "POST", "/plans", json=body, timeout=_PLAN_TIMEOUT_S)
 
     def topology(self) -> TopologyDocument:
         """Return the ready machines with their measured speeds and links."""
@@ -434,6 +433,11 @@ class Client:
     def checkpoints(self, job_id: str) -> list[CheckpointEntry]:
         """Return the checkpoints of a job that are on the server's disk, oldest first."""
         return self._transport.read(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").checkpoints
+
+    def layout(self, job_id: str, source: str | int, **query: Any) -> WeightLayout:
+        """Return where the weights of an artifact (its name) or of a checkpoint (its step) are; see `LayoutQuery`."""
+        part = f"artifacts/{quote(source, safe='')}" if isinstance(source, str) else f"checkpoints/{source}"
+        return self._transport.read(WeightLayout, "GET", f"/jobs/{job_id}/{part}/layout", params=query)
 
     def export(self, job_id: str, step: int) -> ArtifactRecord:
         """Export a checkpoint of a job as an artifact: a Hugging Face folder, or adapters."""
@@ -463,9 +467,8 @@ class Client:
         Raises:
             Conflict: the target exists.
         """
-        return downloads.download(
-            self._transport, self.artifact(job_id, name), folder, progress, called or name
-        )
+        found = self.artifact(job_id, name)
+        return downloads.download(self._transport, found, folder, progress, called or name)
 
     def alerts(self) -> list[Alert]:
         """Return the current alerts: errors first, then by start time, newest first."""
