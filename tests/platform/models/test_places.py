@@ -45,8 +45,8 @@ def test_a_weight_has_a_layer_of_the_stage_that_stores_it(kind: str) -> None:
         copied = places.tied if stop == LAYERS else ()
         names = [name for name in stage.persistent() if name not in copied or start == 0]
         assert names
-        assert {name: places.known(name) for name in names if places.known(name) not in held} == {}
-        assert all(places.of(name) == places.known(name) for name in names)
+        assert {name: places.layer_of(name) for name in names if places.layer_of(name) not in held} == {}
+        assert all(places.of(name) == places.layer_of(name) for name in names)
     assert places.tied == (("model.embed_tokens.weight",) if kind == "tied" else ())
 
 
@@ -56,4 +56,4 @@ def test_a_weight_has_a_layer_of_the_stage_that_stores_it(kind: str) -> None:
 def test_a_foreign_name_has_no_layer(name: str) -> None:
     places = dissect(Blueprint(**MODELS["declared"])).places
     assert places is not None
-    assert places.known(name) is None
+    assert places.layer_of(name) is None

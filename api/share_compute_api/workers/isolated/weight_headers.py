@@ -74,7 +74,7 @@ def _weight(file: str, name: str, facts: Mapping[str, Any], places: Places | Non
         dtype=facts["dtype"],
         shape=facts["shape"],
         size_bytes=stop - start,
-        layer=None if places is None else places.known(name.removeprefix(ADAPTER_PREFIX)),
+        layer=None if places is None else places.layer_of(name.removeprefix(ADAPTER_PREFIX)),
     )
 
 
