@@ -72,7 +72,8 @@ class WeightReader:
 
             return profile_encoder(config)
         if self._quantizes:
-            from share_compute.models.huggingface.decoder import sketch, tied_names  # noqa: PLC0415 - slow to import
+            from share_compute.models.huggingface.decoder import sketch  # noqa: PLC0415 - slow to import
+            from share_compute.models.huggingface.parts import tied_names  # noqa: PLC0415
 
             model = sketch(config)
             tied = tied_names(model)

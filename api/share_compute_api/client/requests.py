@@ -58,6 +58,7 @@ from share_compute_api.schemas.catalogue import CatalogueView
 from share_compute_api.schemas.cluster import ClusterView
 from share_compute_api.schemas.frames import RecordList
 from share_compute_api.schemas.labels import JobComparison
+from share_compute_api.schemas.layout import WeightLayout
 from share_compute_api.schemas.retention import Deleted, PruneReport
 from share_compute_api.schemas.rounds import RoundsView
 from share_compute_api.schemas.sweeps import SweepView
@@ -331,6 +332,12 @@ class ApiRequests:
         """Return one artifact of a job and the list of its files."""
         path = f"/jobs/{job_id}/artifacts/{quote(name, safe='')}"
         return call(ArtifactFiles, "GET", path)
+
+    @request
+    def layout(self, job_id: str, source: str | int, **query: Any) -> ApiCall[WeightLayout]:
+        """Return where the weights of an artifact (its name) or of a checkpoint (its step) are; see `LayoutQuery`."""
+        part = f"artifacts/{quote(source, safe='')}" if isinstance(source, str) else f"checkpoints/{source}"
+        return call(WeightLayout, "GET", f"/jobs/{job_id}/{part}/layout", params=query)
 
     @request
     def checkpoints(self, job_id: str) -> ApiCall[list[CheckpointEntry]]:

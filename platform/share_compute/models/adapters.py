@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from share_compute.errors import UserError
 from share_compute.models.adapter_names import ADAPTER, is_adapter, stored_name
 from share_compute.models.cells import derive_seed
-from share_compute.models.freezing import Places
+from share_compute.models.profiles.places import Places
 from share_compute.models.stage import Stage
 from share_compute.specification import LoraSpec, Task
 

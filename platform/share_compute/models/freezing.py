@@ -5,35 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from torch import nn
 
 from share_compute.errors import UserError
 from share_compute.files.strict import nearest
+from share_compute.models.profiles.places import Places
 
-BEFORE = -1
-"""Layer index that stands for the modules before the first layer."""
 Named: TypeAlias = tuple[str, nn.Parameter]
 _LAYERS = re.compile(r"layers\[(-?\d*):(-?\d*)\]")
-
-
-class Places(NamedTuple):
-    """Naming scheme of a model's parameters: a parameter's stored name determines its layer."""
-
-    stack: str
-    """Prefix of the names of all parameters in layers, up to the layer's number, e.g. ``model.layers.``."""
-    num_layers: int
-    opening: tuple[str, ...] = ()
-    """Name prefixes of the modules before the first layer."""
-
-    def of(self, name: str) -> int:
-        """Return a parameter's layer index: `BEFORE` before the first layer, ``num_layers`` after the last one."""
-        if name.startswith(self.stack):
-            number = name[len(self.stack) :].partition(".")[0]
-            if number.isdecimal():
-                return int(number)
-        return BEFORE if name.startswith(self.opening) else self.num_layers
 
 
 def frozen_names(names: Iterable[str], patterns: Sequence[str], places: Places) -> set[str]:

@@ -14,8 +14,9 @@ from share_compute.models.batch_norm import running_statistics
 from share_compute.models.blocks import Chain, Heads, Sequential, draws
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.cells import derive_seed, run_by_cell
-from share_compute.models.freezing import Places, freeze, require_sense, trains_before
+from share_compute.models.freezing import freeze, require_sense, trains_before
 from share_compute.models.losses import require_outputs, summed_loss
+from share_compute.models.profiles.places import Places
 from share_compute.models.profiles.profile import (
     FLOAT_BYTES,
     LayerProfile,
@@ -128,7 +129,7 @@ class LayeredStage(Stage):
 
 
 def _places(blueprint: Blueprint) -> Places:
-    return Places("layers.", blueprint.num_declared)
+    return Places(stack="layers.", num_layers=blueprint.num_declared)
 
 
 def _whole(blueprint: Blueprint) -> _Layers:
@@ -157,6 +158,7 @@ def profile_layers(blueprint: Blueprint) -> ModelProfile:
         head=loss,
         counted=counted,
         layer_types=tuple(type(module).__name__ for module in modules),
+        places=_places(blueprint),
     )
 
 

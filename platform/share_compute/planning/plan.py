@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import computed_field, model_validator
 
 from share_compute.files.strict import StrictModel
+from share_compute.models.profiles.places import Places
 from share_compute.protocol.collectives import Algorithm
 from share_compute.shards import Shard
 from share_compute.specification.boundaries import (
@@ -179,6 +180,8 @@ class Plan(StrictModel):
     """Number of parameters of the whole model; tied weights count once."""
     model_digest: str | None = None
     """Digest of the layers' types and numbers of parameters; None in serving plans and plans of older releases."""
+    places: Places | None = None
+    """Naming scheme of the model's weights; None in serving plans and plans of older releases."""
     stages: tuple[StagePlan, ...]
     microbatches: int
     """Number of microbatches that a batch is split into."""

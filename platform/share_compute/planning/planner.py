@@ -360,6 +360,7 @@ def _finish(
         num_layers=cost.num_layers,
         parameters=cost.profile.parameters,
         model_digest=cost.profile.digest,
+        places=cost.profile.places,
         stages=tuple(_stage_plans(spec, cost, layout, timeline, explanation)),
         microbatches=cost.workload.microbatches,
         idle=tuple(_idle(topology, cost, layout, explanation)),

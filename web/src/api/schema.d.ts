@@ -810,6 +810,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job_id}/artifacts/{name}/layout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Artifact Layout
+         * @description Return in which file and in which layer each weight of an artifact is, and the machines that trained it.
+         *
+         *     The machines are those of the job's last plan. Weights of no known layer have none.
+         */
+        get: operations["getArtifactLayout"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}/cancel": {
         parameters: {
             query?: never;
@@ -866,6 +888,28 @@ export interface paths {
          *     The artifact's name is ``step-`` and the step in eight digits. A repeated export returns the existing artifact.
          */
         post: operations["exportCheckpoint"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}/checkpoints/{step}/layout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Checkpoint Layout
+         * @description Return in which file and in which layer each weight of a checkpoint is, and the machines that train it.
+         *
+         *     The machines are those of the job's last plan. Weights of no known layer have none.
+         */
+        get: operations["getCheckpointLayout"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -6293,6 +6337,34 @@ export interface components {
             type: "adaptive_avg_pool2d" | "adaptive_max_pool2d" | "avg_pool2d" | "batch_norm1d" | "batch_norm2d" | "conv2d" | "dropout" | "dropout2d" | "embedding" | "embedding_bag" | "flatten" | "gelu" | "group_norm" | "layer_norm" | "linear" | "max_pool2d" | "relu" | "sigmoid" | "silu" | "tanh" | "unflatten" | "repeat" | "residual" | "sequential";
         };
         /**
+         * LayerWeights
+         * @description The weights of one layer, or of the modules before the first or after the last layer.
+         */
+        LayerWeights: {
+            /**
+             * Files
+             * @description Names of the files that hold the weights, in order.
+             */
+            files: string[];
+            /**
+             * Layer
+             * @description Index of the layer; -1 before the first layer, the number of layers after the last one; null if unknown.
+             */
+            layer: number | null;
+            /** Size Bytes */
+            size_bytes: number;
+            /**
+             * Tied
+             * @description Names of the weights that the modules after the last layer use too, so that the last stage holds them as well.
+             */
+            tied: string[];
+            /**
+             * Weights
+             * @description Number of weights.
+             */
+            weights: number;
+        };
+        /**
          * LdaSpec
          * @description Topics of documents (latent Dirichlet allocation), by online variational Bayes.
          */
@@ -8181,6 +8253,37 @@ export interface components {
             machines: components["schemas"]["PinnedMember"][];
         };
         /**
+         * Places
+         * @description Naming scheme of a model's parameters: a parameter's stored name determines its layer.
+         */
+        Places: {
+            /**
+             * Closing
+             * @description Name prefixes of the modules after the last layer.
+             * @default []
+             */
+            closing: string[];
+            /** Num Layers */
+            num_layers: number;
+            /**
+             * Opening
+             * @description Name prefixes of the modules before the first layer.
+             * @default []
+             */
+            opening: string[];
+            /**
+             * Stack
+             * @description Prefix of the names of all parameters in layers, up to the layer's number, e.g. ``model.layers.``.
+             */
+            stack: string;
+            /**
+             * Tied
+             * @description Stored names of parameters before the first layer that modules after the last layer use too.
+             * @default []
+             */
+            tied: string[];
+        };
+        /**
          * Plan
          * @description The ordered stages of one job in one epoch, a period in which members and their layers stay the same.
          */
@@ -8222,6 +8325,8 @@ export interface components {
              * @description Number of parameters of the whole model; tied weights count once.
              */
             parameters: number;
+            /** @description Naming scheme of the model's weights; None in serving plans and plans of older releases. */
+            places?: components["schemas"]["Places"] | null;
             /** @description Predicted figures; None if they are unknown, and in serving plans. */
             prediction?: components["schemas"]["Prediction"] | null;
             /** Stages */
@@ -10847,6 +10952,39 @@ export interface components {
             problems: components["schemas"]["FieldProblem"][];
         };
         /**
+         * StageEntry
+         * @description One stage that holds layers, with its machines.
+         */
+        StageEntry: {
+            /**
+             * Branch
+             * @description Number of the branch, for jobs whose branches merge in rounds; null for other jobs.
+             */
+            branch: number | null;
+            /**
+             * Machines
+             * @description Names of the machines that hold all layers of the stage, by id.
+             */
+            machines: {
+                [key: string]: string;
+            };
+            /**
+             * Stage
+             * @description Number of the stage, from 0.
+             */
+            stage: number;
+            /**
+             * Start
+             * @description First layer.
+             */
+            start: number;
+            /**
+             * Stop
+             * @description One past the last layer.
+             */
+            stop: number;
+        };
+        /**
          * StagePlan
          * @description One stage: a range of layers, and the members that each hold all of it.
          */
@@ -12942,6 +13080,65 @@ export interface components {
              * @description The first two numbers must be the same on all machines, because kernels differ between versions.
              */
             torch: string;
+        };
+        /**
+         * WeightEntry
+         * @description One weight in a safetensors file.
+         */
+        WeightEntry: {
+            /**
+             * Dtype
+             * @description Type of the numbers, as safetensors names it, for example ``F32``.
+             */
+            dtype: string;
+            /**
+             * File
+             * @description Name of the file.
+             */
+            file: string;
+            /**
+             * Layer
+             * @description Index of the layer; -1 before the first layer, the number of layers after the last one; null if unknown.
+             */
+            layer: number | null;
+            /** Name */
+            name: string;
+            /** Shape */
+            shape: number[];
+            /** Size Bytes */
+            size_bytes: number;
+        };
+        /**
+         * WeightLayout
+         * @description Where each weight of a result or of a checkpoint is: its file, its layer, and the machines that trained it.
+         */
+        WeightLayout: {
+            /**
+             * Layers
+             * @description The layers that have weights, in order; weights of unknown layers come last.
+             */
+            layers: components["schemas"]["LayerWeights"][];
+            /**
+             * Matched
+             * @description Number of weights whose names match; more than ``weights`` has if the answer's limit was reached.
+             */
+            matched: number;
+            /**
+             * Num Layers
+             * @description Number of layers of the model; null if it is unknown.
+             */
+            num_layers: number | null;
+            /**
+             * Stages
+             * @description Stages of the job's last plan. Weights before the first layer are in the first stage of each branch, and those
+             *     after the last layer in its last stage. Empty if no plan is known.
+             */
+            stages: components["schemas"]["StageEntry"][];
+            /**
+             * Weights
+             * @description The weights whose names match the pattern, in the order of layers and names.
+             */
+            weights: components["schemas"]["WeightEntry"][];
         };
         /**
          * WorkPeriodRecord
@@ -16154,6 +16351,88 @@ export interface operations {
             };
         };
     };
+    getArtifactLayout: {
+        parameters: {
+            query?: {
+                /** @description Glob of names, for example `*.q_proj.weight`; without it, only layers are returned. */
+                pattern?: string | null;
+                /** @description Maximum number of weights to list. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                job_id: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WeightLayout"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     cancelJob: {
         parameters: {
             query?: never;
@@ -16298,6 +16577,88 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ArtifactRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getCheckpointLayout: {
+        parameters: {
+            query?: {
+                /** @description Glob of names, for example `*.q_proj.weight`; without it, only layers are returned. */
+                pattern?: string | null;
+                /** @description Maximum number of weights to list. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                job_id: string;
+                step: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WeightLayout"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
             /** @description Unauthorized */

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from share_compute.store import ArtifactRecord
     from share_compute_api.client.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="List, download and delete the results of jobs.")
+app = typer.Typer(no_args_is_help=True, help="List, show, download and delete the results of jobs.")
 
 
 @app.command("list")
@@ -58,6 +58,47 @@ def get_artifact(
     else:
         for path in paths:
             console.print(str(path), markup=False, soft_wrap=True)
+
+
+@app.command("layout")
+def show_layout(
+    job: Job,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the result; default: model, or the newest checkpoint if there is no result."
+        ),
+    ] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="List each weight.")] = False,
+    match: Annotated[
+        str | None,
+        typer.Option("--match", metavar="GLOB", help="List the weights with such names, e.g. '*.q_proj.*'."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show in which file each weight is, and which machines trained it.
+
+    The stages and machines are those of the job's last plan.
+    """
+    from share_compute_api.client.client import Client
+    from share_compute_api.schemas.layout import MOST_LISTED
+    from share_compute_api.terminal.layout import layout_items, print_layers, print_weights
+
+    lists_weights = weights or match is not None
+    query = {"pattern": match or "*", "limit": MOST_LISTED} if lists_weights else {}
+    with Client() as client:
+        source = _newest(client, job) if name is None else name
+        layout = client.layout(job, source, **query)
+    if as_json:
+        items = layout_items(layout, lists_weights=lists_weights)
+        print_items(items, source=source, num_layers=layout.num_layers, matched=layout.matched)
+        return
+    if isinstance(source, int):
+        console.print(f"The checkpoint of step {source}:", style="dim")
+    if lists_weights:
+        print_weights(layout)
+    else:
+        print_layers(layout)
 
 
 @app.command("delete")
@@ -153,6 +194,22 @@ def push(
     else:
         seen = "private" if pushed.is_private else "public"
         console.print(f"{pushed.url}  {seen}  {pushed.commit}", markup=False, soft_wrap=True)
+
+
+def _newest(client: Client, job: str) -> str | int:
+    """Return the name of a job's model; the step of its newest checkpoint if it has no model yet."""
+    from share_compute.errors import NotFound
+
+    if any(artifact.name == "model" for artifact in client.artifacts(job)):
+        return "model"
+    checkpoints = client.checkpoints(job)
+    if not checkpoints:
+        raise NotFound(
+            f"job {job} has no model and no checkpoint yet",
+            hint=f"wait for one: share-compute logs -f {job}",
+            job=job,
+        )
+    return checkpoints[-1].step
 
 
 def _download(client: Client, artifact: ArtifactRecord, folder: Path, name: str, *, as_json: bool) -> Path:

@@ -6,23 +6,23 @@ import os
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from share_compute.errors import NotFound
-from share_compute.files.plain_files import open_unlinked
-from share_compute.lifecycle.folders import BATCHES, REPORTS, TRAINING
 from share_compute.models.huggingface.licence import CARD
-from share_compute.settings import Settings
 from share_compute.store import ArtifactRecord, JobRecord
 from share_compute_api.hub.model_card import has_card, model_card
 from share_compute_api.schemas.bodies import ArtifactFiles, ArtifactList, FileEntry
+from share_compute_api.schemas.layout import WeightLayout
 from share_compute_api.server.auth import Reader
 from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.owned import require_results
 from share_compute_api.server.problems import documented
+from share_compute_api.server.results import LayoutQuery, open_result, root_of, weight_layout
 
 router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
@@ -42,6 +42,19 @@ def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> 
     return ArtifactFiles(artifact=artifact, files=_files(context, job, artifact))
 
 
+@router.get("/{name}/layout", operation_id="getArtifactLayout", responses=documented(400, 404, 503))
+def get_artifact_layout(
+    job_id: str, name: str, context: InContext, caller: Reader, wanted: Annotated[LayoutQuery, Query()]
+) -> WeightLayout:
+    """Return in which file and in which layer each weight of an artifact is, and the machines that trained it.
+
+    The machines are those of the job's last plan. Weights of no known layer have none.
+    """
+    job = require_results(context.store, job_id, caller)
+    artifact = context.store.progress.artifact(job_id, name)
+    return weight_layout(context, job, artifact.path, wanted)
+
+
 @router.get(
     "/{name}/files/{path:path}",
     operation_id="getArtifactFile",
@@ -59,7 +72,7 @@ def get_artifact_file(job_id: str, name: str, path: str, context: InContext, cal
     artifact = context.store.progress.artifact(job_id, name)
     if path == CARD and has_card(artifact, job) and any(_own_files(context, artifact)):
         return Response(model_card(context.store, job, artifact), media_type="application/octet-stream")
-    opened = _opened(context.settings, job_id, artifact.path, path)
+    opened = open_result(context.settings, job_id, artifact.path, path)
     if opened is None:
         raise NotFound(
             f"artifact {name} has no file {path}",
@@ -87,10 +100,6 @@ class _OpenedFile(FileResponse):
             await super().__call__(scope, receive, send)
 
 
-def _root(path: Path) -> Path:
-    return path if path.is_dir() else path.parent
-
-
 def _files(context: Context, job: JobRecord, artifact: ArtifactRecord) -> list[FileEntry]:
     """Return the files of an artifact; the model card replaces a file of its name."""
     entries = list(_own_files(context, artifact))
@@ -104,30 +113,10 @@ def _files(context: Context, job: JobRecord, artifact: ArtifactRecord) -> list[F
 def _own_files(context: Context, artifact: ArtifactRecord) -> Iterator[FileEntry]:
     """Yield those files of an artifact that can be opened."""
     found = sorted(artifact.path.rglob("*")) if artifact.path.is_dir() else [artifact.path]
-    root = _root(artifact.path)
+    root = root_of(artifact.path)
     for file in found:
         name = file.relative_to(root).as_posix()
-        opened = _opened(context.settings, artifact.job_id, artifact.path, name)
+        opened = open_result(context.settings, artifact.job_id, artifact.path, name)
         if opened is not None:
             with opened:
                 yield FileEntry(path=name, size_bytes=os.fstat(opened.fileno()).st_size)
-
-
-def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
-    """Open an artifact's file; return None if it is missing, is outside the job's folder, or has a link in its path.
-
-    Untrusted code on the Ray head can write the files and report the artifact's path.
-    """
-    if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
-        return None
-    file = _root(artifact) / path
-    if not artifact.is_dir() and file != artifact:
-        return None
-    try:
-        inside = file.relative_to(settings.data_folder)
-        kind, owner, *_ = inside.parts
-        if kind not in (TRAINING, BATCHES, REPORTS) or owner != job_id:
-            return None
-        return open_unlinked(settings.data_folder.resolve() / inside)
-    except (ValueError, OSError):
-        return None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi import Path as InPath
 from fastapi.concurrency import run_in_threadpool
 
@@ -18,10 +18,12 @@ from share_compute.specification.paths import named_paths
 from share_compute.store import ArtifactRecord
 from share_compute_actors.machine.confine import Policy
 from share_compute_api.schemas.bodies import CheckpointEntry, CheckpointList
+from share_compute_api.schemas.layout import WeightLayout
 from share_compute_api.server.auth import Reader, Submitter
 from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.owned import require_results
 from share_compute_api.server.problems import documented
+from share_compute_api.server.results import LayoutQuery, weight_layout
 from share_compute_api.workers.exporting import ExportRequest
 
 router = APIRouter(prefix="/jobs/{job_id}/checkpoints", tags=["artifacts"])
@@ -38,6 +40,18 @@ def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> Checkpo
     return CheckpointList(checkpoints=[entry for entry in entries if entry is not None])
 
 
+@router.get("/{step}/layout", operation_id="getCheckpointLayout", responses=documented(400, 404, 503))
+def get_checkpoint_layout(
+    job_id: str, step: Step, context: InContext, caller: Reader, wanted: Annotated[LayoutQuery, Query()]
+) -> WeightLayout:
+    """Return in which file and in which layer each weight of a checkpoint is, and the machines that train it.
+
+    The machines are those of the job's last plan. Weights of no known layer have none.
+    """
+    job = require_results(context.store, job_id, caller)
+    return weight_layout(context, job, _require(job_id, step, context), wanted)
+
+
 @router.post(
     "/{step}/export", status_code=201, operation_id="exportCheckpoint", responses=documented(404, 503)
 )
@@ -52,13 +66,7 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
         made = await run_in_threadpool(_made, job_id, name, context)
         if made is not None:
             return made
-        checkpoint = (await run_in_threadpool(_found, job_id, context)).get(step)
-        if checkpoint is None:
-            raise NotFound(
-                f"job {job_id} has no checkpoint of step {step}",
-                hint="list its checkpoints; older ones are deleted for newer ones, see training.checkpoints_kept",
-                job=job_id,
-            )
+        checkpoint = await run_in_threadpool(_require, job_id, step, context)
         target = _folder(job_id, context) / "exports" / name / "model"
         # The exporting process needs no files of the links, and may not read them.
         spec = job.training.without_links()
@@ -94,6 +102,18 @@ def _found(job_id: str, context: Context) -> dict[int, Path]:
     """Return the folder of each complete checkpoint of a job, by step, in ascending order."""
     folders = (_folder(job_id, context) / "checkpoints").glob(f"{_STEP}*")
     return {int(folder.name.removeprefix(_STEP)): folder for folder in sorted(folders) if folder.is_dir()}
+
+
+def _require(job_id: str, step: int, context: Context) -> Path:
+    """Return the folder of a checkpoint; raise NotFound if there is none of this step."""
+    checkpoint = _found(job_id, context).get(step)
+    if checkpoint is None:
+        raise NotFound(
+            f"job {job_id} has no checkpoint of step {step}",
+            hint="list its checkpoints; older ones are deleted for newer ones, see training.checkpoints_kept",
+            job=job_id,
+        )
+    return checkpoint
 
 
 def _entry(step: int, folder: Path) -> CheckpointEntry | None:

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from share_compute.files.data_preview import DataPreview
 from share_compute.files.folder_facts import FolderFacts
+from share_compute.models.profiles.places import Places
 from share_compute.specification import DataSpec, SparseJob, TableSpec, Task
+from share_compute_api.schemas.layout import FoundLayout
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
 HEADER = struct.Struct("<I")
@@ -231,6 +233,33 @@ class ReadWeightIndex(Question[WeightFiles]):
         return WeightFiles
 
 
+class ReadLayout(Question[FoundLayout]):
+    """Return where each weight is that the headers of safetensors files describe; see `layout_of`."""
+
+    subject = "the headers of the weights"
+    kind: Literal["layout"] = "layout"
+    headers: dict[str, str]
+    """The header of each file, by the file's name."""
+    places: Places | None
+    """Naming scheme of the model's weights; None if it is unknown."""
+    pattern: str | None
+    """Glob of the names of the listed weights; None lists none."""
+    most: int
+    """Maximum number of weights to list."""
+    job: str
+    """Id of the job that wrote the files."""
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: the job."""
+        return self.job
+
+    @property
+    def answer(self) -> type[FoundLayout]:
+        """Pydantic model of the question's answer."""
+        return FoundLayout
+
+
 class ReadModelFacts(Question[FolderFacts]):
     """Return the facts about the model in a folder; see `model_facts`."""
 
@@ -337,6 +366,7 @@ AnyQuestion: TypeAlias = Annotated[
     | CheckSchema
     | CheckModel
     | ReadWeightIndex
+    | ReadLayout
     | ReadModelFacts
     | CheckInputs
     | CheckTables

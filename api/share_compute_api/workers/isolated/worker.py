@@ -54,6 +54,7 @@ class QuestionAnswerer:
                 | messages.CheckModel()
                 | messages.PreviewData()
                 | messages.ReadWeightIndex()
+                | messages.ReadLayout()
                 | messages.ReadModelFacts()
             ):
                 return _facts(question)
@@ -76,6 +77,7 @@ def _facts(
     | messages.CheckModel
     | messages.PreviewData
     | messages.ReadWeightIndex
+    | messages.ReadLayout
     | messages.ReadModelFacts,
 ) -> BaseModel:
     if isinstance(question, messages.ReadModelFacts):
@@ -84,6 +86,10 @@ def _facts(
         return model_facts(question.folder)
     if isinstance(question, messages.ReadWeightIndex):
         return messages.WeightFiles(names=weight_files(question.text, question.repository))
+    if isinstance(question, messages.ReadLayout):
+        from share_compute_api.workers.isolated.weight_headers import layout_of
+
+        return layout_of(question)
     if isinstance(question, messages.PreviewData):
         from share_compute.data.preview import preview_of
 

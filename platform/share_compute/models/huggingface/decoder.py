@@ -28,7 +28,7 @@ from share_compute.errors import UserError
 from share_compute.models.adapter_names import is_adapter, stored_name
 from share_compute.models.blueprint import Blueprint, TaskHead
 from share_compute.models.cells import derive_seed, run_by_cell
-from share_compute.models.freezing import BEFORE, Named, freeze, require_sense, trains_before
+from share_compute.models.freezing import Named, freeze, require_sense, trains_before
 from share_compute.models.huggingface.hub_configuration import hub_configuration, on_one_line
 from share_compute.models.huggingface.parts import (
     EncoderPartNames,
@@ -36,9 +36,11 @@ from share_compute.models.huggingface.parts import (
     head_of,
     kind_of,
     part_names,
+    tied_names,
     whole_parts,
 )
 from share_compute.models.objective import Objective
+from share_compute.models.profiles.places import BEFORE
 from share_compute.models.stage import Stage
 from share_compute.shards import Shard
 
@@ -237,11 +239,6 @@ def whole_sketch(blueprint: Blueprint, dtype: torch.dtype = torch.float32) -> Pr
 def _added_heads(blueprint: Blueprint) -> list[TaskHead]:
     """Return the heads for classes of a model with several tasks."""
     return [head for head in blueprint.heads if blueprint.has_heads and head.objective.has_classes]
-
-
-def tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """Return the name under which each tied parameter is stored, by the parameter's own name."""
-    return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def trained_sketch(

@@ -22,14 +22,14 @@ from transformers.cache_utils import Cache
 from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.cut_check import no_cut_reason
-from share_compute.models.huggingface.decoder import tied_names, trained_sketch
+from share_compute.models.huggingface.decoder import trained_sketch
 from share_compute.models.huggingface.layer_calls import (
     LayerCall,
     first_alike,
     pass_through,
     recorded_calls,
 )
-from share_compute.models.huggingface.parts import PartNames, head_of
+from share_compute.models.huggingface.parts import PartNames, head_of, tied_names
 from share_compute.models.losses import summed_loss
 from share_compute.models.objective import Objective
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth, forward_only_before_training
@@ -104,6 +104,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
         counted=all("forward_flops" in better for better in found),
         no_cut_reason=no_cut_reason(blueprint.config or {}) if len(layers) > 1 else None,
         layer_types=layer_types,
+        places=outline.places,
     )
 
 

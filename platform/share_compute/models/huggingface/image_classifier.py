@@ -101,6 +101,7 @@ def profile_images(blueprint: Blueprint) -> ModelProfile:
         head=joined([last, loss]),
         counted=counted,
         layer_types=tuple(type(layer).__name__ for layer in layers),
+        places=outline.places,
     )
 
 

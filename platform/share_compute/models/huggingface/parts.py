@@ -15,10 +15,10 @@ from transformers import (
 
 from share_compute.errors import UserError
 from share_compute.models.configuration import ENCODER_LAYERS, is_trainable_encoder
-from share_compute.models.freezing import Places
 from share_compute.models.huggingface.hub_configuration import no_pipeline_plan
 from share_compute.models.image_types import require_image_model
 from share_compute.models.objective import Objective
+from share_compute.models.profiles.places import BEFORE, Places
 
 
 class PartNames:
@@ -50,11 +50,22 @@ class PartNames:
         self.closing = [name for name in order if name not in (*self.opening, self.layers)]
         self.heads = _heads(model)
         self.prefix = _prefix(model)
-        self.places = Places(
+        places = Places(
             stack=f"{self.prefix}{self.layers}.",
             num_layers=len(getattr(self.base, self.layers)),
             opening=tuple(f"{self.prefix}{name}." for name in self.opening),
+            closing=self._closing(),
         )
+        tied = {
+            source
+            for target, source in tied_names(model).items()
+            if (places.of(source), places.of(target)) == (BEFORE, places.num_layers)
+        }
+        self.places = places.model_copy(update={"tied": tuple(sorted(tied))})
+
+    def _closing(self) -> tuple[str, ...]:
+        """Return the name prefixes of the modules after the last layer."""
+        return (*(f"{self.prefix}{name}." for name in self.closing), *(f"{name}." for name in self.heads))
 
 
 class ImagePartNames(PartNames):
@@ -84,7 +95,13 @@ class EncoderPartNames(PartNames):
             stack=f"{self.prefix}{self.layers}.",
             num_layers=len(list(self.base.get_submodule(self.layers).children())),
             opening=(f"{self.prefix}{self.embedding}.",),
+            closing=self._closing(),
         )
+
+
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """Return the name under which each tied parameter is stored, by the parameter's own name."""
+    return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def _heads(model: PreTrainedModel) -> list[str]:

@@ -110,4 +110,5 @@ def profile_text_encoder(blueprint: Blueprint) -> ModelProfile:
         head=last,
         counted=False,
         layer_types=tuple(type(layer).__name__ for layer in layers),
+        places=outline.places,
     )

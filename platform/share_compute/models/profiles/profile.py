@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from share_compute.errors import PlanInfeasible
 from share_compute.files.strict import StrictModel
+from share_compute.models.profiles.places import Places
 from share_compute.shards import Shard
 
 FLOAT_BYTES = 4
@@ -149,6 +150,8 @@ class ModelProfile(StrictModel):
 
     layer_types: tuple[str, ...] = ()
     """Name of the class of each layer; empty if it is unknown."""
+    places: Places | None = None
+    """Naming scheme of the model's parameters; None if it is unknown."""
 
     @cached_property
     def digest(self) -> str:
