@@ -334,10 +334,14 @@ class ApiRequests:
         return call(ArtifactFiles, "GET", path)
 
     @request
-    def layout(self, job_id: str, source: str | int, **query: Any) -> ApiCall[WeightLayout]:
+    def layout(
+        self, job_id: str, source: str | int, pattern: str | None = None, limit: int | None = None
+    ) -> ApiCall[WeightLayout]:
         """Return where the weights of an artifact (its name) or of a checkpoint (its step) are; see `LayoutQuery`."""
+        query = {"pattern": pattern, "limit": limit}
         part = f"artifacts/{quote(source, safe='')}" if isinstance(source, str) else f"checkpoints/{source}"
-        return call(WeightLayout, "GET", f"/jobs/{job_id}/{part}/layout", params=query)
+        params = {name: value for name, value in query.items() if value is not None}
+        return call(WeightLayout, "GET", f"/jobs/{job_id}/{part}/layout", params=params)
 
     @request
     def checkpoints(self, job_id: str) -> ApiCall[list[CheckpointEntry]]:

@@ -101,7 +101,7 @@ def problem_text(error: Mapping[str, Any]) -> str:
         return f"{text}; did you mean {path!r}?"
     for pattern, words in _WORDS:
         if found := re.fullmatch(pattern, text, re.DOTALL):
-            text = found.expand(words)
+            text = found.expand(words) if isinstance(words, str) else words(found)
             break
     return text + _guess(error)
 

@@ -85,10 +85,10 @@ def show_layout(
     from share_compute_api.terminal.layout import layout_items, print_layers, print_weights
 
     lists_weights = weights or match is not None
-    query = {"pattern": match or "*", "limit": MOST_LISTED} if lists_weights else {}
+    pattern, limit = (match or "*", MOST_LISTED) if lists_weights else (None, None)
     with Client() as client:
         source = _newest(client, job) if name is None else name
-        layout = client.layout(job, source, **query)
+        layout = client.layout(job, source, pattern, limit)
     if as_json:
         items = layout_items(layout, lists_weights=lists_weights)
         print_items(items, source=source, num_layers=layout.num_layers, matched=layout.matched)
