@@ -2603,6 +2603,72 @@ export interface components {
             machines: components["schemas"]["MachineSummaryRecord"][];
         };
         /**
+         * CommunicationFusionSpec
+         * @description Buckets of each collective operation between the members of a stage.
+         */
+        CommunicationFusionSpec: {
+            /**
+             * Updated weights
+             * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+             * @default {
+             *       "mode": "auto"
+             *     }
+             */
+            allgather: components["schemas"]["FusionSpec"];
+            /**
+             * Sums of gradients
+             * @description Buckets of gradients that are summed together over the members of a stage.
+             * @default {
+             *       "mode": "auto"
+             *     }
+             */
+            allreduce: components["schemas"]["FusionSpec"];
+            /**
+             * Sums of shares
+             * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+             * @default {
+             *       "mode": "auto"
+             *     }
+             */
+            reducescatter: components["schemas"]["FusionSpec"];
+        };
+        /**
+         * CommunicationFusionSpec
+         * @description Buckets of each collective operation between the members of a stage.
+         */
+        CommunicationFusionSpecRequest: {
+            /**
+             * Updated weights
+             * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+             * @default {
+             *       "bucket_bytes": null,
+             *       "cuts": null,
+             *       "mode": "auto"
+             *     }
+             */
+            allgather: components["schemas"]["FusionSpecRequest"];
+            /**
+             * Sums of gradients
+             * @description Buckets of gradients that are summed together over the members of a stage.
+             * @default {
+             *       "bucket_bytes": null,
+             *       "cuts": null,
+             *       "mode": "auto"
+             *     }
+             */
+            allreduce: components["schemas"]["FusionSpecRequest"];
+            /**
+             * Sums of shares
+             * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+             * @default {
+             *       "bucket_bytes": null,
+             *       "cuts": null,
+             *       "mode": "auto"
+             *     }
+             */
+            reducescatter: components["schemas"]["FusionSpecRequest"];
+        };
+        /**
          * ComparedJob
          * @description A job in a comparison, with its results.
          */
@@ -4642,6 +4708,54 @@ export interface components {
             type: "function";
         };
         /**
+         * FusionSpec
+         * @description Buckets of tensors that one collective operation exchanges together between the members of a stage.
+         */
+        FusionSpec: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             */
+            cuts?: number[] | null;
+            /**
+             * Fusion
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * FusionSpec
+         * @description Buckets of tensors that one collective operation exchanges together between the members of a stage.
+         */
+        FusionSpecRequest: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Fusion
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
          * GenerateDataSpec
          * @description Files whose rows hold inputs of a model that generates text; give exactly one of ``prompt`` and ``messages``.
          */
@@ -5014,54 +5128,6 @@ export interface components {
              * @default null
              */
             quorum: number | null;
-        };
-        /**
-         * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage.
-         */
-        GradientFusionSpec: {
-            /**
-             * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
-             */
-            bucket_bytes?: number | null;
-            /**
-             * Cuts
-             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
-             */
-            cuts?: number[] | null;
-            /**
-             * Gradient fusion
-             * @description auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
-             * @default auto
-             * @enum {string}
-             */
-            mode: "auto" | "size" | "index";
-        };
-        /**
-         * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage.
-         */
-        GradientFusionSpecRequest: {
-            /**
-             * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
-             * @default null
-             */
-            bucket_bytes: number | null;
-            /**
-             * Cuts
-             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
-             * @default null
-             */
-            cuts: number[] | null;
-            /**
-             * Gradient fusion
-             * @description auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
-             * @default auto
-             * @enum {string}
-             */
-            mode: "auto" | "size" | "index";
         };
         /**
          * GridSearchSpec
@@ -5780,6 +5846,7 @@ export interface components {
              *         "search": "dynamic_programming",
              *         "strategies": {}
              *       },
+             *       "optimizer": "replicated",
              *       "plan": null,
              *       "stages": null,
              *       "strategy": "auto",
@@ -5839,16 +5906,28 @@ export interface components {
              *       "checkpoint_every": null,
              *       "checkpoints_kept": 3,
              *       "collective": "auto",
+             *       "communication_fusion": {
+             *         "allgather": {
+             *           "bucket_bytes": null,
+             *           "cuts": null,
+             *           "mode": "auto"
+             *         },
+             *         "allreduce": {
+             *           "bucket_bytes": null,
+             *           "cuts": null,
+             *           "mode": "auto"
+             *         },
+             *         "reducescatter": {
+             *           "bucket_bytes": null,
+             *           "cuts": null,
+             *           "mode": "auto"
+             *         }
+             *       },
              *       "compression": {
              *         "name": "none"
              *       },
              *       "early_stopping": null,
              *       "freeze": [],
-             *       "gradient_fusion": {
-             *         "bucket_bytes": null,
-             *         "cuts": null,
-             *         "mode": "auto"
-             *       },
              *       "lora": null,
              *       "loss": {
              *         "class_weights": null,
@@ -7748,6 +7827,13 @@ export interface components {
              */
             operators: components["schemas"]["OperatorsSpec"];
             /**
+             * Optimizer's state
+             * @description replicated: each member of a stage keeps the optimizer's whole state; sharded: an equal share of it (ZeRO-1).
+             * @default replicated
+             * @enum {string}
+             */
+            optimizer: "replicated" | "sharded";
+            /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
              */
@@ -7820,6 +7906,13 @@ export interface components {
              *     }
              */
             operators: components["schemas"]["OperatorsSpecRequest"];
+            /**
+             * Optimizer's state
+             * @description replicated: each member of a stage keeps the optimizer's whole state; sharded: an equal share of it (ZeRO-1).
+             * @default replicated
+             * @enum {string}
+             */
+            optimizer: "replicated" | "sharded";
             /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
@@ -11946,6 +12039,7 @@ export interface components {
              *         "search": "dynamic_programming",
              *         "strategies": {}
              *       },
+             *       "optimizer": "replicated",
              *       "strategy": "auto",
              *       "tensor": 1
              *     }
@@ -11994,13 +12088,21 @@ export interface components {
              *       },
              *       "checkpoints_kept": 3,
              *       "collective": "auto",
+             *       "communication_fusion": {
+             *         "allgather": {
+             *           "mode": "auto"
+             *         },
+             *         "allreduce": {
+             *           "mode": "auto"
+             *         },
+             *         "reducescatter": {
+             *           "mode": "auto"
+             *         }
+             *       },
              *       "compression": {
              *         "name": "none"
              *       },
              *       "freeze": [],
-             *       "gradient_fusion": {
-             *         "mode": "auto"
-             *       },
              *       "loss": {
              *         "label_smoothing": 0,
              *         "temperature": 0.05
@@ -12079,6 +12181,21 @@ export interface components {
              */
             collective: "auto" | "ring" | "tree" | "sharded" | "hierarchical";
             /**
+             * @description Buckets of tensors that the members of a stage exchange together.
+             * @default {
+             *       "allgather": {
+             *         "mode": "auto"
+             *       },
+             *       "allreduce": {
+             *         "mode": "auto"
+             *       },
+             *       "reducescatter": {
+             *         "mode": "auto"
+             *       }
+             *     }
+             */
+            communication_fusion: components["schemas"]["CommunicationFusionSpec"];
+            /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
@@ -12097,13 +12214,6 @@ export interface components {
              * @default []
              */
             freeze: string[];
-            /**
-             * @description Buckets of gradients that are summed together over the members of a stage.
-             * @default {
-             *       "mode": "auto"
-             *     }
-             */
-            gradient_fusion: components["schemas"]["GradientFusionSpec"];
             /**
              * Adapters (LoRA)
              * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
@@ -12248,6 +12358,27 @@ export interface components {
              */
             collective: "auto" | "ring" | "tree" | "sharded" | "hierarchical";
             /**
+             * @description Buckets of tensors that the members of a stage exchange together.
+             * @default {
+             *       "allgather": {
+             *         "bucket_bytes": null,
+             *         "cuts": null,
+             *         "mode": "auto"
+             *       },
+             *       "allreduce": {
+             *         "bucket_bytes": null,
+             *         "cuts": null,
+             *         "mode": "auto"
+             *       },
+             *       "reducescatter": {
+             *         "bucket_bytes": null,
+             *         "cuts": null,
+             *         "mode": "auto"
+             *       }
+             *     }
+             */
+            communication_fusion: components["schemas"]["CommunicationFusionSpecRequest"];
+            /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
@@ -12267,15 +12398,6 @@ export interface components {
              * @default []
              */
             freeze: string[];
-            /**
-             * @description Buckets of gradients that are summed together over the members of a stage.
-             * @default {
-             *       "bucket_bytes": null,
-             *       "cuts": null,
-             *       "mode": "auto"
-             *     }
-             */
-            gradient_fusion: components["schemas"]["GradientFusionSpecRequest"];
             /**
              * Adapters (LoRA)
              * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
