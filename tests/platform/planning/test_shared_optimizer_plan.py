@@ -72,3 +72,17 @@ def test_searches_stay_within_memory_and_above_their_bound(strategy: str) -> Non
         assert plan.prediction is not None
         assert plan.prediction.lower_bound_s <= plan.prediction.formula_s * (1 + 1e-9)
     assert found
+
+
+def test_weights_are_gathered_after_the_update() -> None:
+    """Half of the traffic cannot be hidden, and the update of each member is shorter."""
+    topology = lan(*map(machine, "ab"), bytes_per_s=1e8)
+    whole, shared = (
+        make_plan(stage_of(2, optimizer, collective="sharded"), topology, PROFILE)
+        for optimizer in ("replicated", "sharded")
+    )
+    assert whole.prediction is not None
+    assert shared.prediction is not None
+    assert whole.stages[0].sums == shared.stages[0].sums
+    assert shared.prediction.step_s != whole.prediction.step_s
+    assert shared.prediction.step_s == pytest.approx(shared.prediction.formula_s, rel=0.2)

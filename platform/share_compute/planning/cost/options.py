@@ -141,11 +141,15 @@ class Options:
     def _fixed_bytes(self, start: Ints, stop: Ints, members: int) -> Floats:
         """Return the part of the bytes of each layer range that is independent of microbatches, shape ``[ranges]``."""
         cost, trained = self._cost, self._trained(start, stop)
-        updated = trained
-        if cost.workload.shares_optimizer:
-            updated = np.maximum(trained / members, self._largest[start, stop])
+        updated = self._updated(trained, start, stop, members)
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
         return np.asarray(cost.state_bytes(held, trained, updated) + self._for_a_time[start, stop])
+
+    def _updated(self, trained: Floats, start: Ints, stop: Ints, members: int) -> Floats:
+        """Compute `TrainingMemory.updated_parameters` for many layer ranges at once, shape ``[ranges]``."""
+        if not self._cost.workload.shares_optimizer:
+            return trained
+        return np.asarray(np.maximum(trained / members, self._largest[start, stop]))
 
     @cached_property
     def _largest(self) -> Floats:
@@ -172,8 +176,11 @@ class Options:
         summing = self._summing(members, trained)
         log = self._log(members, trained, stop - start < cost.num_layers)
         buckets = np.maximum(1, np.ceil(trained * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
-        update = np.multiply.outer(cost.update_s_per_parameter[rows], trained) + cost.call_s[rows, None]
-        times: Floats = np.maximum(summing - hidden, summing / buckets) + log + update.max(axis=0)
+        updated = self._updated(trained, start, stop, len(members))
+        update = np.multiply.outer(cost.update_s_per_parameter[rows], updated) + cost.call_s[rows, None]
+        gathering = summing / 2 if cost.workload.shares_optimizer else np.zeros(len(summing))
+        summing = summing - gathering
+        times: Floats = np.maximum(summing - hidden, summing / buckets) + log + update.max(axis=0) + gathering
         return times
 
     def _summing(self, members: tuple[int, ...], trained: Floats) -> Floats:
