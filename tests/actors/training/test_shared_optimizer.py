@@ -69,3 +69,27 @@ def test_shares_change_nothing_and_none_is_lost_with_its_machine(
             )
             assert one.shapes() == other.shapes()
             assert one.digest() == other.digest()
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism"),
+    [
+        ({"precision": "bfloat16", "freeze": ["layers[:1]"]}, {"stages": 2, "members_per_stage": 2}),
+        pytest.param({}, {"members_per_stage": 2, "tensor": 2}, marks=pytest.mark.thorough),
+    ],
+    ids=["tied-stages", "ranks"],
+)
+def test_shares_go_together_with(
+    attempt: Attempt, tmp_path: Path, training: dict[str, Any], parallelism: dict[str, Any]
+) -> None:
+    corpus = tmp_path / "licence.txt"
+    corpus.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 4)
+    losses = []
+    for number, optimizer in enumerate(("replicated", "sharded"), start=1):
+        document = job(corpus, optimizer, **{"steps": 4, "checkpoint_every": None, **training})
+        document["model"]["config"]["tie_word_embeddings"] = True
+        document["parallelism"] |= parallelism
+        events = succeeded(attempt(document, number=number, folder=tmp_path / optimizer))
+        losses.append(losses_of(events))
+    assert losses[0] == losses[1]
+    require_same_weights(tmp_path / "replicated", tmp_path / "sharded")

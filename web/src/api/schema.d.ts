@@ -1545,6 +1545,102 @@ export interface components {
             alerts: components["schemas"]["Alert"][];
         };
         /**
+         * AllGatherFusionSpec
+         * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+         */
+        AllGatherFusionSpec: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             */
+            cuts?: number[] | null;
+            /**
+             * Fusion of updated weights
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * AllGatherFusionSpec
+         * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+         */
+        AllGatherFusionSpecRequest: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Fusion of updated weights
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * AllReduceFusionSpec
+         * @description Buckets of gradients that are summed together over the members of a stage.
+         */
+        AllReduceFusionSpec: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             */
+            cuts?: number[] | null;
+            /**
+             * Fusion of gradient sums
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * AllReduceFusionSpec
+         * @description Buckets of gradients that are summed together over the members of a stage.
+         */
+        AllReduceFusionSpecRequest: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Fusion of gradient sums
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
          * AllReduceSpec
          * @description Sum the gradients of all members in each step.
          */
@@ -2608,29 +2704,26 @@ export interface components {
          */
         CommunicationFusionSpec: {
             /**
-             * Updated weights
              * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
              * @default {
              *       "mode": "auto"
              *     }
              */
-            allgather: components["schemas"]["FusionSpec"];
+            allgather: components["schemas"]["AllGatherFusionSpec"];
             /**
-             * Sums of gradients
              * @description Buckets of gradients that are summed together over the members of a stage.
              * @default {
              *       "mode": "auto"
              *     }
              */
-            allreduce: components["schemas"]["FusionSpec"];
+            allreduce: components["schemas"]["AllReduceFusionSpec"];
             /**
-             * Sums of shares
              * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
              * @default {
              *       "mode": "auto"
              *     }
              */
-            reducescatter: components["schemas"]["FusionSpec"];
+            reducescatter: components["schemas"]["ReduceScatterFusionSpec"];
         };
         /**
          * CommunicationFusionSpec
@@ -2638,7 +2731,6 @@ export interface components {
          */
         CommunicationFusionSpecRequest: {
             /**
-             * Updated weights
              * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
              * @default {
              *       "bucket_bytes": null,
@@ -2646,9 +2738,8 @@ export interface components {
              *       "mode": "auto"
              *     }
              */
-            allgather: components["schemas"]["FusionSpecRequest"];
+            allgather: components["schemas"]["AllGatherFusionSpecRequest"];
             /**
-             * Sums of gradients
              * @description Buckets of gradients that are summed together over the members of a stage.
              * @default {
              *       "bucket_bytes": null,
@@ -2656,9 +2747,8 @@ export interface components {
              *       "mode": "auto"
              *     }
              */
-            allreduce: components["schemas"]["FusionSpecRequest"];
+            allreduce: components["schemas"]["AllReduceFusionSpecRequest"];
             /**
-             * Sums of shares
              * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
              * @default {
              *       "bucket_bytes": null,
@@ -2666,7 +2756,7 @@ export interface components {
              *       "mode": "auto"
              *     }
              */
-            reducescatter: components["schemas"]["FusionSpecRequest"];
+            reducescatter: components["schemas"]["ReduceScatterFusionSpecRequest"];
         };
         /**
          * ComparedJob
@@ -4706,54 +4796,6 @@ export interface components {
              * @constant
              */
             type: "function";
-        };
-        /**
-         * FusionSpec
-         * @description Buckets of tensors that one collective operation exchanges together between the members of a stage.
-         */
-        FusionSpec: {
-            /**
-             * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
-             */
-            bucket_bytes?: number | null;
-            /**
-             * Cuts
-             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
-             */
-            cuts?: number[] | null;
-            /**
-             * Fusion
-             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
-             * @default auto
-             * @enum {string}
-             */
-            mode: "auto" | "size" | "index";
-        };
-        /**
-         * FusionSpec
-         * @description Buckets of tensors that one collective operation exchanges together between the members of a stage.
-         */
-        FusionSpecRequest: {
-            /**
-             * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
-             * @default null
-             */
-            bucket_bytes: number | null;
-            /**
-             * Cuts
-             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
-             * @default null
-             */
-            cuts: number[] | null;
-            /**
-             * Fusion
-             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
-             * @default auto
-             * @enum {string}
-             */
-            mode: "auto" | "size" | "index";
         };
         /**
          * GenerateDataSpec
@@ -8895,6 +8937,54 @@ export interface components {
              * @description Accepted, but has no effect: responses have no summaries.
              */
             summary?: "auto" | null;
+        };
+        /**
+         * ReduceScatterFusionSpec
+         * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+         */
+        ReduceScatterFusionSpec: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             */
+            cuts?: number[] | null;
+            /**
+             * Fusion of sums of shares
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * ReduceScatterFusionSpec
+         * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+         */
+        ReduceScatterFusionSpecRequest: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Fusion of sums of shares
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
         };
         /**
          * RejoinRequest
