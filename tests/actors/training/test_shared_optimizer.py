@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.actors.training.outcomes import losses_of, require_same_weights, succeeded
 from tests.actors.training.test_training import LLAMA
 from tests.ray_nodes import Attempt, processes_on
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed
 from share_compute.models.storage.weights import WeightFolder
@@ -93,3 +96,19 @@ def test_shares_go_together_with(
         losses.append(losses_of(events))
     assert losses[0] == losses[1]
     require_same_weights(tmp_path / "replicated", tmp_path / "sharded")
+
+
+def test_adapters_are_trained_in_shares(attempt: Attempt, tmp_path: Path) -> None:
+    corpus, folder = tmp_path / "licence.txt", tmp_path / "pretrained"
+    corpus.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 4)
+    config = AutoConfig.for_model(**{**LLAMA, "num_hidden_layers": 2, "vocab_size": 300})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    adapters = []
+    for number, optimizer in enumerate(("replicated", "sharded"), start=1):
+        document = job(corpus, optimizer, steps=4, checkpoint_every=None, lora={"rank": 2})
+        document["model"] = {"path": str(folder)}
+        document["parallelism"]["members_per_stage"] = 2
+        succeeded(attempt(document, number=number, folder=tmp_path / optimizer))
+        adapters.append(load_file(tmp_path / optimizer / "artifacts" / "model" / "adapter_model.safetensors"))
+    assert adapters[0].keys() == adapters[1].keys() != set()
+    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
