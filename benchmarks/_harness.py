@@ -264,9 +264,10 @@ def lead(
     changes = Changes(group, requests, report)
     monitor = PerformanceMonitor(assignment, solution, report, changes)
     start = Start(facts, solution, runs, facts.state)
-    planner = MembershipPlanner(
-        assignment, start, changes, Resharder(group, facts.first_step), step_log, monitor, report
+    resharder = Resharder(
+        group, facts.first_step, shares_optimizer=assignment.spec.parallelism.shares_optimizer
     )
+    planner = MembershipPlanner(assignment, start, changes, resharder, step_log, monitor, report)
     inbox = forward_mail(mailbox)
     conductor = Conductor(
         group, step_log, planner, Reports(), inbox, assignment.spec.training, changes, report

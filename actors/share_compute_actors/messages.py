@@ -13,7 +13,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.objective import Objective
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.failures import InjectedFailure
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.specification import TrainingSpec
 from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute.topology import DeviceKind
@@ -90,8 +90,8 @@ class Source(NamedTuple):
     """Name of the actor's machine, for display."""
     worker: Worker | None
     """The member that the actor belongs to; None for an actor on the server."""
-    shard: tuple[int, int] | None = None
-    """Layers [start, stop) of the backup copy to load from; None to load the actor's own tensors."""
+    shard: ShardPart | None = None
+    """The part of the model of the backup copy to load from; None to load the actor's own tensors."""
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the actor with `with_shard` of the arguments; return the Ray reference to its answer."""
@@ -153,8 +153,8 @@ class Followed(NamedTuple):
     owner: Worker
     actor: Any
     """Actor of the owner."""
-    shard: tuple[int, int]
-    """Layers [start, stop) of the owner's shard."""
+    shard: ShardPart
+    """Layers of the owner's shard, and its share of the optimizer's state."""
     place: int = 0
     """Index of the backup member among all members that back up this owner."""
 
@@ -252,10 +252,10 @@ class MemberStatus:
     peak_resident_bytes: Natural
     reaches: StepNumber = 0
     """The last step that the member applied, or can apply without other members because its gradient is complete."""
-    holds: tuple[int, int] | None = None
-    """Layers [start, stop) that the member computes with; None if it has no weights yet."""
-    loaded: tuple[int, int] | None = None
-    """Layers [start, stop) that are loaded but not used yet; None if there are none."""
+    holds: ShardPart | None = None
+    """Layers that the member computes with, and its share of the optimizer's state; None if it has no weights yet."""
+    loaded: ShardPart | None = None
+    """Layers that are loaded but not used yet, and the share loaded with them; None if there are none."""
     loaded_step: StepNumber = 0
     """Number of the last step whose update the ``loaded`` layers include."""
     sent_bytes: Natural = 0

@@ -42,13 +42,15 @@ class Checks:
         _must(set(prepared) == set(membership.workers), f"step {step}: only {sorted(prepared)} are prepared")
         _must(record.scale == self._reference.scales[step], f"step {step} is scaled by {record.scale}")
         for worker, each in prepared.items():
-            start, stop = membership.shards[membership.stage_of(worker)]
-            gradient = {layer: self._reference.gradients[step][layer] for layer in range(start, stop)}
-            is_right = each.digest == self._model.digest(gradient)
+            own = self._model.own_layers(membership.part_of(worker))
+            gradient = {layer: self._reference.gradients[step][layer] for layer in own}
+            is_right = each.squared_norms == self._model.norms(gradient)
+            if not membership.has_shares(membership.stage_of(worker)):
+                is_right = each.digest == self._model.digest(gradient)
             _must(is_right, f"step {step}: {worker} prepared another gradient")
         for worker in membership.workers:
             for holder in membership.copy_holders(worker):
-                vault = hosts[holder].vaults.get(membership.shards[membership.stage_of(worker)])
+                vault = hosts[holder].vaults.get(membership.part_of(worker))
                 # In another epoch, the backup was restarted, or this coordinator was replaced and will be refused.
                 if hosts[holder].machine.epoch == membership.epoch:
                     scales = {**hosts[holder].scales, step: record.scale}
@@ -69,8 +71,10 @@ class Checks:
         self.weights(host, host.weights, step)
 
     def weights(self, host: Host, weights: Weights, step: int) -> None:
-        """Check the weights of a member after a step."""
-        right = {layer: self._reference.weights[step][layer] for layer in range(*host.shard)}
+        """Check weights of a member after a step: those of its share, or of all its layers."""
+        is_share = weights.keys() == host.own.keys()
+        layers = weights.keys() if is_share else range(*host.shard)
+        right = {layer: self._reference.weights[step][layer] for layer in layers}
         _must(weights == right, f"{host.worker} has other weights after step {step}")
 
 

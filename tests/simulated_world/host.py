@@ -21,6 +21,9 @@ from share_compute.protocol.member_events import (
     Discard,
     Effect,
     Event,
+    Gather,
+    Gathered,
+    GatherFailed,
     Loaded,
     Log,
     Logged,
@@ -33,7 +36,7 @@ from share_compute.protocol.member_events import (
     SendToCoordinator,
     Updated,
 )
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.protocol.messages import (
     Form,
     Halt,
@@ -63,9 +66,6 @@ class _Work:
     reduced: Gradient | None = None
 
 
-Shard = tuple[int, int]
-
-
 class Host(Process):
     """One machine, from its start to its death.
 
@@ -79,16 +79,27 @@ class Host(Process):
         super().__init__(worker, world, worker)
         self.worker = worker
         self.machine = machine
-        self.shard: Shard = (0, 0)
+        self.part = ShardPart(0, 0)
         self.weights: Weights = {}
-        self.vaults: dict[Shard, Vault] = {}
+        self.vaults: dict[ShardPart, Vault] = {}
         self.scales: dict[int, float] = {}
         """Gradient factor of each step that the member applied."""
-        self.next_layout: tuple[int, Shard, Weights] | None = None
-        """Epoch, shard and weights that the member takes over if that epoch begins."""
+        self.next_layout: tuple[int, ShardPart, Weights] | None = None
+        """Epoch, part and weights that the member takes over if that epoch begins."""
         self._work = _Work()
         self._is_poisoned = False
         """Whether the running cell makes numbers that are not finite."""
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Layers [start, stop) of the member."""
+        return self.part.start, self.part.stop
+
+    @property
+    def own(self) -> Weights:
+        """Weights of the layers that the member updates."""
+        own = self._world.model.own_layers(self.part)
+        return {layer: value for layer, value in self.weights.items() if layer in own}
 
     @property
     def open_step(self) -> int:
@@ -98,11 +109,11 @@ class Host(Process):
     @property
     def lasting_layers(self) -> set[int]:
         """Layers whose weights stay here even when a message that is on its way arrives."""
-        layers = set(self.weights)
+        layers = set(self.own)
         if self.machine.membership is None and self.next_layout is not None:
-            epoch, shard, _ = self.next_layout
+            epoch, part, _ = self.next_layout
             if epoch == self.machine.epoch:
-                layers &= set(range(*shard))
+                layers &= self._world.model.own_layers(part)
         return layers
 
     # -- receiving ---------------------------------------------------------------------------------------------------
@@ -120,7 +131,7 @@ class Host(Process):
         began = was_halted and self.machine.membership is not None
         if began and isinstance(message, Form) and not message.keeps_step:
             assert self.next_layout is not None
-            epoch, self.shard, self.weights = self.next_layout
+            epoch, self.part, self.weights = self.next_layout
             assert epoch == message.epoch
 
     def receive_tensor(self, epoch: int, label: TensorLabel, value: Symbol, source: Worker) -> None:
@@ -139,13 +150,13 @@ class Host(Process):
         self.push(lambda: failures.extend(self._pass(Point.tensor_received)))
         self.push(take)
 
-    def receive_log(self, log: Log, epoch: int, owner: Worker, shard: Shard, gradient: Gradient) -> None:
-        """Keep the gradient of a shard that is copied here, and acknowledge it."""
+    def receive_log(self, log: Log, epoch: int, owner: Worker, part: ShardPart, gradient: Gradient) -> None:
+        """Keep the gradient of a part that is copied here, and acknowledge it."""
 
         def keep() -> None:
-            if shard not in self.vaults:
+            if part not in self.vaults:
                 return
-            self.vaults[shard].gradients[log.step] = gradient
+            self.vaults[part].gradients[log.step] = gradient
             logged = Logged(epoch, log.step, log.place)
             self._first(
                 self._sending(
@@ -159,13 +170,13 @@ class Host(Process):
         """Take an event that has no point of its own."""
         self.push(lambda: self._handle(event))
 
-    def load(self, loaded: Loaded, shard: Shard, weights: Weights) -> None:
+    def load(self, loaded: Loaded, part: ShardPart, weights: Weights) -> None:
         """Take weights that were sent here, unless an epoch has begun since."""
 
         def take() -> None:
             effects = self.machine.handle(loaded)
             if effects:
-                self.shard, self.weights = shard, dict(weights)
+                self.part, self.weights = part, dict(weights)
                 self._first(action for effect in effects for action in self._actions(effect))
 
         self.push(take)
@@ -189,6 +200,8 @@ class Host(Process):
                 return self._log(effect)
             case Apply():
                 return [self._passing(Point.apply_starting), lambda: self._apply(effect)]
+            case Gather():
+                return [self._gather]
             case Discard():
                 return [self._discard]
             case SendToCoordinator():
@@ -295,7 +308,9 @@ class Host(Process):
 
     def _end_reduction(self, ended: Reduced | ReduceFailed, result: Gradient | None) -> None:
         if isinstance(ended, Reduced):
-            self._work.reduced = result
+            assert result is not None
+            own = self._world.model.own_layers(self.part)
+            self._work.reduced = {layer: value for layer, value in result.items() if layer in own}
         elif ended.is_spoilt:
             self._work.sums.clear()
         point = Point.reduce_done if isinstance(ended, Reduced) else Point.reduce_failed
@@ -306,6 +321,24 @@ class Host(Process):
                 self._work.reduced = {layer: value + 1 for layer, value in self._work.reduced.items()}
 
         self._first([end, lambda: self._handle(ended)])
+
+    def _gather(self) -> None:
+        membership = self.machine.membership
+        if membership is None:  # halted before it began
+            self._end_gather(GatherFailed(), {})
+            return
+
+        def answer(ended: Gathered | GatherFailed, arrived: Weights) -> None:
+            self.push(lambda: self._end_gather(ended, arrived))
+
+        exchange = self._world.exchange(membership, membership.stage_of(self.worker), self.machine.applied)
+        exchange.enter(self.worker, self.own, answer)
+
+    def _end_gather(self, ended: Gathered | GatherFailed, arrived: Weights) -> None:
+        self.weights |= arrived
+        if isinstance(ended, Gathered):
+            self._world.checks.weights(self, self.weights, self.machine.applied)
+        self._handle(ended)
 
     @property
     def _complete(self) -> Gradient:
@@ -319,11 +352,11 @@ class Host(Process):
         return self._world.model.complete(work.reduced, next(others, None))
 
     def _log(self, log: Log) -> list[Action]:
-        epoch, shard, gradient = self.machine.epoch, self.shard, self._complete
+        epoch, part, gradient = self.machine.epoch, self.part, self._complete
         return self._sending(
             Point.log_sending,
             log.holder,
-            lambda: self._world.hosts[log.holder].receive_log(log, epoch, self.worker, shard, gradient),
+            lambda: self._world.hosts[log.holder].receive_log(log, epoch, self.worker, part, gradient),
         )
 
     def _apply(self, apply: Apply) -> None:
@@ -332,11 +365,11 @@ class Host(Process):
 
     def _update(self, apply: Apply) -> None:
         gradient = self._complete
-        for layer, symbol in self.weights.items():
+        for layer, symbol in self.own.items():
             self.weights[layer] = self._world.model.update(symbol, gradient[layer], apply.scale)
         self.scales[apply.step] = apply.scale
         self._forget(apply.step)
-        self._world.checks.weights(self, self.weights, apply.step)
+        self._world.checks.weights(self, self.own, apply.step)
         self._first([self._passing(Point.apply_done), lambda: self._handle(Updated(apply.step))])
 
     def _forget(self, step: int) -> None:
@@ -352,14 +385,16 @@ class Host(Process):
         if isinstance(message, Prepared):
             complete, membership = self._complete, self.machine.membership
             assert membership is not None
-            has_peers = len(membership.stages[membership.stage_of(self.worker)]) > 1
+            place = membership.stage_of(self.worker)
+            has_shares = membership.has_shares(place)
+            has_peers = len(membership.stages[place]) > 1 and not has_shares
             self._world.on_prepared(membership, message)
             message = Prepared(
                 message.epoch,
                 message.worker,
                 message.step,
                 squared_norms=self._world.model.norms(complete),
-                digest=self._world.model.digest(complete),
+                digest="" if has_shares else self._world.model.digest(complete),
             )
         failures: list[InjectedFailure] = []
 

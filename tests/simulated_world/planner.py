@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from tests.simulated_world.host import Host, Shard
+from tests.simulated_world.host import Host
 from tests.simulated_world.symbols import Weights
 from tests.simulated_world.vault import Vault
 
 from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.member_events import Loaded
-from share_compute.protocol.membership import Membership, Worker, fresh
+from share_compute.protocol.membership import Membership, ShardPart, Worker, fresh
 from share_compute.protocol.messages import Form
 from share_compute.protocol.recovery import recover
 from share_compute.protocol.schedule import even_shares
@@ -21,6 +21,7 @@ from share_compute.protocol.schedule import even_shares
 if TYPE_CHECKING:
     from tests.simulated_world.world import World
 
+Shard = tuple[int, int]
 _FOLLOWED = 0.1
 """Probability that a stage gets catch-up replicas from other stages, beside backups."""
 
@@ -31,9 +32,11 @@ class Planner:
     Args:
         world: world of the machines.
         stages: number of stages wanted at first.
+        shares_optimizer: whether each member of a stage updates only a share of its layers.
     """
 
-    def __init__(self, world: World, stages: int) -> None:
+    def __init__(self, world: World, stages: int, *, shares_optimizer: bool = False) -> None:
+        self._shares_optimizer = shares_optimizer
         self.stages = stages
         """Number of stages wanted from the next epoch on."""
         self._world = world
@@ -60,10 +63,14 @@ class Planner:
         if not keeps_step:
             return self._anew(plan, hosts, able, shards, weights)
         members, moved = self._assign(able, shards, current)
+        parts = self._parts(shards, members)
+        moved += [
+            worker for worker, part in parts.items() if hosts[worker].part != part and worker not in moved
+        ]
         for worker in moved:
             shard = shards[next(place for place, stage in enumerate(members) if worker in stage)]
             own = {layer: weights[layer] for layer in range(*shard)}
-            hosts[worker].load(Loaded(plan.epoch, plan.committed), shard, own)
+            hosts[worker].load(Loaded(plan.epoch, plan.committed), parts[worker], own)
         return self._form(plan, hosts, shards, members, moved, weights)
 
     def _stages_now(self, plan: PlanMembership, hosts: Mapping[Worker, Host]) -> int:
@@ -88,13 +95,21 @@ class Planner:
         found: Weights = {}
         for host in hosts.values():
             if host.machine.applied == plan.committed:
-                found.update(host.weights)
+                found.update(host.own)
         for host in hosts.values():
             scales = {**host.scales, plan.committed: plan.scale}
             for vault in host.vaults.values():
                 if not vault.weights.keys() <= found.keys() and vault.reaches(plan.committed, scales):
                     found.update(vault.rebuilt(plan.committed, scales, model))
         return found if len(found) == model.layers else None
+
+    def _parts(self, shards: Sequence[Shard], members: Sequence[Sequence[Worker]]) -> dict[Worker, ShardPart]:
+        """Return the layers of each member, and its share of them."""
+        return {
+            worker: ShardPart(*shard, *((number, len(stage)) if self._shares_optimizer else ()))
+            for shard, stage in zip(shards, members, strict=True)
+            for number, worker in enumerate(stage)
+        }
 
     def _assign(
         self, able: Sequence[Worker], shards: Sequence[Shard], current: Mapping[Worker, Shard]
@@ -120,12 +135,13 @@ class Planner:
     ) -> Form:
         """Return another layout; members take over their new shards once the epoch begins."""
         members = [list(able[place :: len(shards)]) for place in range(len(shards))]
+        parts = self._parts(shards, members)
         for shard, stage in zip(shards, members, strict=True):
             for worker in stage:
                 own = {layer: weights[layer] for layer in range(*shard)}
-                hosts[worker].next_layout = (plan.epoch, shard, own)
+                hosts[worker].next_layout = (plan.epoch, parts[worker], own)
                 if hosts[worker].machine.applied != plan.committed:
-                    hosts[worker].load(Loaded(plan.epoch, plan.committed), shard, own)
+                    hosts[worker].load(Loaded(plan.epoch, plan.committed), parts[worker], own)
         return self._form(plan, hosts, shards, members, None, weights)
 
     def _form(
@@ -150,12 +166,13 @@ class Planner:
             backups=backups,
             followers=followers,
             is_tied=world.model.is_tied,
+            shares_optimizer=self._shares_optimizer,
         )
         self._give_copies(membership, hosts, plan.committed, weights)
         if moved is None:
             return Form(membership, keeps_step=False)
         reports = {worker: report for worker, report in plan.reports.items() if worker not in moved}
-        left = recover(members, owners, reports, step)
+        left = recover(members, owners, reports, step, shares_optimizer=self._shares_optimizer)
         membership = replace(
             membership, tasks=left.tasks, resends=left.resends, forgets=left.forgets, reduced=left.reduced
         )
@@ -170,8 +187,14 @@ class Planner:
         return [random.choice(stage) for _ in range(count)]
 
     def _backups(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, Worker]:
-        """Choose a backup for each member that is alone in its stage."""
-        return {
+        """Choose a backup for each member that is alone in its stage, or has a share."""
+        ring = {
+            worker: stage[(number + 1) % len(stage)]
+            for stage in (members if self._shares_optimizer else ())
+            for number, worker in enumerate(stage)
+            if len(stage) > 1
+        }
+        return ring | {
             stage[0]: self._world.random.choice(others)
             for stage, others in _with_others(members)
             if len(stage) == 1 and others
@@ -180,6 +203,8 @@ class Planner:
     def _followers(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, tuple[Worker, ...]]:
         """Choose members that shadow some of another stage, as they do before layers move."""
         random, found = self._world.random, {}
+        if self._shares_optimizer:
+            return {}
         for stage, others in _with_others(members):
             if others and random.random() < _FOLLOWED:
                 found[random.choice(stage)] = tuple(random.sample(others, random.randint(1, len(others))))
@@ -189,12 +214,12 @@ class Planner:
         self, membership: Membership, hosts: Mapping[Worker, Host], committed: int, weights: Weights
     ) -> None:
         """Give all members that hold copies the weights that they lack."""
-        for shard, stage in zip(membership.shards, membership.stages, strict=True):
-            for holder in (hosts[holder] for owner in stage for holder in membership.copy_holders(owner)):
-                if shard not in holder.vaults or not holder.vaults[shard].reaches(committed, holder.scales):
-                    holder.vaults[shard] = Vault(
-                        committed, {layer: weights[layer] for layer in range(*shard)}
-                    )
+        for owner in membership.workers:
+            part = membership.part_of(owner)
+            own = {layer: weights[layer] for layer in self._world.model.own_layers(part)}
+            for holder in (hosts[holder] for holder in membership.copy_holders(owner)):
+                if part not in holder.vaults or not holder.vaults[part].reaches(committed, holder.scales):
+                    holder.vaults[part] = Vault(committed, dict(own))
 
 
 def _with_others(members: Sequence[Sequence[Worker]]) -> list[tuple[Sequence[Worker], list[Worker]]]:

@@ -61,6 +61,7 @@ class Scenario:
         layers: number of layers of the model.
         runs: microbatches of a step, as in `SummationTree`.
         is_tied: whether the first and the last layer share their parameter.
+        shares_optimizer: whether each member of a stage updates only a share of its layers.
         pauses: steps after which the job pauses; the last one ends it.
         weather: rates of random network failures.
         failures: failures at points of the protocol.
@@ -75,6 +76,7 @@ class Scenario:
     layers: int = 4
     runs: tuple[int, ...] = (2, 2)
     is_tied: bool = False
+    shares_optimizer: bool = False
     pauses: tuple[int, ...] = (3,)
     weather: Weather = field(default_factory=Weather)
     failures: tuple[InjectedFailure, ...] = ()

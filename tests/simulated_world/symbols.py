@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from share_compute.errors import VerificationFailed
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.protocol.messages import Prepared
 from share_compute.protocol.tree import Node, SummationTree
 
@@ -44,6 +44,14 @@ class SymbolicModel:
     is_tied: bool = False
     diverges_at: tuple[int, int, int] | None = None
     """Step, microbatch and layer whose output is not finite on any machine."""
+
+    def own_layers(self, part: ShardPart) -> frozenset[int]:
+        """Return the layers that a member updates. The shared parameter belongs to the first share."""
+        return frozenset(
+            layer
+            for layer in range(part.start, part.stop)
+            if (0 if self._is_shared(layer) else layer - part.start) % part.total == part.number
+        )
 
     def initial(self, layer: int) -> Symbol:
         """Return the weights of a layer before the first step."""

@@ -14,7 +14,7 @@ from tests.simulated_world.network import Clock, Network
 from tests.simulated_world.planner import Planner
 from tests.simulated_world.process import Process
 from tests.simulated_world.record import DurableRecord
-from tests.simulated_world.reductions import Reduction
+from tests.simulated_world.reductions import Exchange, Reduction
 from tests.simulated_world.scenario import Scenario, Upset, UpsetKind
 from tests.simulated_world.seat import Seat
 from tests.simulated_world.symbols import Reference, SymbolicModel
@@ -102,7 +102,7 @@ class World:
             scenario.layers, SummationTree(scenario.runs), scenario.is_tied, scenario.diverges_at
         )
         self.checks = Checks(self.model, Reference.of(self.model, scenario.steps), self.record)
-        self.planner = Planner(self, scenario.stages)
+        self.planner = Planner(self, scenario.stages, shares_optimizer=scenario.shares_optimizer)
         self.leaving: set[Worker] = set()
         self.culprits: set[Worker] = set()
         """Machines at which the script injected wrong numbers or false accusations."""
@@ -123,6 +123,7 @@ class World:
         self._new_coordinator = new_coordinator
         self._script = FailureScript(scenario.failures)
         self._reductions: dict[tuple[int, int, int], Reduction] = {}
+        self._exchanges: dict[tuple[int, int, int], Exchange] = {}
         self._known: dict[str, dict[Worker, Host]] = {}
         """Machines that a coordinator was notified of, as they were then, by coordinator."""
         self._prepared: defaultdict[tuple[int, int], set[Worker]] = defaultdict(set)
@@ -249,10 +250,19 @@ class World:
             )
         return self._reductions[key]
 
+    def exchange(self, membership: Membership, stage: int, step: int) -> Exchange:
+        """Return the exchange of weights of a stage after a step, the same for all of its members."""
+        key = (membership.epoch, stage, step)
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(membership.stages[stage], self.clock, self.random)
+        return self._exchanges[key]
+
     def leave_reductions(self, worker: Worker) -> None:
-        """End the reductions of a member that died or was halted; they may fail."""
+        """End the collective operations of a member that died or was halted; they may fail."""
         for reduction in self._reductions.values():
             reduction.leave(worker)
+        for exchange in self._exchanges.values():
+            exchange.leave(worker)
 
     def write(self, record: WriteStepLog) -> Recorded | Superseded:
         """Write what a coordinator asks for to the step log, unless the coordinator was replaced."""

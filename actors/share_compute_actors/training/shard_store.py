@@ -59,7 +59,7 @@ from share_compute_actors.wire import NAMES, NOTHING, TEXT, Schema, Undeclared
 if TYPE_CHECKING:
     from share_compute.models.huggingface.conversion import PretrainedWeights
 
-Part: TypeAlias = Literal["inputs", "targets"]
+ShardPart: TypeAlias = Literal["inputs", "targets"]
 Rows: TypeAlias = dict[int, NDArray[Any]]
 """Inputs or targets of each microbatch's samples, by microbatch id; each array is ``[samples, ...]``."""
 _DEATHS = (RayActorError, ObjectLostError)
@@ -343,7 +343,7 @@ class ShardStore:
     # -- while members load and train ----------------------------------------------------------------------------
 
     @ray.method(concurrency_group="serve")
-    def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
+    def train_rows(self, step: int, microbatches: Sequence[int], part: ShardPart) -> Rows:
         """Return the inputs or the targets of some microbatches of a training step, by microbatch id."""
         size, tasks = self._spec.training.microbatch_size, len(self._prepared)
         if tasks == 1:
@@ -368,7 +368,7 @@ class ShardStore:
 
     @ray.method(concurrency_group="serve")
     def evaluation_rows(
-        self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part
+        self, split: Literal["validation", "test"], microbatches: Sequence[int], part: ShardPart
     ) -> Rows:
         """Return the inputs or the targets of some microbatches of an evaluation split, by microbatch id.
 
@@ -382,7 +382,7 @@ class ShardStore:
         return found
 
     def _take(
-        self, split: Split, indices: NDArray[np.int64], part: Part, task: int, step: int = 0
+        self, split: Split, indices: NDArray[np.int64], part: ShardPart, task: int, step: int = 0
     ) -> NDArray[Any]:
         prepared = self._prepared[task]
         if part == "targets":
@@ -479,7 +479,7 @@ class ShardStore:
             folder: path of the folder, relative to the job's folder.
             kind: whether the folder is a checkpoint, an artifact, or a contribution, which has only payloads.
             state: training state at the time of the snapshots, a packed `TrainingState`.
-            machines: names of the machines that have a snapshot, in the order of their stages.
+            machines: names of the machines that have a snapshot, in their order.
             members: members on these machines, in the same order.
 
         Raises:

@@ -99,11 +99,11 @@ def _seal(name: str, content: NDArray[np.uint8]) -> int:
 
 
 class Pieces:
-    """The pieces of the files that one stage writes into a checkpoint or artifact folder, made on demand.
+    """The pieces of the files that one member writes into a checkpoint or artifact folder, made on demand.
 
     Args:
         parts: first part of the file's name (one of `_STEMS`) -> stored name of the tensor -> tensor.
-        place: index of the stage.
+        place: index of the snapshot among those of the folder.
     """
 
     def __init__(self, parts: Mapping[str, Mapping[str, Tensor]], place: int) -> None:
@@ -173,7 +173,7 @@ def take_all(
 
     Args:
         machine: name of the machine that sends the pieces.
-        place: index of the stage that the sending machine computes.
+        place: index of the snapshot among those of the folder.
         ask: returns a piece by its number; None after the last piece.
         write: appends bytes to the file with the given name.
 

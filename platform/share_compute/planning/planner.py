@@ -226,7 +226,9 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
         boundaries=training.boundary_compression,
-        collective=training.collective,
+        # Shares of the gradients are exchanged directly, as in the algorithm "sharded".
+        collective="sharded" if spec.parallelism.shares_optimizer else training.collective,
+        shares_optimizer=spec.parallelism.shares_optimizer,
         run_bytes=_run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
         ranks=spec.parallelism.tensor,

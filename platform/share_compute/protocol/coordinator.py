@@ -432,7 +432,7 @@ class CoordinatorMachine:
                 self._prepared[message.worker] = message
             case Applied() if message.step == self.committed and self._phase == "pausing":
                 pass
-            case Broken() if self._phase in ("forming", "stepping"):
+            case Broken() if self._phase in ("forming", "stepping", "pausing"):
                 return self._change()
             case Rejected() if self._phase in ("forming", "stepping"):
                 return self._on_rejected(message)

@@ -1,8 +1,12 @@
 """A member's side of the step protocol: a state machine that turns events into effects.
 
 `MemberMachine.handle` takes one event (a message, or the result of an effect) and returns effects. A driver carries
-out the effects. It answers each `Compute`, `Reduce` and `Apply` by an event. Only one of these effects runs at a time.
-If a reduction cannot complete, for example because a member was lost, the driver must answer `ReduceFailed`.
+out the effects. It answers each `Compute`, `Reduce`, `Apply` and `Gather` by an event. Only one of these effects runs
+at a time. If a reduction cannot complete, for example because a member was lost, the driver must answer `ReduceFailed`,
+and `GatherFailed` for an exchange of weights.
+
+With `Membership.shares_optimizer`, a member updates the weights of its share alone. So it gets the other weights of its
+stage after each update, and at the beginning of each epoch, because a loss may have ended the last exchange.
 
 A cell is the forward or the backward of one microbatch in one stage. The open step is the first step that is not
 committed. A backup and a catch-up replica are members that hold a copy of this member's state.
@@ -22,6 +26,9 @@ from share_compute.protocol.member_events import (
     Discard,
     Effect,
     Event,
+    Gather,
+    Gathered,
+    GatherFailed,
     Loaded,
     Log,
     Logged,
@@ -52,7 +59,9 @@ from share_compute.protocol.messages import (
 )
 from share_compute.protocol.schedule import Action
 
-Phase = Literal["computing", "reducing", "broken", "tying", "logging", "prepared", "applying", "paused"]
+Phase = Literal[
+    "computing", "reducing", "broken", "tying", "logging", "prepared", "applying", "gathering", "paused"
+]
 
 
 @dataclass
@@ -94,9 +103,11 @@ class MemberMachine:
         self._logged: set[int] = set()
         """Indices in `Membership.copy_holders` of the members that acknowledged the gradient of the open step."""
         self._phase: Phase = "computing"
-        self._running: Compute | Reduce | Apply | None = None
+        self._running: Compute | Reduce | Apply | Gather | None = None
         self._halt: Halt | None = None
         self._pauses = False
+        self._is_forming = False
+        """Whether `Formed` is due after the exchange of weights."""
 
     @property
     def generation(self) -> int:
@@ -125,6 +136,8 @@ class MemberMachine:
                 return self._on_reduction_ended(event)
             case Updated():
                 return self._on_updated(event)
+            case Gathered() | GatherFailed():
+                return self._on_gather_ended(event)
             case _:
                 return self._on_message(event)
 
@@ -208,16 +221,13 @@ class MemberMachine:
         if form.epoch != self.epoch:
             return []
         if self.membership is not None:
-            return (
-                self._prepare()
-                if self._phase == "prepared"
-                else [SendToCoordinator(Formed(self.epoch, self.worker))]
-            )
+            return self._repeat_formed()
         if self._running is not None or form.membership.step != self.applied + 1:
             return []  # an effect is running, or weights are missing; the coordinator will send `Form` again
         self._halt = None
         self.membership = form.membership
-        effects: list[Effect] = [SendToCoordinator(Formed(self.epoch, self.worker))]
+        self._is_forming = form.membership.has_shares(self._stage)
+        effects: list[Effect] = [] if self._is_forming else [self._formed()]
         is_stale = self._step.generation != form.generation
         if is_stale or not form.keeps_step or self.worker in form.membership.forgets:
             effects.append(Discard())
@@ -231,7 +241,16 @@ class MemberMachine:
                 effects.append(Send(label, resend.target))
         effects += [SendToCoordinator(rejected) for rejected in self._rejected.values()]
         self._pauses = form.pauses
-        return effects + self._begin()
+        return effects + (self._gather() if self._is_forming else self._begin())
+
+    def _formed(self) -> SendToCoordinator:
+        return SendToCoordinator(Formed(self.epoch, self.worker))
+
+    def _repeat_formed(self) -> list[Effect]:
+        """Answer a repeated `Form`: `Prepared` if the step is prepared, otherwise `Formed`, unless it is not due."""
+        if self._phase == "prepared":
+            return self._prepare()
+        return [] if self._is_forming else [self._formed()]
 
     def _on_commit(self, commit: Commit) -> list[Effect]:
         if commit.step == self._step.number and self._phase == "prepared":
@@ -334,7 +353,25 @@ class MemberMachine:
         if self.membership is None:
             return self._settle()
         self._take_early()
+        if self.membership.has_shares(self._stage):
+            return self._gather()
         return self._begin() + self._answer()
+
+    def _gather(self) -> list[Effect]:
+        self._phase = "gathering"
+        return self._start(Gather())
+
+    def _on_gather_ended(self, ended: Gathered | GatherFailed) -> list[Effect]:
+        assert isinstance(self._running, Gather)
+        self._running = None
+        if self.membership is None:
+            return self._settle()
+        if isinstance(ended, GatherFailed):
+            self._phase = "broken"
+            return [SendToCoordinator(Broken(self.epoch, self.worker))]
+        formed: list[Effect] = [self._formed()] if self._is_forming else []
+        self._is_forming = False
+        return formed + self._begin() + self._answer()
 
     def _take_early(self) -> None:
         self._step.arrived |= {label for label in self._early if label.step == self._step.number}
@@ -435,6 +472,6 @@ class MemberMachine:
         self._phase = "prepared"
         return [SendToCoordinator(Prepared(self.epoch, self.worker, self._step.number))]
 
-    def _start(self, effect: Compute | Reduce | Apply) -> list[Effect]:
+    def _start(self, effect: Compute | Reduce | Apply | Gather) -> list[Effect]:
         self._running = effect
         return [effect]

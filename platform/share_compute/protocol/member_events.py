@@ -63,7 +63,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """This member holds the complete gradient of its stage."""
+    """This member holds the complete gradient of its stage, or its share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,16 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """All weights of this member contain the updates of the last applied step."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatherFailed:
+    """The exchange of updated weights ended without a result. Weights of other shares may lack an update."""
+
+
+@dataclass(frozen=True, slots=True)
 class RetransmissionTimeout:
     """Periodic event, upon which rejections and unacknowledged gradients are sent again."""
 
@@ -110,6 +120,8 @@ Event = (
     | ReduceFailed
     | Logged
     | Updated
+    | Gathered
+    | GatherFailed
     | RetransmissionTimeout
 )
 
@@ -151,7 +163,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Send the reduced gradient to a member that holds a copy of this member's state."""
+    """Send the reduced gradient, or the member's share of it, to a member that holds a copy of this member's state."""
 
     step: int
     holder: Worker
@@ -161,12 +173,20 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Update the weights with the reduced gradient times ``scale``, then discard the step's tensors."""
+    """Update the weights with the reduced gradient times ``scale``, then discard the step's tensors.
+
+    A member with a share of the optimizer's state updates only the weights of its share.
+    """
 
     step: int
     scale: float
     rate: float | None = None
     """Learning rate; None if it follows from the step alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Exchange the updated weights with the stage's other members, each of which updated its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,4 +201,4 @@ class SendToCoordinator:
     message: ToCoordinator
 
 
-Effect = Compute | Send | Reduce | Log | Apply | Discard | SendToCoordinator
+Effect = Compute | Send | Reduce | Log | Apply | Gather | Discard | SendToCoordinator

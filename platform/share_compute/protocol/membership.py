@@ -15,6 +15,17 @@ Worker = str
 """Name of a member: the id of the machine that it runs on."""
 
 
+class ShardPart(NamedTuple):
+    """The state that a member keeps: layers [start, stop), and a share of the optimizer's state for them."""
+
+    start: int
+    stop: int
+    number: int = 0
+    """Index of the share."""
+    total: int = 1
+    """Number of shares; 1 if the member keeps the whole state of these layers."""
+
+
 class Task(NamedTuple):
     """Work on one microbatch in one stage: the member that computes it, and the cells that this member must run."""
 
@@ -62,6 +73,8 @@ class Membership:
         backups: backup of each member that has one; it holds a copy of the member's state.
         followers: catch-up replicas of each member, which copy the member's state before they take over layers from it.
         is_tied: whether the first and the last stage share a parameter.
+        shares_optimizer: whether each member of a stage keeps a share of the optimizer's state, and updates the
+            parameters of this share only. Members of a stage then send each other the updated weights.
     """
 
     epoch: int
@@ -76,6 +89,7 @@ class Membership:
     backups: Mapping[Worker, Worker] = field(default_factory=dict)
     followers: Mapping[Worker, tuple[Worker, ...]] = field(default_factory=dict)
     is_tied: bool = False
+    shares_optimizer: bool = False
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -105,6 +119,29 @@ class Membership:
     def shard_of(self, worker: Worker) -> tuple[int, int]:
         """Return the layers [start, stop) of a member; raise ValueError if the member is in no stage."""
         return self.shards[self.stage_of(worker)]
+
+    def share_of(self, worker: Worker) -> tuple[int, int]:
+        """Return the index of a member's share of its stage's optimizer state, and the number of shares."""
+        stage = self.stages[self.stage_of(worker)]
+        return (stage.index(worker), len(stage)) if self.shares_optimizer else (0, 1)
+
+    def part_of(self, worker: Worker) -> ShardPart:
+        """Return the layers of a member and its share; raise ValueError if the member is in no stage."""
+        return ShardPart(*self.shard_of(worker), *self.share_of(worker))
+
+    def has_shares(self, place: int) -> bool:
+        """Return whether the members of a stage keep different shares of the optimizer's state."""
+        return self.shares_optimizer and len(self.stages[place]) > 1
+
+    @property
+    def sole_holders(self) -> tuple[Worker, ...]:
+        """Members that alone hold some state: each member that has no other in its stage, or keeps a share."""
+        return tuple(
+            worker
+            for place, stage in enumerate(self.stages)
+            if len(stage) == 1 or self.has_shares(place)
+            for worker in stage
+        )
 
     def tasks_of(self, step: int) -> Tasks:
         """Return the tasks of a step of this epoch."""

@@ -69,7 +69,7 @@ class Report:
     gradients: frozenset[int] = frozenset()
     """Microbatches whose input gradient the member keeps for the previous stage."""
     is_reduced: bool = False
-    """Whether the member holds the gradient of its layers, summed over all microbatches."""
+    """Whether the member holds the gradient of its layers, or its share of it, summed over all microbatches."""
     generation: int = 0
     """Generation of the step that the report describes; see `Form.generation`."""
 
@@ -109,18 +109,22 @@ class Prepared:
     worker: Worker
     step: int
     squared_norms: Mapping[str, float] = field(default_factory=dict)
-    """Squared norm of each parameter's gradient, by the parameter's name. The loss scale is divided out."""
+    """Squared norm of each parameter's gradient, by the parameter's name. The loss scale is divided out.
+
+    A member with a share of the optimizer's state sends the norms of its share."""
     losses: Mapping[int, float] = field(default_factory=dict)
     """Loss of each microbatch, summed over its targets; empty except at members of the last stage."""
     digest: str = ""
-    """Digest of the reduced gradient, for comparison with other members of the stage; empty if none is needed."""
+    """Digest of the reduced gradient, for comparison with other members of the stage; empty if none is needed.
+
+    Members with different shares of the gradient send none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
     """Member to coordinator: the member cannot continue in this epoch.
 
-    Its reduction ended without a result, or a tensor that was sent to it was lost or damaged.
+    Its reduction or its exchange of weights ended without a result, or a tensor for it was lost or damaged.
     """
 
     epoch: int

@@ -29,6 +29,8 @@ def recover(
     owners: Sequence[Sequence[Worker]],
     reports: Mapping[Worker, Report],
     step: int,
+    *,
+    shares_optimizer: bool = False,
 ) -> StepRecovery:
     """Return the remaining cells of a step, the kept tensors that they need, and the results that already count.
 
@@ -40,8 +42,10 @@ def recover(
         owners: member that computes each microbatch in later steps, ``[stages][microbatches]``.
         reports: reports by member, without members that received another shard after their report.
         step: the step; reports of another step are ignored.
+        shares_optimizer: whether each member of a stage reduces only its share of the gradient. A reduced gradient then
+            counts if all members of the stage have their shares of it.
     """
-    held = _Held(stages, reports, step)
+    held = _Held(stages, reports, step, shares_optimizer=shares_optimizer)
     adds = [
         [
             place not in held.reduced and held.by("summed", place, microbatch) is None
@@ -57,14 +61,25 @@ class _Held:
     """Results of the step that the remaining members hold."""
 
     def __init__(
-        self, stages: Sequence[Sequence[Worker]], reports: Mapping[Worker, Report], step: int
+        self,
+        stages: Sequence[Sequence[Worker]],
+        reports: Mapping[Worker, Report],
+        step: int,
+        *,
+        shares_optimizer: bool,
     ) -> None:
         self.forgets: set[Worker] = set()
         self.reduced: dict[int, tuple[Worker, ...]] = {}
         self._reports: list[list[Report]] = []
         for place, stage in enumerate(stages):
             row = [reports[worker] for worker in stage if worker in reports and reports[worker].step == step]
-            if holders := tuple(report.worker for report in row if report.is_reduced):
+            holders = tuple(report.worker for report in row if report.is_reduced)
+            if holders and shares_optimizer and len(holders) < len(stage):
+                # The reduction of a share has overwritten the sums of the others.
+                self.forgets.update(holders)
+                row = [report for report in row if not report.is_reduced]
+                holders = ()
+            if holders:
                 self.reduced[place] = holders
             else:
                 self._count_once(row)

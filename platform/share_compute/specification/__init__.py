@@ -54,7 +54,7 @@ from share_compute.specification.layers import LAYER_TYPES, LayerSpec
 from share_compute.specification.model import ModelSpec
 from share_compute.specification.optimization import (
     SCHEDULES,
-    GradientFusionSpec,
+    FusionSpec,
     OptimizerName,
     OptimizerSpec,
     PlateauOptions,
@@ -100,10 +100,10 @@ __all__ = [
     "EarlyStoppingSpec",
     "EmbedDataSpec",
     "EmbedJob",
+    "FusionSpec",
     "GenerateDataSpec",
     "GenerateJob",
     "GenerateLinkSpec",
-    "GradientFusionSpec",
     "ImagesSpec",
     "Job",
     "Kind",

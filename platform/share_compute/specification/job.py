@@ -73,10 +73,17 @@ class ParallelismSpec(SelectionSpec):
     """Number of processes on each machine that compute each layer together. They share its CPU threads."""
     operators: OperatorsSpec = NO_STRATEGIES
     """How these processes divide the operators of a layer."""
+    optimizer: Literal["replicated", "sharded"] = Field(default="replicated", title="Optimizer's state")
+    """replicated: each member of a stage keeps the optimizer's whole state; sharded: an equal share of it (ZeRO-1)."""
     backups: bool = True
     """Copy state that only one machine holds to another machine, so that any one machine may be lost."""
     plan: _Plan = Field(default=None, title="Pinned plan")
     """Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all."""
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether each member of a stage keeps a share of the optimizer's state."""
+        return self.optimizer == "sharded"
 
     @property
     def machines_needed(self) -> int:
@@ -529,6 +536,27 @@ class TrainJob(SpecModel):
             raise ValueError(
                 "parallelism.operators.strategies names operators in the layers of a Hugging Face model, and "
                 "model.layers declares others"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_are_possible(self) -> Self:
+        training = self.training
+        if not self.parallelism.shares_optimizer:
+            return self
+        name = "parallelism.optimizer sharded"
+        if training.synchronization.kind != "allreduce":
+            raise ValueError(
+                f"{name} needs training.synchronization {{kind: allreduce}}: branches merge whole weights and states"
+            )
+        if training.compresses_sums:
+            raise ValueError(
+                f"{name} sums shares of the gradients without compression: set training.compression to {{name: none}}"
+            )
+        if training.collective not in ("auto", "sharded"):
+            raise ValueError(
+                f"{name} sends each share of the gradients directly to its member: set training.collective to auto or "
+                f"sharded, not {training.collective}"
             )
         return self
 

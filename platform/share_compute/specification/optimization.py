@@ -1,9 +1,9 @@
-"""Optimization options of a job: optimizer, learning rate schedule, and gradient fusion within a stage."""
+"""Optimization options of a job: optimizer, learning rate schedule, and fusion of communication within a stage."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -167,11 +167,14 @@ class ScheduleSpec(SpecModel):
         return {name: int(value) if name in _WHOLE else value for name, value in self.options.items()}
 
 
-class GradientFusionSpec(SpecModel):
-    """Buckets of a shard's gradients that are summed together over the members of a stage."""
+FusionMode: TypeAlias = Literal["auto", "size", "index"]
 
-    mode: Literal["auto", "size", "index"] = Field(default="auto", title="Gradient fusion")
-    """auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``."""
+
+class FusionSpec(SpecModel):
+    """Buckets of tensors that one collective operation exchanges together between the members of a stage."""
+
+    mode: FusionMode = "auto"
+    """auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``."""
     bucket_bytes: int | None = Field(default=None, ge=1, title="Bytes of a piece")
     """Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket."""
     cuts: Annotated[tuple[int, ...], Field(fail_fast=True)] | None = Field(default=None, min_length=1)
@@ -186,3 +189,35 @@ class GradientFusionSpec(SpecModel):
         if any(cut < 1 for cut in cuts) or list(cuts) != sorted(set(cuts)):
             raise ValueError("cuts must be at least 1 and ascending")
         return self
+
+
+class AllReduceFusionSpec(FusionSpec):
+    """Buckets of gradients that are summed together over the members of a stage."""
+
+    mode: FusionMode = Field(default="auto", title="Fusion of gradient sums")
+    """auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``."""
+
+
+class ReduceScatterFusionSpec(FusionSpec):
+    """Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share."""
+
+    mode: FusionMode = Field(default="auto", title="Fusion of sums of shares")
+    """auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``."""
+
+
+class AllGatherFusionSpec(FusionSpec):
+    """Buckets of updated weights that members with a share of the optimizer's state send to each other."""
+
+    mode: FusionMode = Field(default="auto", title="Fusion of updated weights")
+    """auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``."""
+
+
+class CommunicationFusionSpec(SpecModel):
+    """Buckets of each collective operation between the members of a stage."""
+
+    allreduce: AllReduceFusionSpec = AllReduceFusionSpec()
+    """Buckets of gradients that are summed together over the members of a stage."""
+    reducescatter: ReduceScatterFusionSpec = ReduceScatterFusionSpec()
+    """Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share."""
+    allgather: AllGatherFusionSpec = AllGatherFusionSpec()
+    """Buckets of updated weights that members with a share of the optimizer's state send to each other."""

@@ -14,7 +14,12 @@ from share_compute.specification.compression import (
     NoCompressionSpec,
     PowerSgdSpec,
 )
-from share_compute.specification.optimization import PLATEAU, GradientFusionSpec, OptimizerSpec, ScheduleSpec
+from share_compute.specification.optimization import (
+    PLATEAU,
+    CommunicationFusionSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+)
 from share_compute.specification.synchronization import (
     AllReduceSpec,
     AutoSpec,
@@ -99,8 +104,8 @@ class TrainingSpec(SpecModel):
     """Learning rate schedule over the steps."""
     max_gradient_norm: float | None = Field(default=1.0, gt=0)
     """Gradients are clipped to this global norm; null turns clipping off."""
-    gradient_fusion: GradientFusionSpec = GradientFusionSpec()
-    """Buckets of gradients that are summed together over the members of a stage."""
+    communication_fusion: CommunicationFusionSpec = CommunicationFusionSpec()
+    """Buckets of tensors that the members of a stage exchange together."""
     collective: Collective = "auto"
     """Algorithm that sums gradients over the members of a stage; auto: the fastest by the measured links."""
     synchronization: SynchronizationSpec = AllReduceSpec()

@@ -18,7 +18,7 @@ AUTOCAST_KEPT = 0.7
 Norms, sums and the residual stream stay float32. The fraction was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Smallest bucket limit, in bytes, of gradient fusion mode auto. The cost model assumes buckets of this size."""
+"""Smallest bucket limit, in bytes, of fusion mode auto. The cost model assumes buckets of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class TrainingWorkload:
     """Tokens in one sample; 1 if samples are not text."""
     optimizer_tensors: int = 2
     """Number of state tensors that the optimizer keeps for each weight tensor, of the same size."""
+    shares_optimizer: bool = False
+    """Whether each member of a stage keeps an equal share of the optimizer's state."""
     branch_tensors: int = 0
     """Number of tensors that a branch keeps for each trained weight tensor, of the same size; 0 without branches."""
     dtype: str = "float32"

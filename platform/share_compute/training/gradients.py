@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from share_compute.models.numbers import is_finite
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute.specification import GradientFusionSpec
+from share_compute.specification import FusionSpec
 from share_compute.specification.workload import GRADIENT_BUCKET_BYTES
+from share_compute.training.shares import WHOLE, OptimizerShare, WeightBuckets, owners, ranges
 
 _AUTO_BUCKETS = 8
 """Number of buckets that the automatic bucket size aims at, so that their reduction overlaps with the backward."""
@@ -45,22 +46,34 @@ class GradientBuckets:
 
     Parameters are put into buckets in reverse order, because a backward usually reaches the last ones first.
 
+    With a share of the optimizer's state, only the `own` ranges of the `result` need to hold the sum. The methods that
+    read the whole sum then read the gradients of the share alone.
+
     Args:
         parameters: parameters by stored name; frozen ones have no gradient.
         tree: order in which the job adds gradients.
         fusion: settings that determine the buckets; None for automatic sizes.
+        share: this member's share of the optimizer's state.
+        first: stored names of trained parameters that belong to the first share.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         tree: SummationTree,
-        fusion: GradientFusionSpec | None = None,
+        fusion: FusionSpec | None = None,
+        share: OptimizerShare = WHOLE,
+        first: Collection[str] = (),
     ) -> None:
         trained = {parameter: name for name, parameter in parameters.items() if parameter.requires_grad}
         self._names = trained
         self._tree = tree
-        self._layout = list(_cut(list(reversed(trained)), fusion or GradientFusionSpec()))
+        self._share = share
+        indices = owners({name: each.numel() for each, name in trained.items()}, share.total, first)
+        self._owner = {parameter: indices[name] for parameter, name in trained.items()}
+        self._layout = self._cut(list(reversed(trained)), fusion)
+        self.shares = [ranges(group, self._owner, share.total) for group in self._layout]
+        """Range of elements of each share of the optimizer's state, by bucket and index of the share."""
         self._held: dict[Node, _Buffers] = {}
         self._additions: list[tuple[_Buffers, _Buffers]] = []
         """Pairs (target, source): each source is still to be added to its target."""
@@ -82,6 +95,32 @@ class GradientBuckets:
         """Return the number of buckets."""
         return len(self._layout)
 
+    def _cut(self, parameters: list[nn.Parameter], fusion: FusionSpec | None) -> list[list[nn.Parameter]]:
+        """Return the parameters of each bucket, those of one share one after the other."""
+        groups = _cut(parameters, fusion or FusionSpec())
+        return [sorted(group, key=lambda parameter: self._owner[parameter]) for group in groups]
+
+    @property
+    def share(self) -> OptimizerShare:
+        """This member's share of the optimizer's state."""
+        return self._share
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """Stored names of the trained parameters of this member's share."""
+        index = self._share.number
+        return frozenset(name for parameter, name in self._names.items() if self._owner[parameter] == index)
+
+    def weight_buckets(self, fusion: FusionSpec) -> WeightBuckets:
+        """Return buckets in which the members of the stage exchange the weights that they updated."""
+        layout = self._cut(list(reversed(self._names)), fusion)
+        are_alike = [*map(len, layout)] == [*map(len, self._layout)]
+
+        def spare(bucket: int) -> Tensor | None:
+            return self._free[-1].buckets[bucket] if are_alike and self._free else None
+
+        return WeightBuckets(layout, self._owner, self._share, spare)
+
     @property
     def bucket_bytes(self) -> list[int]:
         """Size of each bucket in bytes."""
@@ -89,10 +128,16 @@ class GradientBuckets:
 
     @property
     def layout(self) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
-        """Stored names and shapes of the parameters of each bucket, in the order in which the bucket stores them."""
+        """Stored names and shapes of the parameters of each tensor in `own`, in the order in which it stores them."""
+        index = self._share.number
         return tuple(
-            tuple((self._names[parameter], tuple(parameter.shape)) for parameter in group)
-            for group in self._layout
+            tuple(
+                (self._names[parameter], tuple(parameter.shape))
+                for parameter in group
+                if self._owner[parameter] == index
+            )
+            for group, shares in zip(self._layout, self.shares, strict=True)
+            if shares[index].stop > shares[index].start
         )
 
     @property
@@ -188,6 +233,20 @@ class GradientBuckets:
             self._result = self._take()
         return self._result.buckets[bucket]
 
+    @property
+    def own(self) -> list[Tensor]:
+        """This member's share of each `result`, flat; all of it without shares. Buckets without a share are left out.
+
+        Raises:
+            ValueError: the sum is not complete.
+        """
+        index = self._share.number
+        return [
+            bucket[shares[index]]
+            for bucket, shares in zip(self._whole.buckets, self.shares, strict=True)
+            if shares[index].stop > shares[index].start
+        ]
+
     def settle(self) -> None:
         """Make each ``parameter.grad`` a view of the `result` buffers, and release all other buffers.
 
@@ -216,6 +275,10 @@ class GradientBuckets:
         """Drop all sums and their buffers, after a failed reduction that may still write into these buffers."""
         self._forget()
 
+    def drop_spare(self) -> None:
+        """Drop buffers that are not in use, after a failed exchange of weights that may still write into them."""
+        self._free.clear()
+
     def _forget(self) -> None:
         self._held.clear()
         self._additions.clear()
@@ -233,8 +296,9 @@ class GradientBuckets:
         Raises:
             ValueError: the sum is not complete.
         """
-        sums = [_squared_sum(view.view(-1)) for _, view in self._whole.views]
-        names = [self._names[parameter] for parameter, _ in self._whole.views]
+        views = [view for view in self._whole.views if self._owner[view[0]] == self._share.number]
+        sums = [_squared_sum(view.view(-1)) for _, view in views]
+        names = [self._names[parameter] for parameter, _ in views]
         squares = torch.stack([each.cpu() for each in sums]).tolist() if sums else []
         return dict(sorted(zip(names, squares, strict=True)))
 
@@ -249,8 +313,8 @@ class GradientBuckets:
         Raises:
             ValueError: the sum is not complete.
         """
-        for bucket in self._whole.buckets:
-            bucket.mul_(factor)
+        for part in self.own:
+            part.mul_(factor)
 
     def digest(self) -> str:
         """Return a fast hash (XXH3, 128 bits) of the complete sum's bits, to compare the members of a stage.
@@ -261,8 +325,8 @@ class GradientBuckets:
             ValueError: the sum is not complete.
         """
         hashed = xxhash.xxh3_128()
-        for bucket in self._whole.buckets:
-            values = bucket.view(torch.int32 if bucket.element_size() == _WORD_BYTES else torch.int16)
+        for part in self.own:
+            values = part.view(torch.int32 if part.element_size() == _WORD_BYTES else torch.int16)
             digested = values if values.device.type == "cpu" else values.sum(dtype=torch.int64).cpu()
             hashed.update(digested.numpy().data)
         return hashed.hexdigest()
@@ -299,7 +363,7 @@ def _squared_sum(flat: Tensor) -> Tensor:
     return squared
 
 
-def _cut(parameters: Sequence[nn.Parameter], fusion: GradientFusionSpec) -> Iterator[list[nn.Parameter]]:
+def _cut(parameters: Sequence[nn.Parameter], fusion: FusionSpec) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters of each bucket. All parameters of a bucket have one type and device."""
     total = sum(parameter.nbytes for parameter in parameters)
     edges = {0, len(parameters)}

@@ -25,9 +25,11 @@ from share_compute.models.factory import build_stage, dissect
 from share_compute.models.storage.checkpoints import STATE
 from share_compute.models.storage.weights import FolderWriter, WeightFolder
 from share_compute.planning.planner import solve
+from share_compute.protocol.membership import ShardPart
 from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Topology
+from share_compute.training.shares import WHOLE
 from share_compute_actors.group.answering import answered, ask_shard_store
 from share_compute_actors.group.naming import end_members, machines_with_members, members_of
 from share_compute_actors.messages import Extent, Followed, pack_extents
@@ -166,7 +168,7 @@ class OneBranch:
         }
         self.group.gather(NOTHING, calls)
 
-    def state(self, worker: str, *shard: tuple[int, int]) -> dict[str, Tensor]:
+    def state(self, worker: str, *shard: ShardPart) -> dict[str, Tensor]:
         """Return the weights and the other state of a member's shard, or of a copy that it keeps."""
         member = self.group.handle(worker)
         names = dict.fromkeys(answered(NAMES, member.inventory.remote(*shard), worker), "weights")
@@ -261,7 +263,7 @@ def test_copies_and_members_that_join_have_the_state_of_the_branch(
     branch: OneBranch, topology: Topology, tmp_path: Path, common: dict[str, Tensor]
 ) -> None:
     first, second = branch.workers
-    shards = [(stage.start, stage.stop) for stage in branch.plan.stages]
+    shards = [ShardPart(stage.start, stage.stop) for stage in branch.plan.stages]
     members = {worker: branch.group.handle(worker) for worker in branch.workers}
     for worker, other, number in ((first, second, 1), (second, first, 0)):
         followed = {number: Followed(other, members[other], shards[number])}
@@ -285,7 +287,7 @@ def test_copies_and_members_that_join_have_the_state_of_the_branch(
 
     wait_for(is_admitted, "the member that joins")
     branch.group.load_shards(
-        {joins: shard}, lambda _: branch.group.inventory([branch.group.source(first)]), 0
+        {joins: shard}, {joins: WHOLE}, lambda _: branch.group.inventory([branch.group.source(first)]), 0
     )
     branch.group.adopt([joins], 0, 0)
     branch.merge(1)

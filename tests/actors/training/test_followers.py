@@ -18,6 +18,7 @@ from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch,
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.storage.slots import parameter_of
+from share_compute.protocol.membership import ShardPart
 from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
@@ -25,7 +26,7 @@ from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import restore_optimizer
 from share_compute_actors.training.backups.copy_quota import CopyQuota
-from share_compute_actors.training.backups.copying import Copied, Copier, Legacy, ShardOutline, ShardRange
+from share_compute_actors.training.backups.copying import Copied, Copier, Legacy, ShardOutline
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.member.runner import Runner
@@ -33,7 +34,7 @@ from share_compute_actors.training.membership.backups import backups_of
 from share_compute_actors.transport.pieces import Piece
 
 CPU = torch.device("cpu")
-WHOLE = 0, 4
+WHOLE = ShardPart(0, 4)
 LAYERS = (
     LayerSpec(type="linear", options={"in_features": 13, "out_features": 37}),
     LayerSpec(type="layer_norm", options={"normalized_shape": 37}),
@@ -54,7 +55,7 @@ class Trainer:
         self,
         *,
         freeze: tuple[str, ...] = (),
-        shard: ShardRange = WHOLE,
+        shard: ShardPart = WHOLE,
         version: int | None = None,
         layers: tuple[LayerSpec, ...] = LAYERS,
         **training: Any,
@@ -64,7 +65,7 @@ class Trainer:
             {"steps": 40, "batch_size": 4, "microbatches": 1, **training}
         )
         blueprint = Blueprint(layers=layers, freeze=freeze)
-        stage = build_stage(blueprint, Shard("m", *shard, WHOLE[1]), CPU)
+        stage = build_stage(blueprint, Shard("m", shard.start, shard.stop, WHOLE.stop), CPU)
         stage.initialize(3)
         self.runner = Runner(stage, self.training, SummationTree((1,)))
         if version is not None:
@@ -208,8 +209,8 @@ def test_statistics_are_neither_clipped_nor_trained() -> None:
     assert not any(torch.equal(one[name], other[name]) for name in one if name.endswith("weight"))
 
 
-@pytest.mark.parametrize("shard", [WHOLE, (0, 2)])
-def test_what_is_frozen_is_there_too(shard: ShardRange, follow: Callable[..., Follower]) -> None:
+@pytest.mark.parametrize("shard", [WHOLE, ShardPart(0, 2)])
+def test_what_is_frozen_is_there_too(shard: ShardPart, follow: Callable[..., Follower]) -> None:
     trainer = Trainer(freeze=("layers[:2]",), shard=shard)
     follower = fetched(follow(trainer), trainer)
     for _ in range(3):
@@ -234,7 +235,7 @@ def test_a_shard_without_parameters_has_its_step_and_loss_scale(
     scales: tuple[float, ...], follow: Callable[..., Follower]
 ) -> None:
     """A stage may be an activation alone. Its next holder needs no weights, but must know that none are missing."""
-    trainer = Trainer(shard=(2, 3), precision="float16")
+    trainer = Trainer(shard=ShardPart(2, 3), precision="float16")
     trainer.take_step()
     follower = fetched(follow(trainer), trainer)
     assert follower.is_whole
@@ -248,7 +249,7 @@ def test_a_shard_without_parameters_has_its_step_and_loss_scale(
     legacy = follower.legacy(trainer.step)
     assert legacy is not None
     heir = follow(trainer)
-    heir.inherit(trainer.copier.outline((2, 3)), [legacy]).result()
+    heir.inherit(trainer.copier.outline(ShardPart(2, 3)), [legacy]).result()
     trainer.take_step(heir)
     assert heir.bring_to(trainer.step, trainer.scales)
     assert heir.loss_scale() == trainer.runner.loss_scale
@@ -294,7 +295,7 @@ def test_a_primary_that_dies_after_its_last_piece_leaves_a_whole_copy(
     trainer = Trainer()
 
     class Dying(Copier):
-        def copy(self, shard: ShardRange, names: Any) -> Copied:
+        def copy(self, shard: ShardPart, names: Any) -> Copied:
             if not names:
                 raise ContributorLost("it is dead", hint="")
             return super().copy(shard, names)
@@ -310,7 +311,7 @@ def test_steps_are_taken_while_it_is_fetched(follow: Callable[..., Follower]) ->
     class Training(Copier):
         """A primary that takes a step whenever a copy was staged."""
 
-        def copy(self, shard: ShardRange, names: Any) -> Copied:
+        def copy(self, shard: ShardPart, names: Any) -> Copied:
             copied = super().copy(shard, names)
             if names:
                 trainer.take_step(follower, 0.5)
@@ -454,7 +455,7 @@ def test_a_primary_without_the_shard_is_called_again(follow: Callable[..., Follo
 
         num_calls = 0
 
-        def outline(self, shard: ShardRange) -> ShardOutline:
+        def outline(self, shard: ShardPart) -> ShardOutline:
             self.num_calls += 1
             if self.num_calls == 1:
                 raise StaleEpoch("this member does not hold the shard any more", hint="no action needed")
@@ -472,7 +473,7 @@ def test_another_owner_goes_on_where_one_was_lost(follow: Callable[..., Follower
     class Mortal(Copier):
         """A primary that becomes unresponsive after some parameters."""
 
-        def copy(self, shard: ShardRange, names: Any) -> Copied:
+        def copy(self, shard: ShardPart, names: Any) -> Copied:
             num_calls.extend(names)
             if len(num_calls) == 3:
                 is_unresponsive.set()
@@ -559,7 +560,7 @@ def test_what_is_not_trained_and_came_first_is_kept_over_epochs(follow: Callable
     class Slow(Copier):
         """A primary that answers no call after the first one."""
 
-        def copy(self, shard: ShardRange, names: Any) -> Copied:
+        def copy(self, shard: ShardPart, names: Any) -> Copied:
             if "layers.0.weight" in names:
                 return super().copy(shard, names)
             has_first.set()
@@ -592,7 +593,7 @@ def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.Mon
     follower.close()
 
 
-def adopted(trainer: Trainer, shard: ShardRange) -> Trainer:
+def adopted(trainer: Trainer, shard: ShardPart) -> Trainer:
     """Return a trainer of some layers with the state of another trainer."""
     heir = Trainer(shard=shard)
     state = trainer.state()
@@ -620,9 +621,9 @@ def test_a_copy_of_other_layers_begins_with_what_is_there(
     assert former.bring_to(3, whole.scales)
     legacy = former.legacy(3) if is_copied else Legacy.of_runner(whole.runner, 3)
     assert legacy is not None
-    owner = adopted(whole, (1, 4))
+    owner = adopted(whole, ShardPart(1, 4))
     follower = follow(owner)
-    copied = follower.inherit(owner.copier.outline((1, 4)), [legacy])
+    copied = follower.inherit(owner.copier.outline(ShardPart(1, 4)), [legacy])
     former.close([copied])
     for _ in range(2):
         owner.take_step(follower)
@@ -636,6 +637,14 @@ def test_only_who_is_alone_needs_a_backup() -> None:
     assert backups_of((("a", "b"), ("c", "d")), fleet) == {}
     assert backups_of((("a",), ("b",)), fleet) == {"a": "b", "b": "a"}
     assert backups_of((("a", "b"), ("c",)), fleet) == {"c": "a"}
+
+
+def test_each_share_is_backed_up_by_the_next_member_of_its_stage() -> None:
+    fleet = Topology((machine("a"), machine("b", "cuda"), machine("c"), machine("d"), machine("e", "cuda")))
+    shared = backups_of((("a", "c", "d"), ("b",)), fleet, shares_optimizer=True)
+    assert shared == {"a": "c", "c": "d", "d": "a", "b": "a"}
+    mixed = backups_of((("a", "b", "c", "e"),), fleet, shares_optimizer=True)
+    assert mixed == {"a": "c", "c": "b", "b": "e", "e": "a"}
 
 
 def test_backups_are_near_alike_and_not_all_the_same() -> None:

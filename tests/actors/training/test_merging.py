@@ -24,6 +24,7 @@ from torch import Tensor
 
 from share_compute.compression.factory import codec_of_round, codec_of_update
 from share_compute.errors import ShareComputeError
+from share_compute.protocol.membership import ShardPart
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.optimizers import restore_optimizer
 from share_compute_actors.messages import Followed
@@ -180,7 +181,7 @@ def test_frozen_parameters_are_no_part_of_a_contribution() -> None:
     assert trained < trainer.runner.parameters.keys()
     trainer.take_step()
     assert folder_tensors(trainer.runner, None, "contribution")["model"].keys() == trained
-    untrained = a_branch(shard=(2, 3))
+    untrained = a_branch(shard=ShardPart(2, 3))
     assert folder_tensors(untrained.runner, None, "contribution") == {"model": {}}
     untrained.runner.merge(1, 0, {}, closes_round=True)
 

@@ -10,10 +10,11 @@ import pytest
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.coordinator import PlanMembership
-from share_compute.protocol.membership import Membership, fresh
+from share_compute.protocol.membership import Membership, ShardPart, fresh
 from share_compute.protocol.messages import Report
 from share_compute.shards import Shard
 from share_compute.topology import Topology
+from share_compute.training.shares import WHOLE, OptimizerShare
 from share_compute_actors.messages import Source, Sources, server_source
 from share_compute_actors.training.membership.resharder import Resharder
 
@@ -35,7 +36,7 @@ class Crew:
 
     def handle(self, worker: str) -> Any:
         return SimpleNamespace(
-            bring_to=SimpleNamespace(remote=lambda shard, *_: self.copies.get(worker) == shard)
+            bring_to=SimpleNamespace(remote=lambda part, *_: self.copies.get(worker) == part[:2])
         )
 
     def gather(self, _schema: Any, calls: dict[str, Any]) -> dict[str, Any]:
@@ -43,23 +44,28 @@ class Crew:
 
     def ask(self, _schema: Any, workers: Sequence[str], method: str, *arguments: Any) -> dict[str, Any]:
         if method == "holding":
-            return {worker: self.held.get(worker) for worker in workers}
+            return {worker: ShardPart(*self.held[worker]) for worker in workers if worker in self.held}
         return {worker: getattr(self.handle(worker), method).remote(*arguments) for worker in workers}
 
     def source(self, worker: str, copy: Range | None = None) -> Source:
-        return Source(None, worker, worker, copy)
+        return Source(None, worker, worker, None if copy is None else ShardPart(*copy))
 
     def inventory(self, holders: Sequence[Source]) -> Sources:
         places: dict[str, int] = {}
         for place, holder in enumerate(holders):
-            for layer in range(*(holder.shard or self.held[holder.name])):
+            for layer in range(*(holder.shard or self.held[holder.name])[:2]):
                 places.setdefault(str(layer), place)
         return Sources(tuple(holders), places)
 
     def load_shards(
-        self, shards: Mapping[str, Shard], sources: Callable[[str], Sources | None], applied: int
+        self,
+        shards: Mapping[str, Shard],
+        shares: Mapping[str, OptimizerShare],
+        sources: Callable[[str], Sources | None],
+        applied: int,
     ) -> None:
         assert applied == COMMITTED
+        assert set(shares.values()) == {WHOLE}
         for worker, shard in shards.items():
             known = sources(worker)
             assert known is not None
@@ -118,3 +124,87 @@ def test_layers_without_a_reachable_source_come_over_a_dead_link(copies: dict[st
 def test_the_shard_store_comes_before_a_dead_link() -> None:
     found = load(Crew(HELD, {}, "de"), "de", ["ce"], first_step=COMMITTED + 1)
     assert found == {"d": [*["a"] * 4, "c", "c"], "e": ["the server"] * LAYERS}
+
+
+class SharedCrew(Crew):
+    """Members of one stage with shares; records the names of the sources that each member loads from."""
+
+    def __init__(self, held: Mapping[str, ShardPart], copies: Mapping[str, ShardPart]) -> None:
+        super().__init__({}, {}, "")
+        self.parts, self.kept = held, copies
+        self.workers = frozenset(held)
+        self.sources: dict[str, list[str]] = {}
+
+    def handle(self, worker: str) -> Any:
+        return SimpleNamespace(
+            bring_to=SimpleNamespace(remote=lambda part, *_: self.kept.get(worker) == part)
+        )
+
+    def ask(self, schema: Any, workers: Sequence[str], method: str, *arguments: Any) -> dict[str, Any]:
+        if method == "holding":
+            return {worker: self.parts[worker] for worker in workers}
+        return super().ask(schema, workers, method, *arguments)
+
+    def inventory(self, holders: Sequence[Source]) -> Sources:
+        return Sources(tuple(holders))
+
+    def load_shards(
+        self,
+        shards: Mapping[str, Shard],
+        shares: Mapping[str, OptimizerShare],
+        sources: Callable[[str], Sources | None],
+        applied: int,
+    ) -> None:
+        assert applied == COMMITTED
+        assert shares == {worker: OptimizerShare(number, len(shards)) for number, worker in enumerate(shards)}
+        for worker in shards:
+            known = sources(worker)
+            assert known is not None
+            self.sources[worker] = [
+                f"{one.name}'s copy of {one.shard.number}" if one.shard else one.name for one in known.all
+            ]
+
+
+def reshare(crew: Any, before: str, after: str, first_step: int = 1) -> dict[str, list[str]]:
+    """Have the members of a stage load new shares; return the names of each member's sources."""
+    membership = Membership(
+        1, ((0, 4),), (tuple(before),), ((before[0],) * 4,), COMMITTED + 1, fresh(((before[0],) * 4,)),
+        shares_optimizer=True,
+    )  # fmt: skip
+    members = [SimpleNamespace(contributor_id=worker) for worker in after]
+    plan: Any = SimpleNamespace(
+        stages=[SimpleNamespace(members=members)], shard=lambda _: Shard("m", 0, 4, 4)
+    )
+    request = PlanMembership(
+        2, COMMITTED, 1.0, {worker: Report(1, worker, COMMITTED) for worker in crew.workers}
+    )
+    moved = Resharder(crew, first_step, shares_optimizer=True).load(membership, plan, request, {})
+    assert moved == crew.sources.keys()
+    sources: dict[str, list[str]] = crew.sources
+    return sources
+
+
+def test_a_lost_share_comes_from_its_backup() -> None:
+    held = {"a": ShardPart(0, 4, 0, 3), "b": ShardPart(0, 4, 1, 3)}
+    crew = SharedCrew(held, {"a": ShardPart(0, 4, 2, 3)})
+    assert reshare(crew, "abc", "ab") == {"a": ["a", "b", "a's copy of 2"], "b": ["b", "a", "a's copy of 2"]}
+
+
+def test_members_with_the_right_shares_load_nothing() -> None:
+    held = {"a": ShardPart(0, 4, 0, 2), "b": ShardPart(0, 4, 1, 2)}
+    assert reshare(SharedCrew(held, {}), "ab", "ab") == {}
+
+
+def test_a_share_without_backup_is_lost_with_its_member() -> None:
+    held = {"a": ShardPart(0, 4, 0, 3), "b": ShardPart(0, 4, 1, 3)}
+    with pytest.raises(ContributorLost):
+        reshare(SharedCrew(held, {}), "abc", "ab")
+    crew = SharedCrew(held, {})
+    assert reshare(crew, "abc", "ab", COMMITTED + 1) == {"a": ["the server"], "b": ["the server"]}
+
+
+def test_one_whole_division_is_enough_if_only_some_members_switched_to_another() -> None:
+    held = {"a": ShardPart(0, 4, 0, 2), "b": ShardPart(0, 4, 1, 3)}
+    crew = SharedCrew(held, {"a": ShardPart(0, 4, 1, 2)})
+    found = reshare(crew, "ab", "ba")
+    assert found["a"] == ["a", "b", "a's copy of 1"]

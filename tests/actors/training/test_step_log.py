@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from share_compute.errors import StaleEpoch, Unavailable
 from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import dissect
 from share_compute.planning.planner import solve
-from share_compute.protocol.membership import Membership, Resend, fresh
+from share_compute.protocol.membership import Membership, Resend, ShardPart, fresh
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.loss_scale import LossScale
@@ -200,8 +201,8 @@ def test_where_training_stands_after_a_takeover(step_log: Open) -> None:
     )
 
 
-def status(worker: str, step: int, reaches: int, holds: tuple[int, int] | None) -> MemberStatus:
-    return MemberStatus(worker, step, 0, 0, reaches, holds)
+def status(worker: str, step: int, reaches: int, holds: tuple[int, ...] | None) -> MemberStatus:
+    return MemberStatus(worker, step, 0, 0, reaches, None if holds is None else ShardPart(*holds))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +215,10 @@ def status(worker: str, step: int, reaches: int, holds: tuple[int, int] | None) 
         (status("a", 2, 2, (2, 5)), False),  # died between two plans
         (status("c", 2, 2, None), False),
         (status("d", 2, 2, (0, 2)), False),
+        (
+            status("a", 2, 2, (0, 2, 0, 2)),
+            False,
+        ),  # has a share of the optimizer's state, and should have all of it
     ],
 )
 def test_who_can_be_taken_over(member: MemberStatus, *, is_fit: bool) -> None:
@@ -227,7 +232,9 @@ def test_who_can_be_taken_over(member: MemberStatus, *, is_fit: bool) -> None:
 def test_a_member_that_was_about_to_hold_a_shard_can_adopt_it(
     loaded: tuple[int, int] | None, step: int, *, may_go_on: bool
 ) -> None:
-    halfway = MemberStatus("a", 2, 0, 0, 2, (2, 5), loaded, step)
+    halfway = MemberStatus(
+        "a", 2, 0, 0, 2, ShardPart(2, 5), None if loaded is None else ShardPart(*loaded), step
+    )
     assert not fits(membership(4), committed=2, status=halfway)
     assert has_loaded(membership(4), committed=2, status=halfway) is may_go_on
 
@@ -238,6 +245,16 @@ def test_all_shards_must_be_left() -> None:
     assert is_whole(whole, {"a": None})  # keeps a copy for c
     assert not is_whole(whole, {"b": None})
     assert not is_whole(whole, {"c": None})
+
+
+def test_all_shares_must_be_left() -> None:
+    shared = replace(membership(4), shares_optimizer=True, backups={"a": "b", "b": "a", "c": "a"})
+    assert fits(shared, committed=2, status=status("b", 2, 2, (0, 2, 1, 2)))
+    assert not fits(shared, committed=2, status=status("b", 2, 2, (0, 2, 1, 3)))
+    assert is_whole(shared, {"a": None})  # keeps copies for b and c
+    assert not is_whole(shared, {"b": None})
+    assert not is_whole(replace(shared, backups={"c": "a"}), {"a": None})
+    assert is_whole(replace(shared, backups={"c": "a"}), {"a": None, "b": None})
 
 
 def test_what_is_left_of_a_group_is_a_plan() -> None:

@@ -167,3 +167,15 @@ def test_every_stage_gets_its_whole_gradient_and_every_cell_its_inputs(held: lis
     for resend in recovery.resends:
         kept = by_worker[resend.holder]
         assert resend.microbatch in (kept.activations if resend.cargo == "activation" else kept.gradients)
+
+
+def test_a_reduced_share_counts_only_with_all_others_of_its_stage() -> None:
+    reports = [
+        report(worker, summed=ids, activations=ids, gradients=ids, is_reduced=worker != "d")
+        for worker, ids in (("a", {0, 1}), ("b", {2, 3}), ("c", {0, 1}), ("d", {2, 3}))
+    ]
+    recovery = recover(STAGES, OWNERS, {each.worker: each for each in reports}, 5, shares_optimizer=True)
+    assert recovery.reduced == {0: ("a", "b")}
+    assert recovery.forgets == {"c"}
+    lost = {microbatch for kind, place, microbatch, _ in work(recovery) if (kind, place) == ("B", 1)}
+    assert lost == {0, 1}

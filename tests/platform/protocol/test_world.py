@@ -47,6 +47,19 @@ def test_wrong_numbers_never_win_and_only_machines_that_made_them_are_blamed(fir
     assert disputed < CHUNK / 50
 
 
+@pytest.mark.parametrize("first", range(0, QUICK // 2, CHUNK))
+def test_members_with_shares_of_the_state_lose_none(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        run(replace(draw(seed), shares_optimizer=True))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(QUICK, SCHEDULES, CHUNK))
+def test_many_more_with_shares(first: int) -> None:
+    test_members_with_shares_of_the_state_lose_none(first)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("first", range(QUICK, SCHEDULES, CHUNK))

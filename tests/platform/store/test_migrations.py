@@ -63,6 +63,12 @@ def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
     stages, members = ("pools", "members_per_pool") if revision < "0017" else ("stages", "members_per_stage")
     plan = {**(PLAN_0001 if revision == "0001" else PLAN), stages: [STAGE]}
     layout = {"strategy": "uniform", stages: 1, "buddies" if revision < "0017" else "backups": False}
+    buckets = {"mode": "size", "bucket_bytes": 8, "cuts": None}
+    fusion = (
+        {"gradient_fusion": buckets}
+        if revision < "0026"
+        else {"communication_fusion": {"allreduce": buckets}}
+    )
     measured = {**MEASURED, stages: [TIMING]}
     proposed = {**PROPOSED, "plan": plan}
     held = {**HELD, "pool" if revision < "0017" else "stage": 0}
@@ -72,7 +78,7 @@ def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
     link = Link("c-1", "head", latency_s=0.001, bytes_per_s=1e8)
     job = {
         "id": "job-1", "name": "kept", "kind": "train", "state": "failed", "reason": "it failed",
-        "spec": {**SPEC, "parallelism": {**layout, members: 1}}, "plan": plan, "measured": measured,
+        "spec": {**SPEC, "parallelism": {**layout, members: 1}, "training": fusion}, "plan": plan, "measured": measured,
         "proposal": proposed, "error": error, "attempt": 2, "step": 20, "total_steps": 100,
         "loss": 0.5, "tokens_per_s": 12.5, "created_at": NOON, "started_at": NOON, "finished_at": NOON,
         "checkpoint_path": "/data/jobs/job-1/checkpoints/step-00000020", "checkpoint_step": 20,
@@ -246,6 +252,20 @@ def test_names_of_stages_can_be_changed_back(database_url: str) -> None:
         command.upgrade(migration_config(connection), "0017")
         assert not any(word in repr(_documents(connection)) for word in ("pool", "budd", "library-lost"))
         command.downgrade(migration_config(connection), "0016")
+        assert _documents(connection) == before
+    engine.dispose()
+
+
+def test_fusion_of_gradients_can_be_changed_back(database_url: str) -> None:
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        command.upgrade(migration_config(connection), "0025")
+        fill(connection, "0025")
+        before = _documents(connection)
+        assert "gradient_fusion" in repr(before)
+        command.upgrade(migration_config(connection), "0026")
+        assert "gradient_fusion" not in repr(_documents(connection))
+        command.downgrade(migration_config(connection), "0025")
         assert _documents(connection) == before
     engine.dispose()
 

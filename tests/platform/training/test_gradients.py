@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute.specification import GradientFusionSpec
+from share_compute.specification import FusionSpec
 from share_compute.training.gradients import GradientBuckets, clip_factor
 
-FUSION = GradientFusionSpec(mode="size", bucket_bytes=200)
+FUSION = FusionSpec(mode="size", bucket_bytes=200)
 
 
 class Tied(nn.Module):
@@ -237,14 +237,14 @@ def test_buffers_are_used_again_and_no_more_than_a_step_needs() -> None:
 @pytest.mark.parametrize(
     ("fusion", "sizes"),
     [
-        (GradientFusionSpec(), [4 * 22]),
-        (GradientFusionSpec(mode="size", bucket_bytes=24), [4 * 4, 4 * 16, 4 * 2]),
-        (GradientFusionSpec(mode="size", bucket_bytes=1), [4 * 4, 4 * 16, 4 * 2]),
-        (GradientFusionSpec(mode="index", cuts=(2,)), [4 * 20, 4 * 2]),
-        (GradientFusionSpec(mode="index", cuts=(1, 2, 9)), [4 * 4, 4 * 16, 4 * 2]),
+        (FusionSpec(), [4 * 22]),
+        (FusionSpec(mode="size", bucket_bytes=24), [4 * 4, 4 * 16, 4 * 2]),
+        (FusionSpec(mode="size", bucket_bytes=1), [4 * 4, 4 * 16, 4 * 2]),
+        (FusionSpec(mode="index", cuts=(2,)), [4 * 20, 4 * 2]),
+        (FusionSpec(mode="index", cuts=(1, 2, 9)), [4 * 4, 4 * 16, 4 * 2]),
     ],
 )
-def test_fusion_says_where_buckets_end(fusion: GradientFusionSpec, sizes: list[int]) -> None:
+def test_fusion_says_where_buckets_end(fusion: FusionSpec, sizes: list[int]) -> None:
     parameters = {
         "first": nn.Parameter(torch.ones(2)),
         "frozen": nn.Parameter(torch.ones(5), requires_grad=False),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from share_compute.errors import ContributorLost, NoCopy, OutOfMemory, ShareComputeError, UserError
 from share_compute.inference.scheduler.engine_steps import Pooled, SampledToken, StepResult
 from share_compute.planning.cost.timings import LayerTiming
+from share_compute.protocol.membership import ShardPart
 from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, Rejected, Report, TensorLabel
 from share_compute_actors.inference.messages import Trouble, pack_to_server, unpack_to_server
 from share_compute_actors.messages import MemberStatus, StepFigures
@@ -35,7 +36,7 @@ from share_compute_actors.wire import (
     unpack_answer,
 )
 
-STATUS_OF_C0 = MemberStatus("c0", 4, 10**9, 2 * 10**9, 5, (0, 3), None, 0)
+STATUS_OF_C0 = MemberStatus("c0", 4, 10**9, 2 * 10**9, 5, ShardPart(0, 3), None, 0)
 SAID = [
     Report(3, "c0", 4, 5, frozenset({1, 2}), frozenset({1}), frozenset(), frozenset({7}), is_reduced=True),
     Formed(3, "c0"),
@@ -183,7 +184,8 @@ def _packed(**changes: Any) -> bytes:
         _packed(worker=None),
         _packed(resident_bytes=-1),
         _packed(resident_bytes=10**40),
-        _packed(holds=[0, 1, 2]),
+        _packed(holds=[0]),
+        _packed(holds=[0, 1, 0, 1, 2]),
         _packed(holds={"0": 1}),
         b"[" + b" " * (17 * 2**20) + b"]",
         pickle.dumps(STATUS_OF_C0),

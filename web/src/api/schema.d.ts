@@ -1631,6 +1631,102 @@ export interface components {
             alerts: components["schemas"]["Alert"][];
         };
         /**
+         * AllGatherFusionSpec
+         * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+         */
+        AllGatherFusionSpec: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             */
+            cuts?: number[] | null;
+            /**
+             * Fusion of updated weights
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * AllGatherFusionSpec
+         * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+         */
+        AllGatherFusionSpecRequest: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Fusion of updated weights
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * AllReduceFusionSpec
+         * @description Buckets of gradients that are summed together over the members of a stage.
+         */
+        AllReduceFusionSpec: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             */
+            cuts?: number[] | null;
+            /**
+             * Fusion of gradient sums
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * AllReduceFusionSpec
+         * @description Buckets of gradients that are summed together over the members of a stage.
+         */
+        AllReduceFusionSpecRequest: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Fusion of gradient sums
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
          * AllReduceSpec
          * @description Sum the gradients of all members in each step.
          */
@@ -2708,6 +2804,66 @@ export interface components {
              * @description Requested machines, in the order they joined. By default, machines gone for more than a day are omitted.
              */
             machines: components["schemas"]["MachineSummaryRecord"][];
+        };
+        /**
+         * CommunicationFusionSpec
+         * @description Buckets of each collective operation between the members of a stage.
+         */
+        CommunicationFusionSpec: {
+            /**
+             * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+             * @default {
+             *       "mode": "auto"
+             *     }
+             */
+            allgather: components["schemas"]["AllGatherFusionSpec"];
+            /**
+             * @description Buckets of gradients that are summed together over the members of a stage.
+             * @default {
+             *       "mode": "auto"
+             *     }
+             */
+            allreduce: components["schemas"]["AllReduceFusionSpec"];
+            /**
+             * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+             * @default {
+             *       "mode": "auto"
+             *     }
+             */
+            reducescatter: components["schemas"]["ReduceScatterFusionSpec"];
+        };
+        /**
+         * CommunicationFusionSpec
+         * @description Buckets of each collective operation between the members of a stage.
+         */
+        CommunicationFusionSpecRequest: {
+            /**
+             * @description Buckets of updated weights that members with a share of the optimizer's state send to each other.
+             * @default {
+             *       "bucket_bytes": null,
+             *       "cuts": null,
+             *       "mode": "auto"
+             *     }
+             */
+            allgather: components["schemas"]["AllGatherFusionSpecRequest"];
+            /**
+             * @description Buckets of gradients that are summed together over the members of a stage.
+             * @default {
+             *       "bucket_bytes": null,
+             *       "cuts": null,
+             *       "mode": "auto"
+             *     }
+             */
+            allreduce: components["schemas"]["AllReduceFusionSpecRequest"];
+            /**
+             * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+             * @default {
+             *       "bucket_bytes": null,
+             *       "cuts": null,
+             *       "mode": "auto"
+             *     }
+             */
+            reducescatter: components["schemas"]["ReduceScatterFusionSpecRequest"];
         };
         /**
          * ComparedJob
@@ -5153,54 +5309,6 @@ export interface components {
             quorum: number | null;
         };
         /**
-         * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage.
-         */
-        GradientFusionSpec: {
-            /**
-             * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
-             */
-            bucket_bytes?: number | null;
-            /**
-             * Cuts
-             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
-             */
-            cuts?: number[] | null;
-            /**
-             * Gradient fusion
-             * @description auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
-             * @default auto
-             * @enum {string}
-             */
-            mode: "auto" | "size" | "index";
-        };
-        /**
-         * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage.
-         */
-        GradientFusionSpecRequest: {
-            /**
-             * Bytes of a piece
-             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
-             * @default null
-             */
-            bucket_bytes: number | null;
-            /**
-             * Cuts
-             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
-             * @default null
-             */
-            cuts: number[] | null;
-            /**
-             * Gradient fusion
-             * @description auto: an eighth of the gradients, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
-             * @default auto
-             * @enum {string}
-             */
-            mode: "auto" | "size" | "index";
-        };
-        /**
          * GridSearchSpec
          * @description Search that tries all combinations of the values.
          */
@@ -5931,6 +6039,7 @@ export interface components {
              *         "search": "dynamic_programming",
              *         "strategies": {}
              *       },
+             *       "optimizer": "replicated",
              *       "plan": null,
              *       "stages": null,
              *       "strategy": "auto",
@@ -5990,16 +6099,28 @@ export interface components {
              *       "checkpoint_every": null,
              *       "checkpoints_kept": 3,
              *       "collective": "auto",
+             *       "communication_fusion": {
+             *         "allgather": {
+             *           "bucket_bytes": null,
+             *           "cuts": null,
+             *           "mode": "auto"
+             *         },
+             *         "allreduce": {
+             *           "bucket_bytes": null,
+             *           "cuts": null,
+             *           "mode": "auto"
+             *         },
+             *         "reducescatter": {
+             *           "bucket_bytes": null,
+             *           "cuts": null,
+             *           "mode": "auto"
+             *         }
+             *       },
              *       "compression": {
              *         "name": "none"
              *       },
              *       "early_stopping": null,
              *       "freeze": [],
-             *       "gradient_fusion": {
-             *         "bucket_bytes": null,
-             *         "cuts": null,
-             *         "mode": "auto"
-             *       },
              *       "lora": null,
              *       "loss": {
              *         "class_weights": null,
@@ -7940,6 +8061,13 @@ export interface components {
              */
             operators: components["schemas"]["OperatorsSpec"];
             /**
+             * Optimizer's state
+             * @description replicated: each member of a stage keeps the optimizer's whole state; sharded: an equal share of it (ZeRO-1).
+             * @default replicated
+             * @enum {string}
+             */
+            optimizer: "replicated" | "sharded";
+            /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
              */
@@ -8012,6 +8140,13 @@ export interface components {
              *     }
              */
             operators: components["schemas"]["OperatorsSpecRequest"];
+            /**
+             * Optimizer's state
+             * @description replicated: each member of a stage keeps the optimizer's whole state; sharded: an equal share of it (ZeRO-1).
+             * @default replicated
+             * @enum {string}
+             */
+            optimizer: "replicated" | "sharded";
             /**
              * Pinned plan
              * @description Plan file that `share-compute plan --output` wrote: the job starts exactly so, or not at all.
@@ -9032,6 +9167,54 @@ export interface components {
              * @description Accepted, but has no effect: responses have no summaries.
              */
             summary?: "auto" | null;
+        };
+        /**
+         * ReduceScatterFusionSpec
+         * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+         */
+        ReduceScatterFusionSpec: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             */
+            cuts?: number[] | null;
+            /**
+             * Fusion of sums of shares
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * ReduceScatterFusionSpec
+         * @description Buckets of gradients of which each member with a share of the optimizer's state gets the sum of its share.
+         */
+        ReduceScatterFusionSpecRequest: {
+            /**
+             * Bytes of a piece
+             * @description Mode size: maximum bytes of a bucket. A larger parameter is a separate bucket.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description Mode index: ends of buckets, counted in parameters from the shard's end; ``[2, 10]`` gives 2, 8 and the rest.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Fusion of sums of shares
+             * @description auto: an eighth of the tensors, at least 8 MiB, at most 64 MiB; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
         };
         /**
          * RejoinRequest
@@ -12209,6 +12392,7 @@ export interface components {
              *         "search": "dynamic_programming",
              *         "strategies": {}
              *       },
+             *       "optimizer": "replicated",
              *       "strategy": "auto",
              *       "tensor": 1
              *     }
@@ -12257,13 +12441,21 @@ export interface components {
              *       },
              *       "checkpoints_kept": 3,
              *       "collective": "auto",
+             *       "communication_fusion": {
+             *         "allgather": {
+             *           "mode": "auto"
+             *         },
+             *         "allreduce": {
+             *           "mode": "auto"
+             *         },
+             *         "reducescatter": {
+             *           "mode": "auto"
+             *         }
+             *       },
              *       "compression": {
              *         "name": "none"
              *       },
              *       "freeze": [],
-             *       "gradient_fusion": {
-             *         "mode": "auto"
-             *       },
              *       "loss": {
              *         "label_smoothing": 0,
              *         "temperature": 0.05
@@ -12342,6 +12534,21 @@ export interface components {
              */
             collective: "auto" | "ring" | "tree" | "sharded" | "hierarchical";
             /**
+             * @description Buckets of tensors that the members of a stage exchange together.
+             * @default {
+             *       "allgather": {
+             *         "mode": "auto"
+             *       },
+             *       "allreduce": {
+             *         "mode": "auto"
+             *       },
+             *       "reducescatter": {
+             *         "mode": "auto"
+             *       }
+             *     }
+             */
+            communication_fusion: components["schemas"]["CommunicationFusionSpec"];
+            /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
@@ -12360,13 +12567,6 @@ export interface components {
              * @default []
              */
             freeze: string[];
-            /**
-             * @description Buckets of gradients that are summed together over the members of a stage.
-             * @default {
-             *       "mode": "auto"
-             *     }
-             */
-            gradient_fusion: components["schemas"]["GradientFusionSpec"];
             /**
              * Adapters (LoRA)
              * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
@@ -12511,6 +12711,27 @@ export interface components {
              */
             collective: "auto" | "ring" | "tree" | "sharded" | "hierarchical";
             /**
+             * @description Buckets of tensors that the members of a stage exchange together.
+             * @default {
+             *       "allgather": {
+             *         "bucket_bytes": null,
+             *         "cuts": null,
+             *         "mode": "auto"
+             *       },
+             *       "allreduce": {
+             *         "bucket_bytes": null,
+             *         "cuts": null,
+             *         "mode": "auto"
+             *       },
+             *       "reducescatter": {
+             *         "bucket_bytes": null,
+             *         "cuts": null,
+             *         "mode": "auto"
+             *       }
+             *     }
+             */
+            communication_fusion: components["schemas"]["CommunicationFusionSpecRequest"];
+            /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
              * @default {
@@ -12530,15 +12751,6 @@ export interface components {
              * @default []
              */
             freeze: string[];
-            /**
-             * @description Buckets of gradients that are summed together over the members of a stage.
-             * @default {
-             *       "bucket_bytes": null,
-             *       "cuts": null,
-             *       "mode": "auto"
-             *     }
-             */
-            gradient_fusion: components["schemas"]["GradientFusionSpecRequest"];
             /**
              * Adapters (LoRA)
              * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.

@@ -23,11 +23,11 @@ from share_compute.errors import (
     VerificationFailed,
     as_ours,
 )
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.specification import TrainingSpec
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copy_quota import CopyQuota, is_out_of_space
-from share_compute_actors.training.backups.copying import Copied, Legacy, ShardOutline, ShardRange
+from share_compute_actors.training.backups.copying import Copied, Legacy, ShardOutline
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import HEAD, GradientLogHeader
 from share_compute_actors.transport.envelope import WireLabel
@@ -56,12 +56,12 @@ class RemotePrimary:
         self._backup = backup
         self._stopping = stopping
 
-    def outline(self, shard: ShardRange) -> ShardOutline:
+    def outline(self, shard: ShardPart) -> ShardOutline:
         """See `Copier.outline`."""
         outline: ShardOutline = self._ask("outline", shard)
         return outline
 
-    def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+    def copy(self, shard: ShardPart, names: Sequence[str]) -> Copied:
         """See `Copier.copy`."""
         copied: Copied = self._ask("stage_copy", self._backup, shard, names)
         return copied
@@ -135,7 +135,7 @@ class Copies:
 
         Also None if this state lacks updates that the current shard includes."""
         self._epoch = 0
-        self._followers: dict[ShardRange, Follower] = {}
+        self._followers: dict[ShardPart, Follower] = {}
         self._followed: dict[int, Followed] = {}
         """Primaries whose shards are copied, by index of their stage."""
         self._came: dict[tuple[int, int], set[int]] = {}
@@ -145,7 +145,7 @@ class Copies:
         self._outdated_since: int | None = None
         """Last step before a merge changed the primaries' weights; None if all copies began after the last merge."""
 
-    def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, ShardOutline]:
+    def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardPart, ShardOutline]:
         """Ask primaries for outlines of shards whose copies can start from local data; return the outlines by shard.
 
         Do not call this on the compute thread, because it waits for the primaries. An outline is left out if its
@@ -156,9 +156,9 @@ class Copies:
             followed: primaries whose shards this member will copy, by stage.
         """
         legacies = self._legacies(committed, self._followers.values())
-        found: dict[ShardRange, ShardOutline] = {}
+        found: dict[ShardPart, ShardOutline] = {}
         for one in followed.values():
-            start, stop = one.shard
+            start, stop = one.shard[:2]
             if one.shard in self._followers or not any(
                 each.shard[0] < stop and start < each.shard[1] for each in legacies
             ):
@@ -178,7 +178,7 @@ class Copies:
         epoch: int,
         committed: int,
         followed: Mapping[int, Followed],
-        outlines: Mapping[ShardRange, ShardOutline] | None = None,
+        outlines: Mapping[ShardPart, ShardOutline] | None = None,
     ) -> None:
         """Keep copies of exactly these primaries' shards, and drop all other copies.
 
@@ -217,7 +217,7 @@ class Copies:
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
         self._follow_all()
 
-    def _new(self, shard: ShardRange) -> Follower:
+    def _new(self, shard: ShardPart) -> Follower:
         return Follower(shard, self._training, self._device, partial(self._fail, shard), self._quota)
 
     def _follow_all(self) -> None:
@@ -257,7 +257,7 @@ class Copies:
             return False
         return True
 
-    def of(self, shard: ShardRange) -> Follower | None:
+    def of(self, shard: ShardPart) -> Follower | None:
         """Return the copy of a shard; None if this member keeps no copy of it."""
         return self._followers.get(shard)
 
@@ -305,7 +305,7 @@ class Copies:
         del self._came[key], self._wanted[key]
         return followed
 
-    def _fail(self, shard: ShardRange, failure: Exception) -> None:
+    def _fail(self, shard: ShardPart, failure: Exception) -> None:
         lacks_space = is_out_of_space(failure)
         if not (lacks_space or isinstance(failure, (ContributorLost, VerificationFailed))):
             self._notify(as_ours(failure))

@@ -16,14 +16,11 @@ from share_compute.errors import ShareComputeError, StaleEpoch
 from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.models.stage import Stage
 from share_compute.models.storage.slots import parameter_of
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.optimizers import undecayed_parameters
 from share_compute_actors.transport.pieces import Piece
-
-ShardRange = tuple[int, int]
-"""Layers [start, stop)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +80,36 @@ class ShardState(Protocol):
         """Return the state of the optimizer and of the branch, by name."""
 
 
+def part_of(runner: ShardState) -> ShardPart:
+    """Return the layers of a runner, and its share of the optimizer's state for them."""
+    shard = runner.stage.shard
+    return ShardPart(shard.start, shard.stop, *runner.gradients.share)
+
+
+def own_tensors(runner: ShardState) -> dict[str, Tensor]:
+    """Return the parameters and buffers that a copy of a runner's part has, by stored name.
+
+    With a share of the optimizer's state, these are the parameters of the share. Other members of the stage have the
+    buffers and the frozen parameters, too.
+    """
+    tensors = runner.stage.persistent()
+    if runner.gradients.share.total == 1:
+        return tensors
+    own = runner.gradients.own_names
+    return {name: tensor for name, tensor in tensors.items() if name in own}
+
+
+def current_names(runner: ShardState) -> list[str]:
+    """Return the stored names of a runner's tensors that need no exchange of weights to be those of the last step."""
+    own = runner.gradients.own_names
+    trained = runner.stage.trained()
+    return [name for name in runner.stage.persistent() if name in own or name not in trained]
+
+
 class Legacy(NamedTuple):
     """State of a shard after step `step`, in a runner or backup copy on this machine. New copies can start from it."""
 
-    shard: ShardRange
+    shard: ShardPart
     step: int
     loss_scale: LossScale
     """Loss scale after step `step`."""
@@ -103,13 +126,12 @@ class Legacy(NamedTuple):
             runner: the runner.
             step: last step whose update its weights include.
         """
-        tensors = runner.stage.persistent()
+        tensors = own_tensors(runner)
         slots: dict[str, dict[str, Tensor]] = {}
         for slot, tensor in runner.state_tensors().items():
             slots.setdefault(parameter_of(slot), {})[slot] = tensor
-        shard = runner.stage.shard
         return cls(
-            (shard.start, shard.stop),
+            part_of(runner),
             step,
             runner.loss_scale,
             tensors.keys(),
@@ -120,10 +142,10 @@ class Legacy(NamedTuple):
 class Primary(Protocol):
     """The interface of a primary whose shard is copied."""
 
-    def outline(self, shard: ShardRange) -> ShardOutline:
+    def outline(self, shard: ShardPart) -> ShardOutline:
         """Return the outline of a shard."""
 
-    def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+    def copy(self, shard: ShardPart, names: Sequence[str]) -> Copied:
         """Clone some parameters or buffers, with their optimizer state; return a description of the clones."""
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
@@ -167,7 +189,7 @@ class Copier:
         for backup in self._staged.keys() - set(backups):
             self._staged.pop(backup, None)
 
-    def outline(self, shard: ShardRange) -> ShardOutline:
+    def outline(self, shard: ShardPart) -> ShardOutline:
         """Return the outline of a shard.
 
         Raises:
@@ -176,11 +198,11 @@ class Copier:
         outline: ShardOutline = self._run(partial(self._outline, shard))
         return outline
 
-    def _outline(self, shard: ShardRange) -> ShardOutline:
+    def _outline(self, shard: ShardPart) -> ShardOutline:
         runner, _ = self._at(shard)
         undecayed = set(undecayed_parameters(runner.stage.module))
         return ShardOutline(
-            sizes={name: tensor.nbytes for name, tensor in runner.stage.persistent().items()},
+            sizes={name: tensor.nbytes for name, tensor in own_tensors(runner).items()},
             buckets=runner.gradients.layout,
             undecayed=frozenset(
                 name for name, parameter in runner.parameters.items() if parameter in undecayed
@@ -188,11 +210,11 @@ class Copier:
             statistics=runner.stage.statistics(),
         )
 
-    def copy(self, shard: ShardRange, names: Sequence[str], backup: Worker = "") -> Copied:
+    def copy(self, shard: ShardPart, names: Sequence[str], backup: Worker = "") -> Copied:
         """Clone some parameters or buffers, with their optimizer state; return a description of the clones.
 
         Args:
-            shard: layers [start, stop).
+            shard: layers, and the share of the optimizer's state.
             names: names of parameters or buffers; if empty, nothing is cloned.
             backup: the backup member that will fetch the clones. Its previous clones are dropped.
 
@@ -202,7 +224,7 @@ class Copier:
         copied: Copied = self._run(partial(self._copy, shard, names, backup))
         return copied
 
-    def _copy(self, shard: ShardRange, names: Sequence[str], backup: Worker) -> Copied:
+    def _copy(self, shard: ShardPart, names: Sequence[str], backup: Worker) -> Copied:
         runner, step = self._at(shard)
         here = runner.stage.persistent()
         found = {name: here[name] for name in names}
@@ -258,9 +280,9 @@ class Copier:
                     hint="set parallelism.backups to false",
                 )
 
-    def _at(self, shard: ShardRange) -> tuple[ShardState, int]:
+    def _at(self, shard: ShardPart) -> tuple[ShardState, int]:
         runner, step = self._here()
-        if runner is None or (runner.stage.shard.start, runner.stage.shard.stop) != shard:
+        if runner is None or part_of(runner) != shard:
             raise StaleEpoch(
                 "this member does not hold the shard any more",
                 hint="no action needed: another copy is made",

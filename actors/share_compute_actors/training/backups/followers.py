@@ -27,6 +27,7 @@ from share_compute.models.batch_norm import update_statistic
 from share_compute.models.boundary import Expected
 from share_compute.models.storage.slots import parameter_of
 from share_compute.models.storage.weights import batches
+from share_compute.protocol.membership import ShardPart
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import SKIPPED, LossScale
 from share_compute.training.optimizers import (
@@ -41,7 +42,6 @@ from share_compute_actors.training.backups.copying import (
     Legacy,
     Primary,
     ShardOutline,
-    ShardRange,
 )
 from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, GradientLog
 from share_compute_actors.training.backups.tensor_file import TensorFile
@@ -77,7 +77,7 @@ class Follower:
     on the copy's own thread, which has a low priority on Linux.
 
     Args:
-        shard: layers [start, stop).
+        shard: layers [start, stop), and the share of the optimizer's state.
         training: training settings of the job.
         device: device on which the copy is updated. If it is of the same kind as the primary's device, the
             copy is bit-identical to the primary's shard.
@@ -89,7 +89,7 @@ class Follower:
 
     def __init__(
         self,
-        shard: ShardRange,
+        shard: ShardPart,
         training: TrainingSpec,
         device: torch.device,
         fail: Callable[[Exception], None],

@@ -56,10 +56,13 @@ def gradient_messages(
     scale_before: float | None,
     rate_before: float | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the messages of a gradient, each with its index: the packed `GradientLogHeader`, then the buckets."""
-    yield HEAD, GradientLogHeader(len(gradients), loss_scale, scale_before, rate_before).pack()
-    for bucket in range(len(gradients)):
-        yield bucket, gradients.result(bucket)
+    """Yield the messages of a gradient, each with its index: the packed `GradientLogHeader`, then the buckets.
+
+    With a share of the optimizer's state, each bucket has the gradients of this share alone.
+    """
+    own = gradients.own
+    yield HEAD, GradientLogHeader(len(own), loss_scale, scale_before, rate_before).pack()
+    yield from enumerate(own)
 
 
 class GradientLog:

@@ -46,14 +46,15 @@ class _Saving(NamedTuple):
     kind: FolderKind
     step: int
     holders: tuple[Worker, ...]
-    """Members that hold the snapshots, in the order of their stages."""
+    """Members that hold the snapshots, in their order."""
     answer: Any
 
 
 class CheckpointManager:
     """Saves the model of a job through the shard store, one folder at a time.
 
-    At a pause, the first member of each stage takes a snapshot. The shard store then fetches the snapshots
+    At a pause, the first member of each stage takes a snapshot. For a checkpoint, all members with a share of the
+    optimizer's state do, the first one also of the weights. The shard store then fetches the snapshots
     and writes them. Training continues meanwhile if all snapshots are copies of the shards. All methods must
     be called on the thread that runs the attempt.
 
@@ -204,7 +205,13 @@ class CheckpointManager:
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
         """Have members take snapshots, and start to save them; return whether all snapshots are copies of shards."""
-        first = {stage[0]: place for place, stage in enumerate(self._conductor.membership.stages)}
+        membership = self._conductor.membership
+        holders = [
+            worker
+            for place, stage in enumerate(membership.stages)
+            for worker in (stage if kind == "checkpoint" and membership.has_shares(place) else stage[:1])
+        ]
+        first = {worker: place for place, worker in enumerate(holders)}
         are_copies = self._group.gather(
             FLAG,
             {

@@ -74,8 +74,11 @@ class TrainingRun(Listener):
         self._step_log = step_log
         self._report = report
         self._training = spec.training
+        layout = spec.parallelism
+        # A catch-up replica copies the whole state of one member, and here each member has a share of it.
+        can_shadow = layout.backups and not layout.shares_optimizer
         self._changes = Changes(
-            group, requests, report, can_shadow=spec.parallelism.backups, quarantined=step_log.quarantined()
+            group, requests, report, can_shadow=can_shadow, quarantined=step_log.quarantined()
         )
         self._balancer = Balancer()
         self._monitor = PerformanceMonitor(assignment, start.solution, report, self._changes)
@@ -84,7 +87,7 @@ class TrainingRun(Listener):
             assignment,
             start,
             self._changes,
-            Resharder(group, start.facts.first_step),
+            Resharder(group, start.facts.first_step, shares_optimizer=layout.shares_optimizer),
             step_log,
             self._monitor,
             report,

@@ -10,10 +10,10 @@ from functools import partial
 
 import ray
 
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Followed, Updates
-from share_compute_actors.training.backups.copying import Copied, ShardOutline, ShardRange
+from share_compute_actors.training.backups.copying import Copied, ShardOutline
 from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.transport.pieces import Piece
 from share_compute_actors.transport.traffic import Traffic
@@ -29,12 +29,12 @@ class BackupCalls:
     # -- as primary --------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="copies")
-    def outline(self, shard: ShardRange) -> ShardOutline:
+    def outline(self, shard: ShardPart) -> ShardOutline:
         """Return a description of a shard's contents. See `Copier.outline`."""
         return self._engine.copier.outline(shard)
 
     @ray.method(concurrency_group="copies")
-    def stage_copy(self, backup: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
+    def stage_copy(self, backup: Worker, shard: ShardPart, names: Sequence[str]) -> Copied:
         """Clone parameters or buffers, so that a backup can fetch them while training continues. See `Copier.copy`."""
         return self._engine.copier.copy(shard, names, backup)
 
@@ -70,13 +70,13 @@ class BackupCalls:
 
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
-    def bring_to(self, shard: ShardRange, step: int, updates: Updates) -> bool:
+    def bring_to(self, shard: ShardPart, step: int, updates: Updates) -> bool:
         """Apply gradients to the copy of a shard up to a committed step; return whether this succeeded.
 
         Also return False if this member keeps no copy of the shard.
 
         Args:
-            shard: layers [start, stop) of the copy.
+            shard: layers and share of the copy.
             step: number of the step.
             updates: update factors and learning rates of committed steps.
         """

@@ -25,6 +25,9 @@ from share_compute.protocol.member_events import (
     Discard,
     Effect,
     Event,
+    Gather,
+    Gathered,
+    GatherFailed,
     Loaded,
     Log,
     Logged,
@@ -310,6 +313,8 @@ class TrainingEngine(ComputeThread):
             case Apply():
                 self._apply(effect)
                 return Updated(effect.step)
+            case Gather():
+                return self._gather()
             case Discard():
                 self._runner.discard()
             case Log():
@@ -405,6 +410,16 @@ class TrainingEngine(ComputeThread):
             return ReduceFailed()
         return Reduced()
 
+    def _gather(self) -> Gathered | GatherFailed:
+        """Exchange the updated weights with the other members of the stage."""
+        if self._machine.membership is None or self.group is None:  # halted meanwhile
+            return GatherFailed()
+        try:
+            self._runner.gather()
+        except ContributorLost:
+            return GatherFailed()
+        return Gathered()
+
     def _sums_held(self, membership: Membership, step: int) -> list[tuple[Node, ...]]:
         """Return the tree nodes whose sums each member of this stage holds after its cells of the step.
 
@@ -457,7 +472,8 @@ class TrainingEngine(ComputeThread):
             layer_timings=runner.layer_timings(message.step),
         )
         # After a restart of a step, digests are compared with earlier digests, even in a stage of one member.
-        is_compared = self.group is not None or self._machine.generation > 0
+        has_whole = runner.gradients.share.total == 1  # members with different shares have nothing to compare
+        is_compared = has_whole and (self.group is not None or self._machine.generation > 0)
         prepared = replace(
             message,
             squared_norms=runner.squared_norms(),

@@ -17,6 +17,7 @@ from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
 from share_compute.synchronization.branch import is_branch_slot
 from share_compute.training.optimizers import restore_optimizer
+from share_compute.training.shares import WHOLE, OptimizerShare
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import SourceClient, fill, fits, wrong
 from share_compute_actors.machine.device import compute_deterministically, measured_device
@@ -26,7 +27,13 @@ from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
 
 
-def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard, ranks: Ranks | None = None) -> Runner:
+def build_runner(
+    setup: MemberSetup,
+    tree: SummationTree,
+    shard: Shard,
+    ranks: Ranks | None = None,
+    share: OptimizerShare = WHOLE,
+) -> Runner:
     """Return a runner whose weights are not loaded yet; call this on the thread that will compute.
 
     Args:
@@ -34,18 +41,25 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard, ranks: R
         tree: the order in which gradients are added.
         shard: layers of the model.
         ranks: other processes that compute the layers together with this one; None without.
+        share: the share of the optimizer's state that the member keeps.
 
     Raises:
         ContributorLost: this process sees no GPU, or a different GPU than the measured one; or a rank was lost.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: boundaries are compressed, and the model does not say how many numbers pass them; or sums of
-            gradients are compressed, and the member computes on a GPU; or the ranks can divide none of the layers.
+            gradients are compressed or the optimizer's state is shared, and the member computes on a GPU; or the ranks
+            can divide none of the layers.
     """
     torch.set_num_threads(setup.threads)
     if setup.training.compresses_sums and setup.device != "cpu":
         raise UserError(
             f"training.compression: {setup.name} computes on a GPU, and only CPUs compress the sums of gradients",
             hint="set training.compression: {name: none}",
+        )
+    if share.total > 1 and setup.device != "cpu":
+        raise UserError(
+            f"parallelism.optimizer: {setup.name} computes on a GPU, and only CPUs share the optimizer's state",
+            hint="set parallelism.optimizer to replicated, or parallelism.avoid to the machines with GPUs",
         )
     device = measured_device(setup.device, setup.gpu)
     compute_deterministically(device)
@@ -63,7 +77,7 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard, ranks: R
             compression=training.boundary_compression,
         )
         round_inside(stage, training.boundary_compression)
-        return Runner(stage, training, tree, setup.tied, boundaries)
+        return Runner(stage, training, tree, setup.tied, boundaries, share)
 
 
 def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None) -> None:
@@ -135,7 +149,7 @@ def _restore(runner: Runner, client: SourceClient) -> None:
     for place, source in enumerate(client.sources.all):
         for name, shape in client.ask(source, "optimizer_shapes").items():
             parameter = parameter_of(name)
-            if parameter not in runner.parameters or client.sources.place(parameter) != place:
+            if parameter not in runner.gradients.own_names or client.sources.place(parameter) != place:
                 continue
             if is_branch_slot(name):
                 is_possible = slots.get(name) == tuple(shape)

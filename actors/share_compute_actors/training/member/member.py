@@ -22,6 +22,7 @@ from share_compute.protocol.messages import ToCoordinator, ToMember
 from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
 from share_compute.training.finiteness import NonFiniteValue, first_of
+from share_compute.training.shares import WHOLE, OptimizerShare
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.failing import FailsOnRequest
@@ -137,7 +138,14 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
 
     @ray.method(concurrency_group="orders")
     @answers(COUNT)
-    def load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
+    def load(
+        self,
+        shard_store: Any,
+        shard: Shard,
+        sources: Sources | None,
+        applied: int,
+        share: OptimizerShare = WHOLE,
+    ) -> int:
         """Build a shard for the next epoch and fill it; return the size of its weights and buffers in bytes.
 
         The current shard stays until `adopt`, because other members may read it.
@@ -148,18 +156,23 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
             sources: actors that have the parameters, buffers and optimizer state: the shard store, or
                 members. If None, weights are initialized from the seed.
             applied: last step whose update these weights include.
+            share: the share of the optimizer's state that the member is to keep.
 
         Raises:
             ShareComputeError: as `build_runner` and `fill_runner` do.
         """
-        return self._engine.order(partial(self._load, shard_store, shard, sources, applied))
+        return self._engine.order(partial(self._load, shard_store, shard, sources, applied, share))
 
-    def _load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
+    def _load(
+        self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int, share: OptimizerShare
+    ) -> int:
         self._shard_store = shard_store
         runner, self._built = self._built, None
-        if runner is None or runner.stage.shard != shard:
-            self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
-            runner = build_runner(self._setup, self._tree, shard, self._ranks)
+        if runner is None or (runner.stage.shard, runner.gradients.share) != (shard, share):
+            self._next = runner = (
+                None  # frees the memory of a shard that was loaded for an epoch that never began
+            )
+            runner = build_runner(self._setup, self._tree, shard, self._ranks, share)
         client = (
             None
             if sources is None
@@ -328,7 +341,7 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
         """Take a snapshot of this shard, which the shard store then fetches with `piece`.
 
         Args:
-            place: index of the stage.
+            place: index of the snapshot among all of the folder.
             kind: whether the folder is a checkpoint, an artifact or a contribution.
             copies: whether training is to continue during the fetch.
 
@@ -405,7 +418,6 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
 
     def _status(self) -> MemberStatus:
         runner, waiting = self._runner, self._next
-        shard = runner.stage.shard if runner is not None else None
         step, reaches = self._engine.progress()
         resident = psutil.Process().memory_info().rss
         return MemberStatus(
@@ -414,8 +426,8 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
             resident_bytes=resident,
             peak_resident_bytes=peak_resident_bytes(),
             reaches=reaches,
-            holds=None if shard is None else (shard.start, shard.stop),
-            loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
+            holds=None if runner is None else runner.part,
+            loaded=None if waiting is None else waiting.part,
             loaded_step=self._next_applied,
             sent_bytes=self._traffic.sent_bytes,
             received_bytes=self._traffic.received_bytes,

@@ -8,10 +8,11 @@ import ray
 from torch import Tensor
 
 from share_compute.models.storage.weights import rows_of
+from share_compute.protocol.membership import ShardPart
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Extent, read_extents
-from share_compute_actors.training.backups.copying import ShardRange
+from share_compute_actors.training.backups.copying import current_names
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.schemas import HOLDING
@@ -29,44 +30,43 @@ class ShardReader:
     """
 
     def __init__(
-        self, copy_of: Callable[[ShardRange], Follower | None], here: Callable[[], Runner | None]
+        self, copy_of: Callable[[ShardPart], Follower | None], here: Callable[[], Runner | None]
     ) -> None:
         self._copy_of = copy_of
         self._runner = here
 
     @answers(NAMES)
-    def inventory(self, shard: ShardRange | None = None) -> tuple[str, ...]:
+    def inventory(self, shard: ShardPart | None = None) -> tuple[str, ...]:
         """See `GivesState.inventory`."""
-        found = self._copy(shard).inventory() if shard is not None else self._here().stage.persistent()
-        return tuple(found)
+        return tuple(self._copy(shard).inventory() if shard is not None else current_names(self._here()))
 
-    def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
+    def loss_scale(self, shard: ShardPart | None = None) -> LossScale:
         """See `GivesState.loss_scale`."""
         return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
 
-    def weights(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
+    def weights(self, extents: bytes, shard: ShardPart | None = None) -> list[Piece]:
         """See `GivesState.weights`."""
         if shard is not None:
             return self._copied(read_extents(extents), shard)
         return _as_they_are(self._here().stage.persistent(), read_extents(extents))
 
-    def optimizer_shapes(self, shard: ShardRange | None = None) -> dict[str, tuple[int, ...]]:
+    def optimizer_shapes(self, shard: ShardPart | None = None) -> dict[str, tuple[int, ...]]:
         """See `GivesState.optimizer_shapes`."""
         if shard is not None:
             return self._copy(shard).optimizer_shapes()
         return {name: tuple(tensor.shape) for name, tensor in self._here().state_tensors().items()}
 
-    def optimizer_state(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
+    def optimizer_state(self, extents: bytes, shard: ShardPart | None = None) -> list[Piece]:
         """See `GivesState.optimizer_state`."""
         if shard is not None:
             return self._copied(read_extents(extents), shard)
         return _as_they_are(self._here().state_tensors(), read_extents(extents))
 
-    def _copied(self, extents: Sequence[Extent], shard: ShardRange) -> list[Piece]:
+    def _copied(self, extents: Sequence[Extent], shard: ShardPart) -> list[Piece]:
         copy = self._copy(shard)
         return [Piece.of_rows(extent.name, copy.rows(*extent).float()) for extent in extents]
 
-    def _copy(self, shard: ShardRange) -> Follower:
+    def _copy(self, shard: ShardPart) -> Follower:
         follower = self._copy_of(shard)
         assert follower is not None, f"no copy of layers {shard} is kept here"
         return follower
@@ -80,8 +80,8 @@ class ShardReader:
 class GivesState:
     """Mixin with methods that let other members and the coordinator read a member's shard or backup copies.
 
-    Do not call the methods that read tensors while a step is computed. The argument `shard` is the layer range
-    [start, stop) of the backup copy to read; None reads the member's own shard. The argument `extents` is
+    Do not call the methods that read tensors while a step is computed. The argument `shard` is the part of the model
+    of the backup copy to read; None reads the member's own shard. The argument `extents` is
     the result of `pack_extents`.
     """
 
@@ -91,33 +91,36 @@ class GivesState:
 
     @ray.method(concurrency_group="pieces")
     @answers(HOLDING)
-    def holding(self) -> ShardRange | None:
-        """Return the layers [start, stop) that this member computes with; None if it has no weights yet."""
-        shard = self._runner.stage.shard if self._runner is not None else None
-        return None if shard is None else (shard.start, shard.stop)
+    def holding(self) -> ShardPart | None:
+        """Return the layers and the share of the optimizer's state of this member; None if it has no weights yet."""
+        return None if self._runner is None else self._runner.part
 
     @ray.method(concurrency_group="pieces")
-    def inventory(self, shard: ShardRange | None = None) -> bytes:
-        """Return the stored names of all parameters and persistent buffers, encoded by `answers`."""
+    def inventory(self, shard: ShardPart | None = None) -> bytes:
+        """Return the stored names of parameters and persistent buffers that have the last update, encoded by `answers`.
+
+        After a failed exchange of weights, a member with a share of the optimizer's state may lack updates of the other
+        shares, so only the parameters of its own share and those that are not trained are named.
+        """
         return self._own_state.inventory(shard)
 
     @ray.method(concurrency_group="pieces")
-    def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
+    def loss_scale(self, shard: ShardPart | None = None) -> LossScale:
         """Return the loss scale of the first step that is not applied yet."""
         return self._own_state.loss_scale(shard)
 
     @ray.method(concurrency_group="pieces")
-    def weights(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
+    def weights(self, extents: bytes, shard: ShardPart | None = None) -> list[Piece]:
         """Return rows of parameters and buffers, as float32; one piece for each extent."""
         return self._sent(self._own_state.weights(extents, shard))
 
     @ray.method(concurrency_group="pieces")
-    def optimizer_shapes(self, shard: ShardRange | None = None) -> dict[str, tuple[int, ...]]:
+    def optimizer_shapes(self, shard: ShardPart | None = None) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors of the optimizer's state and of the branch's state, by name."""
         return self._own_state.optimizer_shapes(shard)
 
     @ray.method(concurrency_group="pieces")
-    def optimizer_state(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
+    def optimizer_state(self, extents: bytes, shard: ShardPart | None = None) -> list[Piece]:
         """Return rows of the tensors in `optimizer_shapes`, as float32; one piece for each extent."""
         return self._sent(self._own_state.optimizer_state(extents, shard))
 

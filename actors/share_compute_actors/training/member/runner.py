@@ -6,8 +6,8 @@ This module does not depend on the events and messages of the step protocol.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -26,6 +26,7 @@ from share_compute.models.numbers import is_finite
 from share_compute.models.stage import Stage
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.collectives import spread
+from share_compute.protocol.membership import ShardPart
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import TrainingSpec
 from share_compute.synchronization.branch import BranchState
@@ -38,9 +39,9 @@ from share_compute.training.optimizers import (
     optimizer_tensors,
     undecayed_parameters,
 )
+from share_compute.training.shares import WHOLE, OptimizerShare
 from share_compute_actors.machine.device import finish
-from share_compute_actors.messages import EvaluationResult
-from share_compute_actors.training.member.evaluating import evaluated
+from share_compute_actors.training.member.evaluating import Evaluates
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.algorithms import GlooLinks
 from share_compute_actors.transport.collective.backend import EpochGroup
@@ -59,7 +60,7 @@ class Graph(NamedTuple):
     """Output of the shard."""
 
 
-class Runner:
+class Runner(Evaluates):
     """Runs the computations of one member on one shard.
 
     Args:
@@ -68,6 +69,7 @@ class Runner:
         tree: the order in which gradients are added.
         tied: stored name of the parameter that the first and the last stage share; None if there is none.
         boundaries: requirements on activations and gradients from other stages; None if the shard receives none.
+        share: the share of the optimizer's state that this member keeps.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Runner:
         tree: SummationTree,
         tied: str | None = None,
         boundaries: Boundaries | None = None,
+        share: OptimizerShare = WHOLE,
     ) -> None:
         self.stage = stage
         self._boundaries = boundaries or Boundaries()
@@ -84,11 +87,19 @@ class Runner:
         self._tree = tree
         self._device = next(stage.module.parameters(), torch.empty(0)).device
         self.parameters = stage.parameters()
-        self.gradients = GradientBuckets(self.parameters, tree, training.gradient_fusion)
+        fusion = training.communication_fusion
+        # Members of other stages get the sum of the tied parameter from the first member of this stage.
+        first = () if tied is None else (tied,)
+        own_fusion = fusion.allreduce if share.total == 1 else fusion.reducescatter
+        self.gradients = GradientBuckets(self.parameters, tree, own_fusion, share, first)
+        self._weights = self.gradients.weight_buckets(fusion.allgather)
         self._codecs = bucket_codecs(training, self.gradients.layout)
         """Codec of each bucket; empty if sums are not compressed."""
-        self._statistics = stage.statistics()
-        trained = [each for name, each in stage.trained().items() if name not in self._statistics]
+        own = self.gradients.own_names
+        self._statistics = {name: each for name, each in stage.statistics().items() if name in own}
+        trained = [
+            each for name, each in stage.trained().items() if name in own and name not in self._statistics
+        ]
         undecayed = undecayed_parameters(stage.module) if trained else ()
         self.optimizer = build_optimizer(training.optimizer, trained, undecayed) if trained else None
         self.branch: BranchState | None = None
@@ -102,6 +113,8 @@ class Runner:
         self._tied: Parameter | None = None
         self._own_tied: Tensor | None = None
         """This stage's own sum of the tied parameter's gradient, before the other stage's sum was added."""
+        self._sums_tied = tied in own
+        """Whether this member has the sum of the tied parameter's gradient."""
         if tied is not None and stage.shard.is_first != stage.shard.is_last:
             self._tied = self.parameters[tied]
         self._graphs: dict[int, Graph] = {}
@@ -109,8 +122,6 @@ class Runner:
         self._losses: dict[int, Tensor] = {}
         self.targets_per_microbatch = 0
         """Number of targets of one microbatch; 0 before the first backward, and at all stages except the last."""
-        self._merged: tuple[int, dict[str, Tensor]] | None = None
-        """Step and weights of `show_merged`."""
         self._group: EpochGroup | None = None
         self._rank = 0
         self._reductions: deque[Callable[[], None]] = deque()
@@ -126,45 +137,17 @@ class Runner:
         self._group, self._rank = group, rank
         self._reductions.clear()
 
+    @property
+    def part(self) -> ShardPart:
+        """The layers of this member, and its share of the optimizer's state for them."""
+        return ShardPart(self.stage.shard.start, self.stage.shard.stop, *self.gradients.share)
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state of the optimizer and of the branch as ``{"<parameter>::<slot>": tensor}``; not copies."""
         found = {} if self.optimizer is None else optimizer_tensors(self.optimizer, self.parameters)
         return found if self.branch is None else found | self.branch.tensors()
 
     # -- merges ------------------------------------------------------------------------------------------------------
-
-    def show_merged(self, step: int, weights: dict[str, Tensor]) -> None:
-        """Compute evaluations with other weights until the next step is trained.
-
-        Args:
-            step: number of the last step that was applied.
-            weights: the merged weights of all branches, by stored name.
-        """
-        self._merged = (
-            step,
-            {name: value.to(self._device, self.parameters[name].dtype) for name, value in weights.items()},
-        )
-
-    @property
-    def shown_step(self) -> int | None:
-        """Step after which `show_merged` was called; None if evaluations use the weights that are trained."""
-        return None if self._merged is None else self._merged[0]
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Let the parameters have the weights for evaluations."""
-        self.stage.module.eval()
-        self._exchange_merged()
-        try:
-            yield
-        finally:
-            self._exchange_merged()
-
-    def _exchange_merged(self) -> None:
-        for name, value in self._merged[1].items() if self._merged is not None else ():
-            own = self.parameters[name].detach()  # other ranks may share its memory
-            for target, source in ((own, value.clone()), (value, own.clone())):
-                target.copy_(source)
 
     def begin_branch(self, version: int) -> None:
         """Begin a round of a branch with the present weights; do nothing if the shard trains no parameter.
@@ -345,7 +328,10 @@ class Runner:
         assert self._group is not None
         parts, result = self.gradients.parts(bucket), self.gradients.result(bucket)
         try:
-            if self._codecs:
+            if self.gradients.share.total > 1:
+                shares = self.gradients.shares[bucket]
+                wait = self._group.start_reduce_scatter(parts, self._held, self._tree, shares, result)
+            elif self._codecs:
                 wait = self._group.start_compressed_sum(
                     parts, self._held, self._tree, self._codecs[bucket], result
                 )
@@ -362,6 +348,8 @@ class Runner:
 
     def reduce(self, holders: Sequence[Sequence[Node]]) -> None:
         """Sum the gradients of the stage's members; at the last stage, also share the losses among them.
+
+        A member with a share of the optimizer's state gets the sum of the gradients of its share.
 
         Args:
             holders: nodes of the summation tree whose sums each member of the stage holds, by rank; not used
@@ -387,6 +375,23 @@ class Runner:
         self._finish_on_device()
         self.gradients.settle()
         self._keep_tied()
+
+    def gather(self) -> None:
+        """Exchange the updated weights with the stage's other members, each of which updated its share.
+
+        Raises:
+            ContributorLost: a member died or became unresponsive, or a halt aborted the process group. Afterwards,
+                weights of other shares may lack an update.
+        """
+        assert self._group is not None
+        for bucket in range(len(self._weights)):
+            flat = self._weights.packed(bucket)
+            try:
+                self._group.start_allgather(flat, self._weights.shares[bucket])()
+            except ContributorLost:
+                self.gradients.drop_spare()
+                raise
+            self._weights.unpack(bucket, flat)
 
     def copy(self, source: int, *, has_it: bool) -> None:
         """Take part in copying the gradient sum from one member to the members of the stage that lack it.
@@ -440,7 +445,7 @@ class Runner:
         self._losses = dict(enumerate(known))
 
     def _keep_tied(self) -> None:
-        if self._tied is not None and self._own_tied is None:
+        if self._tied is not None and self._sums_tied and self._own_tied is None:
             assert self._tied.grad is not None
             self._own_tied = self._tied.grad.clone()
 
@@ -450,7 +455,12 @@ class Runner:
             self._tied.grad.copy_(self._own_tied)
 
     def tie(self, theirs: Tensor) -> None:
-        """Add the other stage's sum to the tied parameter's gradient; repeated calls add it only once."""
+        """Add the other stage's sum to the tied parameter's gradient; repeated calls add it only once.
+
+        Do nothing if the parameter belongs to another member's share.
+        """
+        if not self._sums_tied:
+            return
         assert self._tied is not None
         assert self._tied.grad is not None
         self._restore_tied()
@@ -534,43 +544,7 @@ class Runner:
     def _timed(self, way: Literal["forward", "backward"]) -> AbstractContextManager[None]:
         return self._timer.timing(way) if self._timer is not None else nullcontext()
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def evaluate(
-        self,
-        own: Sequence[int],
-        entering: Callable[[int], Tensor],
-        leaving: Callable[[int, Tensor], None],
-        targets: Mapping[int, Tensor],
-        most_outputs: int,
-    ) -> dict[int, EvaluationResult]:
-        """Run microbatches forward only; return the results of each at the last stage, and nothing at other stages.
-
-        Args:
-            own: ids of the microbatches, in order.
-            entering: returns the input of a microbatch: samples at the first stage, otherwise the output of
-                the previous stage.
-            leaving: receives each microbatch and its output, except at the last stage.
-            targets: targets by microbatch; used only at the last stage.
-            most_outputs: number of outputs of a classifier up to which they are returned for each sample.
-        """
-        found: dict[int, EvaluationResult] = {}
-        for microbatch in own:
-            arrived = entering(microbatch).to(self._device)
-            with self._evaluating():
-                outputs = self.stage.forward(arrived)
-            if not self.stage.shard.is_last:
-                leaving(microbatch, outputs)
-                continue
-            found[microbatch] = evaluated(outputs, targets[microbatch], self.stage.objective, most_outputs)
-        return found
-
-    @torch.no_grad()
-    def predict(self, entering: Tensor) -> Tensor:
-        """Return the shard's output for samples, or for the output of the previous stage, without dropout."""
-        with self._evaluating():
-            return self.stage.forward(entering.to(self._device))
+    # -- numbers that are not finite ---------------------------------------------------------------------------------
 
     def find_nonfinite(
         self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None

@@ -17,7 +17,8 @@ from share_compute_actors.training.member.runner import Runner
 def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a shard that a folder stores, by the stem of their file's name, then by stored name.
 
-    If two stages hold a tied parameter, only the first stage stores it.
+    If two stages hold a tied parameter, only the first stage stores it. If the members of a stage have shares of the
+    optimizer's state, the weights are stored by the member with the first share.
 
     Args:
         runner: runner with the shard and the optimizer.
@@ -49,7 +50,7 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
         return (
             {"model": own(merged_tensors(stage))} if lora.merge else {"adapter_model": adapter_tensors(stage)}
         )
-    parts = {"model": own(stage.persistent())}
+    parts = {"model": own(stage.persistent())} if runner.gradients.share.number == 0 else {}
     if runner.optimizer is not None:
         parts["optimizer"] = own(runner.state_tensors())
     return parts

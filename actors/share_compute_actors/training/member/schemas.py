@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from share_compute.errors import ShareComputeError
 from share_compute.planning.cost.timings import LayerTiming
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.protocol.messages import Prepared, Rejected, Report, ToCoordinator
 from share_compute.training.finiteness import NonFiniteValue
 from share_compute_actors.messages import EvaluationResult, MemberStatus, StepFigures
-from share_compute_actors.training.backups.copying import ShardRange
 from share_compute_actors.wire import (
     Content,
     Messages,
@@ -26,7 +25,7 @@ from share_compute_actors.wire import (
 )
 
 STATUS: Schema[MemberStatus] = Schema(MemberStatus)
-HOLDING: Schema[ShardRange | None] = Schema(ShardRange | None)
+HOLDING: Schema[ShardPart | None] = Schema(ShardPart | None)
 EVALUATION: Schema[dict[int, EvaluationResult]] = Schema(dict[int, EvaluationResult], 64 << 20)
 VERSION: Schema[int | None] = Schema(Natural | None)
 FINDING: Schema[NonFiniteValue | None] = Schema(NonFiniteValue | None)

@@ -14,8 +14,13 @@ def backups_of(
     topology: Topology,
     cramped: Container[Worker] = (),
     present: Mapping[Worker, Worker] | None = None,
+    *,
+    shares_optimizer: bool = False,
 ) -> dict[Worker, Worker]:
-    """Choose a backup member for each member that is alone in its stage; return the backup members by primary.
+    """Choose a backup member for each member that alone holds some state; return the backup members by primary.
+
+    In a stage whose members keep shares of the optimizer's state, each share is backed up by the next member, so that
+    no member keeps two copies of one stage. Members with devices of one kind follow each other.
 
     A member that no other member can reach gets no backup. Candidates are compared by these criteria, in order:
 
@@ -30,6 +35,7 @@ def backups_of(
         topology: machines of the members. An unmeasured link is assumed to be as slow as the slowest measured link.
         cramped: members that lacked the space for a copy. They become backup members only if no other member can.
         present: backup members of the previous epoch, by primary; only for primaries that keep their shards.
+        shares_optimizer: whether each member of a stage keeps a share of the optimizer's state.
     """
     present = present or {}
     dead = {frozenset(pair) for pair in topology.cut_off}
@@ -38,6 +44,10 @@ def backups_of(
     kept: Counter[Worker] = Counter()
     backups: dict[Worker, Worker] = {}
     members = [worker for stage in stages for worker in stage]
+    for stage in stages if shares_optimizer else ():
+        if len(stage) > 1:
+            ring = sorted(stage, key=lambda worker: topology[worker].device.kind)
+            backups |= dict(zip(ring, [*ring[1:], ring[0]], strict=True))
     for primary in (stage[0] for stage in stages if len(stage) == 1):
         kind = topology[primary].device.kind
 

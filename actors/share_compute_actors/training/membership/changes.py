@@ -77,9 +77,11 @@ class Recopying:
         stages: Sequence[Sequence[Worker]],
         topology: Topology,
         present: Mapping[Worker, Worker] | None = None,
+        *,
+        shares_optimizer: bool = False,
     ) -> dict[Worker, Worker]:
-        """Return the backup member of each member that is alone in its stage; see `backups_of`."""
-        return backups_of(stages, topology, self._cramped, present)
+        """Return the backup member of each member that alone holds some state; see `backups_of`."""
+        return backups_of(stages, topology, self._cramped, present, shares_optimizer=shares_optimizer)
 
 
 class Changes:
@@ -343,7 +345,8 @@ class Changes:
         if self.recopying.is_due and not self.why:
             self.why = "backups of state that only one machine holds were lost: they are copied again"
         self.recopying.begun()
-        return self._backups(membership.shards, membership.stages, before)
+        shares_optimizer = membership.shares_optimizer
+        return self._backups(membership.shards, membership.stages, before, shares_optimizer=shares_optimizer)
 
     def heirs(self, solution: Solution, before: Membership) -> dict[Worker, tuple[tuple[int, int], ...]]:
         """Return the shards that each member will back up under a plan, by member; empty if `can_shadow` is False.
@@ -366,6 +369,8 @@ class Changes:
         shards: Sequence[tuple[int, int]],
         stages: Sequence[Sequence[Worker]],
         before: Membership | None,
+        *,
+        shares_optimizer: bool = False,
     ) -> dict[Worker, Worker]:
         held = {worker: shard for shard, stage in zip(shards, stages, strict=True) for worker in stage}
         present = {
@@ -373,7 +378,7 @@ class Changes:
             for primary, backup in (before.backups.items() if before is not None else ())
             if before is not None and before.shard_of(primary) == held.get(primary)
         }
-        return self.recopying.backups(stages, self.known, present)
+        return self.recopying.backups(stages, self.known, present, shares_optimizer=shares_optimizer)
 
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
         """Choose the catch-up replicas for a new epoch; return them by the member that they shadow.

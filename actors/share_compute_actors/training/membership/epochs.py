@@ -18,12 +18,13 @@ from share_compute.protocol.recovery import recover
 from share_compute.protocol.schedule import blocks, even_shares
 from share_compute.quantities import listed
 from share_compute.topology import Topology
+from share_compute.training.shares import WHOLE, OptimizerShare
 
 Shares = Mapping[int, Sequence[int]]
 """Number of microbatches that each member of a stage computes, by index of the stage."""
 
 
-def first_form(plan: Plan, request: PlanMembership, *, is_tied: bool) -> Form:
+def first_form(plan: Plan, request: PlanMembership, *, is_tied: bool, shares_optimizer: bool = False) -> Form:
     """Return the first epoch of a plan, which starts the open step from the beginning."""
     owners = owners_of(plan)
     membership = Membership(
@@ -34,6 +35,7 @@ def first_form(plan: Plan, request: PlanMembership, *, is_tied: bool) -> Form:
         step=request.committed + 1,
         tasks=fresh(owners),
         is_tied=is_tied,
+        shares_optimizer=shares_optimizer,
     )
     return Form(membership, keeps_step=False)
 
@@ -72,7 +74,15 @@ def next_form(
             owners.append(dealt(stage, shares[place]))
         else:
             owners.append(membership.owners[place])
-    return recovered(membership.shards, stages, owners, request, request.reports, is_tied=membership.is_tied)
+    return recovered(
+        membership.shards,
+        stages,
+        owners,
+        request,
+        request.reports,
+        is_tied=membership.is_tied,
+        shares_optimizer=membership.shares_optimizer,
+    )
 
 
 def moved_form(
@@ -82,6 +92,7 @@ def moved_form(
     moved: Container[Worker],
     *,
     is_tied: bool,
+    shares_optimizer: bool = False,
 ) -> Form:
     """Return the first epoch of a new plan, whose members have loaded their shards.
 
@@ -93,11 +104,20 @@ def moved_form(
         request: the request for the epoch, with the members' reports.
         moved: members that have loaded a shard for this epoch, and thereby lost their results of the open step.
         is_tied: whether the first and the last stage share a parameter.
+        shares_optimizer: whether each member of a stage keeps a share of the optimizer's state.
     """
     if before is None or before.shards != shards_of(plan):
-        return first_form(plan, request, is_tied=is_tied)
+        return first_form(plan, request, is_tied=is_tied, shares_optimizer=shares_optimizer)
     reports = {worker: report for worker, report in request.reports.items() if worker not in moved}
-    return recovered(before.shards, stages_of(plan), owners_of(plan), request, reports, is_tied=is_tied)
+    return recovered(
+        before.shards,
+        stages_of(plan),
+        owners_of(plan),
+        request,
+        reports,
+        is_tied=is_tied,
+        shares_optimizer=shares_optimizer,
+    )
 
 
 def recovered(
@@ -108,10 +128,11 @@ def recovered(
     reports: Mapping[Worker, Report],
     *,
     is_tied: bool,
+    shares_optimizer: bool = False,
 ) -> Form:
     """Return an epoch that continues the open step from the results that members have reported."""
     step = request.committed + 1
-    recovery = recover(stages, owners, reports, step)
+    recovery = recover(stages, owners, reports, step, shares_optimizer=shares_optimizer)
     return Form(
         Membership(
             epoch=request.epoch,
@@ -124,6 +145,7 @@ def recovered(
             reduced=recovery.reduced,
             forgets=recovery.forgets,
             is_tied=is_tied,
+            shares_optimizer=shares_optimizer,
         )
     )
 
@@ -155,6 +177,15 @@ def shards_of(plan: Plan) -> tuple[tuple[int, int], ...]:
 def stages_of(plan: Plan) -> tuple[tuple[Worker, ...], ...]:
     """Return the members of each stage."""
     return tuple(tuple(member.contributor_id for member in stage.members) for stage in plan.stages)
+
+
+def shares_of(plan: Plan, *, shares_optimizer: bool) -> dict[Worker, OptimizerShare]:
+    """Return the share of the optimizer's state that each member keeps."""
+    return {
+        worker: OptimizerShare(index, len(stage)) if shares_optimizer else WHOLE
+        for stage in stages_of(plan)
+        for index, worker in enumerate(stage)
+    }
 
 
 def owners_of(plan: Plan) -> tuple[tuple[Worker, ...], ...]:

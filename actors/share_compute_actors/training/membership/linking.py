@@ -77,7 +77,7 @@ class MemberLinks:
             for owner in stage:
                 for number, holder in enumerate(membership.copy_holders(owner)):
                     followed[holder][place] = Followed(
-                        owner, group.handle(owner), membership.shards[place], number
+                        owner, group.handle(owner), membership.part_of(owner), number
                     )
         group.gather(
             NOTHING,

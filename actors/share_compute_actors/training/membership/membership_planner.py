@@ -103,7 +103,12 @@ class MembershipPlanner:
         wanted = self._changes.take_solution(able)
         if before is None:
             plan = self.solution.plan
-            form = first_form(plan, request, is_tied=self._is_tied(len(plan.stages)))
+            form = first_form(
+                plan,
+                request,
+                is_tied=self._is_tied(len(plan.stages)),
+                shares_optimizer=self._spec.parallelism.shares_optimizer,
+            )
             if not able >= set(form.membership.workers):
                 form = self._without(form.membership, request, able, leaving, None)
         else:
@@ -195,11 +200,18 @@ class MembershipPlanner:
         """Return an epoch of the members in `able`.
 
         Members keep their shards if each stage has a member left and `Resharder.is_torn` is False. Otherwise the job
-        is planned again, and members load the shards that they lack.
+        is planned again, and members load the shards that they lack. If the shares of the optimizer's state of a stage
+        change, its members load their new shares, if they have the memory for these.
         """
         is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
         if is_whole and not self._resharder.is_torn:
-            return next_form(before, request, self.solution.cost, leaving, shares)
+            form = next_form(before, request, self.solution.cost, leaving, shares)
+            after = form.membership
+            if all(before.share_of(worker) == after.share_of(worker) for worker in after.workers):
+                return form
+            solution = standing(after, self.solution)
+            if solution.cost.fits(solution.layout):
+                return self._moved(before, solution, request)
         if not able:
             raise machines_lost(self.solution.cost.topology, before.workers)
         return self._moved(before, self._plan(able, request.epoch), request)
@@ -224,7 +236,10 @@ class MembershipPlanner:
         )
         self.solution = solution
         tied = self._is_tied(len(solution.plan.stages))
-        return moved_form(before, solution.plan, request, moved, is_tied=tied)
+        shares_optimizer = self._spec.parallelism.shares_optimizer
+        return moved_form(
+            before, solution.plan, request, moved, is_tied=tied, shares_optimizer=shares_optimizer
+        )
 
     def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:
         """Plan the job for the machines in `able`; see `plan_again`."""

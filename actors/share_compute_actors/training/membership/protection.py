@@ -23,18 +23,18 @@ class ProtectionWatch:
         self._membership: Membership | None = None
         """Membership of the epoch whose copies are being watched.
 
-        None before the first epoch, once all copies are complete, after a copy is lost, and if a member that is alone
-        in its stage has no backup."""
+        None before the first epoch, once all copies are complete, after a copy is lost, and if a member that alone
+        holds some state has no backup."""
         self._poll = Poll(group)
         self.is_protected = False
         """Whether each layer is on two machines."""
 
     def reform(self, membership: Membership) -> None:
-        """Start to watch the copies of an epoch, unless a member that is alone in its stage has no backup.
+        """Start to watch the copies of an epoch, unless a member that alone holds some state has no backup.
 
         This reports nothing, because the `Reformed` event of the epoch implies that the job is not protected yet.
         """
-        is_alone = (stage[0] not in membership.backups for stage in membership.stages if len(stage) == 1)
+        is_alone = (worker not in membership.backups for worker in membership.sole_holders)
         self._membership, self.is_protected = None if any(is_alone) else membership, False
         self._poll = Poll(self._group)
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 
 from share_compute.planning.plan import Plan
 from share_compute.protocol.coordinator import PlanMembership
-from share_compute.protocol.membership import Membership, Worker
+from share_compute.protocol.membership import Membership, ShardPart, Worker
 from share_compute.shards import Shard
 from share_compute_actors.messages import Source, Sources, Updates
 from share_compute_actors.training.member.schemas import HOLDING
-from share_compute_actors.training.membership.epochs import machines_lost
+from share_compute_actors.training.membership.epochs import machines_lost, shares_of
 from share_compute_actors.training.membership.joining import Heirs, overlap
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.wire import FLAG
@@ -23,10 +23,12 @@ class Resharder:
         group: the members.
         first_step: first step after the checkpoint; 1 without a checkpoint. Until
             this step is committed, all shards can be loaded from the shard store or initialized from the seed.
+        shares_optimizer: whether each member of a stage keeps a share of the optimizer's state.
     """
 
-    def __init__(self, group: TrainingGroup, first_step: int) -> None:
+    def __init__(self, group: TrainingGroup, first_step: int, *, shares_optimizer: bool = False) -> None:
         self._group = group
+        self._shares_optimizer = shares_optimizer
         self._first_step = first_step
         self.is_torn = False
         """Whether `adopt` failed. If so, members may hold other shards than the last membership says."""
@@ -46,8 +48,8 @@ class Resharder:
     ) -> frozenset[Worker]:
         """Have members load the shards that they lack for a plan; return the members that loaded a shard.
 
-        A member lacks its shard if it holds other layers, or if its weights are not those after the last
-        committed step.
+        A member lacks its shard if it holds other layers or another share of the optimizer's state, or if its weights
+        are not those after the last committed step.
 
         Members switch to the loaded shards at `adopt`. The caller writes the new membership to the step log
         before it calls `adopt`. If the coordinator dies, its successor therefore finds each member's shard in
@@ -76,10 +78,18 @@ class Resharder:
             for place, stage in enumerate(plan.stages)
             for member in stage.members
         }
+        shares = shares_of(plan, shares_optimizer=self._shares_optimizer)
         moved = {
-            worker: shard for worker, shard in wanted.items() if held.get(worker) != (shard.start, shard.stop)
+            worker: shard
+            for worker, shard in wanted.items()
+            if held.get(worker) != (shard.start, shard.stop, *shares[worker])
         }
-        if moved:
+        if moved and self._shares_optimizer:
+            found = self._shared_sources(before, held, request.committed, updates)
+            self._group.load_shards(
+                moved, shares, lambda worker: self._nearest(worker, found), request.committed
+            )
+        elif moved:
             own = self._own(before, moved, held, request.committed, updates)
             unreached = {
                 worker: frozenset(other for pair in cut_off if worker in pair for other in pair) - {worker}
@@ -91,6 +101,7 @@ class Resharder:
             }
             self._group.load_shards(
                 moved,
+                shares,
                 lambda worker: own[worker] if worker in own else others[unreached[worker]],
                 request.committed,
             )
@@ -105,7 +116,7 @@ class Resharder:
                 holder for owner in stage for holder in before.copy_holders(owner)
             } & self._group.workers
             calls = {
-                holder: self._group.handle(holder).bring_to.remote(shard, committed, updates)
+                holder: self._group.handle(holder).bring_to.remote(ShardPart(*shard), committed, updates)
                 for holder in holders
                 if any(overlap(shard, wanted) for wanted in heirs.get(holder, ()))
             }
@@ -133,7 +144,7 @@ class Resharder:
         self,
         before: Membership,
         moved: Mapping[Worker, Shard],
-        held: Mapping[Worker, tuple[int, int]],
+        held: Mapping[Worker, ShardPart],
         committed: int,
         updates: Updates,
     ) -> dict[Worker, Sources]:
@@ -145,17 +156,17 @@ class Resharder:
         lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
         for worker in moved.keys() & held.keys():
             found[worker] = [self._group.source(worker)]
-            lacking[worker].difference_update(range(*held[worker]))
+            lacking[worker].difference_update(range(*held[worker][:2]))
         for shard, stage in zip(before.shards, before.stages, strict=True):
             holders = {holder for owner in stage for holder in before.copy_holders(owner)}
             calls = {
-                holder: self._group.handle(holder).bring_to.remote(shard, committed, updates)
+                holder: self._group.handle(holder).bring_to.remote(ShardPart(*shard), committed, updates)
                 for holder in holders & moved.keys()
                 if not lacking[holder].isdisjoint(range(*shard))
             }
             for holder, has_it in self._group.gather(FLAG, calls).items():
                 if has_it:
-                    found.setdefault(holder, []).append(self._group.source(holder, shard))
+                    found.setdefault(holder, []).append(self._group.source(holder, ShardPart(*shard)))
                     lacking[holder].difference_update(range(*shard))
         return {
             worker: Sources(tuple(sources)) if len(sources) == 1 else self._group.inventory(sources)
@@ -163,18 +174,58 @@ class Resharder:
             if not lacking[worker]
         }
 
-    def _held(self, request: PlanMembership) -> dict[Worker, tuple[int, int]]:
-        """Return the layers [start, stop) that each member holds; omit members that lack the last committed step."""
+    def _held(self, request: PlanMembership) -> dict[Worker, ShardPart]:
+        """Return the layers and the share that each member holds; omit members that lack the last committed step."""
         current = [
             worker for worker, report in request.reports.items() if report.applied == request.committed
         ]
         answers = self._group.ask(HOLDING, current, "holding") if current else {}
         return {worker: shard for worker, shard in answers.items() if shard is not None}
 
+    def _shared_sources(
+        self, before: Membership, held: Mapping[Worker, ShardPart], committed: int, updates: Updates
+    ) -> list[Source] | None:
+        """Return the sources of all parameters of a job whose members keep shares of the optimizer's state.
+
+        The source of a share is a member that holds it, otherwise a member that keeps a backup copy. If a share has
+        neither, and step `first_step` is not committed, return None: all shares come from the beginning of the job.
+
+        Raises:
+            ContributorLost: a share has no source, and step `first_step` is committed.
+        """
+        workers = self._group.workers
+        found = {
+            part: self._group.source(worker) for worker, part in sorted(held.items()) if worker in workers
+        }
+        for part in {before.part_of(worker) for worker in before.workers} - found.keys():
+            copy = self._copy(part, committed, updates, workers)
+            if copy is not None:
+                found[part] = copy
+        # After a failed `adopt`, members hold shares of two divisions of the same layers. One whole division is enough.
+        divisions = {part._replace(number=0) for part in found}
+        whole = [
+            one for one in divisions if all(one._replace(number=each) in found for each in range(one.total))
+        ]
+        covered = {layer for one in whole for layer in range(one.start, one.stop)}
+        lost = [
+            worker for worker in before.workers if not covered.issuperset(range(*before.shard_of(worker)))
+        ]
+        if lost and committed >= self._first_step:
+            raise machines_lost(self._group.topology, lost)
+        return None if lost else list(found.values())
+
+    def _nearest(self, worker: Worker, sources: list[Source] | None) -> Sources | None:
+        """Return these sources, with the member's own shard first, so that no data of it is sent."""
+        if sources is None:
+            return self._group.beginning
+        return self._group.inventory(
+            sorted(sources, key=lambda one: (one.worker, one.shard) != (worker, None))
+        )
+
     def _sources(
         self,
         before: Membership,
-        held: Mapping[Worker, tuple[int, int]],
+        held: Mapping[Worker, ShardPart],
         committed: int,
         updates: Updates,
         avoided: frozenset[Worker],
@@ -193,13 +244,13 @@ class Resharder:
         found: list[Source] = []
         covered: set[int] = set()
         for workers in (self._group.workers - avoided, self._group.workers & avoided):
-            for worker, (start, stop) in sorted(held.items(), key=lambda one: (one[1], one[0])):
+            for worker, (start, stop, *_) in sorted(held.items(), key=lambda one: (one[1], one[0])):
                 if worker in workers and not covered.issuperset(range(start, stop)):
                     found.append(self._group.source(worker))
                     covered.update(range(start, stop))
             for shard in before.shards:
                 if not covered.issuperset(range(*shard)):
-                    copy = self._copy(shard, committed, updates, workers)
+                    copy = self._copy(ShardPart(*shard), committed, updates, workers)
                     if copy is not None:
                         found.append(copy)
                         covered.update(range(*shard))
@@ -217,7 +268,7 @@ class Resharder:
 
     def _copy(
         self,
-        shard: tuple[int, int],
+        shard: ShardPart,
         committed: int,
         updates: Updates,
         workers: frozenset[Worker],

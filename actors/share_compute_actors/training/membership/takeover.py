@@ -19,7 +19,7 @@ from share_compute.planning.cost.timings import Timings
 from share_compute.planning.network.regions import complete
 from share_compute.planning.planner import Solution, workload
 from share_compute.planning.search.strategies import is_measured, with_nominal_speeds
-from share_compute.protocol.membership import Membership, Worker
+from share_compute.protocol.membership import Membership, ShardPart, Worker
 from share_compute.specification import TrainJob
 from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompression
 from share_compute.topology import Topology
@@ -99,26 +99,32 @@ def fits(membership: Membership, committed: int, status: MemberStatus) -> bool:
 
     A member that can apply this step without data from other members counts as well.
     """
-    shard = _shard_of(membership, status.worker)
-    return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
+    part = _part_of(membership, status.worker)
+    return part is not None and status.holds == part and status.step <= committed <= status.reaches
 
 
 def has_loaded(membership: Membership, committed: int, status: MemberStatus) -> bool:
     """Return whether a member has loaded its shard with the weights after the last committed step."""
-    shard = _shard_of(membership, status.worker)
-    return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
+    part = _part_of(membership, status.worker)
+    return part is not None and (status.loaded, status.loaded_step) == (part, committed)
 
 
-def _shard_of(membership: Membership, worker: Worker) -> tuple[int, int] | None:
-    shards = zip(membership.shards, membership.stages, strict=True)
-    return next((shard for shard, stage in shards if worker in stage), None)
+def _part_of(membership: Membership, worker: Worker) -> ShardPart | None:
+    return membership.part_of(worker) if worker in membership.workers else None
 
 
 def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
-    """Return whether each stage has a usable member, or a member with a usable backup member."""
+    """Return whether each stage has a usable member, or a member with a usable backup member.
+
+    In a stage whose members keep shares of the optimizer's state, each of them must be usable or have such a backup.
+    """
+
+    def is_kept(worker: Worker) -> bool:
+        return worker in usable or membership.backups.get(worker) in usable
+
     return all(
-        any(worker in usable or membership.backups.get(worker) in usable for worker in stage)
-        for stage in membership.stages
+        (all if membership.has_shares(place) else any)(map(is_kept, stage))
+        for place, stage in enumerate(membership.stages)
     )
 
 

@@ -14,11 +14,12 @@ from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.cells import derive_seed
 from share_compute.planning.plan import Plan
-from share_compute.protocol.membership import Worker
+from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.protocol.messages import ToMember
 from share_compute.quantities import listed
 from share_compute.shards import Shard
 from share_compute.topology import Contributor, Topology
+from share_compute.training.shares import OptimizerShare
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.group.naming import member_options
@@ -26,6 +27,7 @@ from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.messages import MemberSetup, MemberStatus, Source, Sources, server_source
 from share_compute_actors.training.member.member import Member
 from share_compute_actors.training.member.schemas import STATUS
+from share_compute_actors.training.membership.epochs import shares_of
 from share_compute_actors.training.shard_store import ShardStoreFacts
 from share_compute_actors.transport.traffic import RateLimits
 from share_compute_actors.unpickling import is_refusal
@@ -175,6 +177,7 @@ class TrainingGroup(WorkerGroup):
             for place, stage in enumerate(plan.stages)
             for member in stage.members
         }
+        shares = shares_of(plan, shares_optimizer=self._assignment.spec.parallelism.shares_optimizer)
         applied = self._facts.first_step - 1
         for worker in shards:
             self._actors[worker] = self._start(worker, applied)
@@ -183,7 +186,9 @@ class TrainingGroup(WorkerGroup):
         sizes = self.gather(
             COUNT,
             {
-                worker: self._actors[worker].load.remote(self._shard_store, shard, sources, applied)
+                worker: self._actors[worker].load.remote(
+                    self._shard_store, shard, sources, applied, shares[worker]
+                )
                 for worker, shard in shards.items()
             },
             skips_lost=True,
@@ -204,12 +209,12 @@ class TrainingGroup(WorkerGroup):
         """Sources of the weights in the checkpoint or the pretrained model; None if weights come from the seed."""
         return Sources((server_source(self._shard_store),)) if self._facts.has_weights else None
 
-    def source(self, worker: Worker, copy: tuple[int, int] | None = None) -> Source:
+    def source(self, worker: Worker, copy: ShardPart | None = None) -> Source:
         """Return a source that reads from a member.
 
         Args:
             worker: the member.
-            copy: layers [start, stop) of the backup copy to read; None reads the member's own shard.
+            copy: layers and share of the backup copy to read; None reads the member's own shard.
         """
         return Source(self._actors[worker], self.name(worker), worker, copy)
 
@@ -317,12 +322,17 @@ class TrainingGroup(WorkerGroup):
             raise MembersLost(self.check_members()) from failure
 
     def load_shards(
-        self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
+        self,
+        shards: Mapping[Worker, Shard],
+        shares: Mapping[Worker, OptimizerShare],
+        sources: Callable[[Worker], Sources | None],
+        applied: int,
     ) -> None:
         """Have halted members load other shards; members keep their current shards until `adopt`.
 
         Args:
             shards: the shard to load, by member.
+            shares: the share of the optimizer's state to load, by member.
             sources: returns the sources that a member loads from; None to initialize weights from the seed.
             applied: last step whose update is in the weights.
 
@@ -338,7 +348,7 @@ class TrainingGroup(WorkerGroup):
                 COUNT,
                 {
                     worker: self._actors[worker].load.remote(
-                        self._shard_store, shard, sources(worker), applied
+                        self._shard_store, shard, sources(worker), applied, shares[worker]
                     )
                     for worker, shard in shards.items()
                 },

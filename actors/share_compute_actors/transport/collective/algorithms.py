@@ -147,20 +147,102 @@ def start_sharded(
         gathering: list[Waiting] = []
         for number, piece in enumerate(pieces):
             if len(begun) == PIECES_UNDER_WAY:
-                gathering += begun.popleft().combine(combine)
+                gathering += finish(begun.popleft())
             place = scratch[number % PIECES_UNDER_WAY]
             cut = [part[piece] for part in parts]
-            begun.append(_Piece(links, cut, counts, out[piece], place, tags[2 * number : 2 * number + 2]))
+            shares = slices(out[piece].numel(), links.size)
+            begun.append(
+                _Piece(links, cut, counts, out[piece], shares, place, tags[2 * number : 2 * number + 2])
+            )
         while begun:
-            gathering += begun.popleft().combine(combine)
+            gathering += finish(begun.popleft())
         for wait in gathering:
+            wait()
+
+    def finish(piece: _Piece) -> list[Waiting]:
+        piece.combine(combine)
+        return piece.gather()
+
+    return run
+
+
+def start_reduce_scatter(
+    links: GlooLinks,
+    parts: Sequence[Tensor],
+    counts: Sequence[int],
+    shares: Sequence[slice],
+    combine: Combine,
+    out: Tensor,
+) -> Callable[[], None]:
+    """Reserve tags for a reduce-scatter with given shares; return a function that runs it.
+
+    Args:
+        links: links to the other members.
+        parts: this member's tensors, flat and of the same length as ``out``; they are overwritten.
+        counts: number of parts that each rank has.
+        shares: range of elements whose result each rank gets; the ranges may differ in length.
+        combine: combines the parts of all ranks, each cut to this member's share.
+        out: flat tensor, whose own share receives the result. The rest of it has no meaning afterwards. May be one of
+            ``parts``.
+    """
+    rounds = _rounds(shares, out)
+    tags = links.tags(len(rounds))
+
+    def run() -> None:
+        own = [cut[links.rank] for cut in rounds]
+        width = max((cut.stop - cut.start for cut in own), default=0)
+        scratch = links.scratch(out, PIECES_UNDER_WAY * sum(counts) * width).view(
+            PIECES_UNDER_WAY, sum(counts), width
+        )
+        begun: deque[_Piece] = deque()
+        for number, cut in enumerate(rounds):
+            if len(begun) == PIECES_UNDER_WAY:
+                begun.popleft().combine(combine)
+            place = scratch[number % PIECES_UNDER_WAY]
+            begun.append(_Piece(links, parts, counts, out, cut, place, tags[number : number + 1]))
+        while begun:
+            begun.popleft().combine(combine)
+
+    return run
+
+
+def start_allgather(links: GlooLinks, tensor: Tensor, shares: Sequence[slice]) -> Callable[[], None]:
+    """Reserve tags for an all-gather with given shares; return a function that runs it.
+
+    Args:
+        links: links to the other members.
+        tensor: flat tensor, with this member's share at its place; receives the shares of all others.
+        shares: range of elements that each rank has; the ranges may differ in length.
+    """
+    rounds = _rounds(shares, tensor)
+    tags = links.tags(len(rounds))
+
+    def run() -> None:
+        waits: list[Waiting] = []
+        for cut, tag in zip(rounds, tags, strict=True):
+            waits += [links.receive(tensor[cut[rank]], rank, tag) for rank in links.others]
+            waits += [links.send(tensor[cut[links.rank]], rank, tag) for rank in links.others]
+        for wait in waits:
             wait()
 
     return run
 
 
+def _rounds(shares: Sequence[slice], like: Tensor) -> list[list[slice]]:
+    """Cut all shares into the same number of pieces, each of at most `PIECE_BYTES` divided by the number of shares."""
+    length = max(1, PIECE_BYTES // len(shares) // like.element_size())
+    longest = max((share.stop - share.start for share in shares), default=0)
+    return [
+        [
+            slice(min(share.start + begin, share.stop), min(share.start + begin + length, share.stop))
+            for share in shares
+        ]
+        for begin in range(0, longest, length)
+    ]
+
+
 class _Piece:
-    """One piece of the tensors in `start_sharded`; the constructor begins to exchange its slices."""
+    """One piece of the tensors in a reduce-scatter; the constructor begins to exchange its slices."""
 
     def __init__(
         self,
@@ -168,11 +250,12 @@ class _Piece:
         parts: Sequence[Tensor],
         counts: Sequence[int],
         out: Tensor,
+        shares: Sequence[slice],
         scratch: Tensor,
         tags: range,
     ) -> None:
-        self._links, self._out, self._tag = links, out, tags[1]
-        self._shares = slices(out.numel(), links.size)
+        self._links, self._out, self._tag = links, out, tags[-1]
+        self._shares = shares
         own = self._shares[links.rank]
         first = [0, *accumulate(counts)]
         self._values = [place[: own.stop - own.start] for place in scratch[: first[-1]]]
@@ -188,14 +271,17 @@ class _Piece:
             links.send(part[self._shares[rank]], rank, tags[0]) for rank in links.others for part in parts
         ]
 
-    def combine(self, combine: Combine) -> list[Waiting]:
-        """Combine this member's slices and begin to exchange results; return functions that wait for the exchange."""
+    def combine(self, combine: Combine) -> None:
+        """Wait for all slices, and write the result of this member's slice."""
         for wait in self._receiving:
             wait()
-        own = self._out[self._shares[self._links.rank]]
-        combine(self._values, own)
-        for wait in self._sending:  # received results overwrite the memory from which the slices are sent
+        combine(self._values, self._out[self._shares[self._links.rank]])
+        for wait in self._sending:  # later results overwrite the memory from which the slices are sent
             wait()
+
+    def gather(self) -> list[Waiting]:
+        """Begin to exchange the results; return functions that wait for the exchange."""
+        own = self._out[self._shares[self._links.rank]]
         others = self._links.others
         receiving = [self._links.receive(self._out[self._shares[rank]], rank, self._tag) for rank in others]
         return receiving + [self._links.send(own, rank, self._tag) for rank in others]

@@ -44,6 +44,8 @@ from share_compute_actors.transport.collective.algorithms import (
     Operator,
     fold,
     packed,
+    start_allgather,
+    start_reduce_scatter,
     start_sharded,
     start_tree,
 )
@@ -219,6 +221,51 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             algorithm = "sharded" if self._algorithm == "auto" else self._algorithm
             self._spread = spread(algorithm, self._sites)
         return self._begin(start_compressed(self._links, parts, held, tree, codec, out, self._spread))
+
+    def start_reduce_scatter(
+        self,
+        parts: Sequence[Tensor],
+        held: Sequence[Sequence[Node]],
+        tree: SummationTree,
+        shares: Sequence[slice],
+        out: Tensor,
+    ) -> Callable[[], None]:
+        """Begin to sum the parts of all members in the order of ``tree``; each member gets the sum of its share.
+
+        A share of the result has the same bits as this share of `start_tree_sum`.
+
+        Args:
+            parts: see `start_tree_sum`.
+            held: see `start_tree_sum`.
+            tree: see `start_tree_sum`.
+            shares: range of elements whose sum each member gets, by rank.
+            out: flat tensor whose own share receives the sum. The rest of it has no meaning afterwards.
+
+        Returns:
+            A function that waits until the sum is complete.
+
+        Raises:
+            ValueError: ``held`` does not cover the tree.
+            ContributorLost: a member of the group was lost.
+        """
+        combine = expression(tree, [node for nodes in held for node in nodes])
+        counts = [len(nodes) for nodes in held]
+        return self._begin(start_reduce_scatter(self._links, parts, counts, shares, combine, out))
+
+    def start_allgather(self, tensor: Tensor, shares: Sequence[slice]) -> Callable[[], None]:
+        """Begin to send this member's share of a flat tensor to all others, and to receive theirs, in place.
+
+        Args:
+            tensor: flat tensor.
+            shares: range of elements that each member has, by rank.
+
+        Returns:
+            A function that waits until all shares are there.
+
+        Raises:
+            ContributorLost: a member of the group was lost.
+        """
+        return self._begin(start_allgather(self._links, tensor, shares))
 
     def require_whole(self) -> None:
         """Check that this group was not aborted, and that no operation of NCCL has failed.

@@ -64,7 +64,8 @@ class _Relaxation:
         self._pass_s = float(least.sum())
         self._work_s = self._count * self._pass_s + float(cost.trained[-1] * update)
         self._call_s = float(cost.call_s[usable].min())
-        state = float(cost.state_bytes(cost.parameters[-1], cost.trained[-1]))
+        updated = 0.0 if cost.workload.shares_optimizer else None
+        state = float(cost.state_bytes(cost.parameters[-1], cost.trained[-1], updated))
         largest = np.cumsum(np.sort(cost.memory_bytes[usable])[::-1])
         self._fewest_stages = int((largest < state).sum()) + 1
 

@@ -19,6 +19,7 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     tail(p)    = gradient sums that are not hidden behind the last backward + the optimizer's update
                  + the transfer of the gradient to a backup member
                = max(sum(p) - backward(p), sum(p) / buckets(p)) + log(p) + update(p)
+                 With shares of the optimizer's state, half of sum(p) gathers the weights, after the update.
     backward(p) = longest backward of one microbatch among the stage's members
     buckets(p) = number of buckets in which the stage's gradients are summed
     update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
@@ -252,17 +253,22 @@ class TrainingCost(TrainingMemory):
 
     def end_s(self, stage: StageLayout) -> float:
         """Return `tail_s` without the backup of the gradient."""
-        trained = self.trained_parameters(stage.start, stage.stop)
-        summing = self.sum_s(stage)
+        updated = self.updated_parameters(stage.start, stage.stop, len(stage.members))
+        gathering = self.gather_s(stage)
+        summing = self.sum_s(stage) - gathering
         hidden = max(
             float(self.backward_s[member, stage.stop] - self.backward_s[member, stage.start])
             for member in stage.members
         )
         update = max(
-            trained * float(self.update_s_per_parameter[member]) + float(self.call_s[member])
+            updated * float(self.update_s_per_parameter[member]) + float(self.call_s[member])
             for member in stage.members
         )
-        return max(summing - hidden, summing / self.buckets(stage)) + update
+        return max(summing - hidden, summing / self.buckets(stage)) + update + gathering
+
+    def gather_s(self, stage: StageLayout) -> float:
+        """Return the part of `sum_s` after the update: with shares, half of the traffic gathers the weights."""
+        return self.sum_s(stage) / 2 if self.workload.shares_optimizer else 0.0
 
     def buckets(self, stage: StageLayout) -> int:
         """Return the number of buckets in which the members of a stage sum their gradients."""

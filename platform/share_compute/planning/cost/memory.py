@@ -3,7 +3,8 @@
 The bytes that a member of stage p with layers [start, stop) needs are the sum of ::
 
     state      = parameters * 4
-                 + trained parameters * 4 * (sets + shared + optimizer tensors + branch tensors)
+                 + trained parameters * 4 * (sets + shared + branch tensors)
+                 + updated parameters * 4 * optimizer tensors
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
     transient  = activation bytes inside the largest layer, if layers are recomputed
@@ -16,6 +17,9 @@ The bytes that a member of stage p with layers [start, stop) needs are the sum o
     share      = approximate number of the member's microbatches if the busiest other member of its stage is lost
     sets       = maximum number of gradient sets that the member holds at once. A set has one sum for each trained
                  parameter
+    updated    = trained parameters; if the members of a stage keep shares of the optimizer's state,
+                 max(trained parameters / members of the stage, parameters of the largest tensor), since shares are made
+                 of whole tensors
     shared     = 1 if several processes compute the layers of a member, otherwise 0
     branch tensors = 0, or with branches: base weights, and the residual of compression with error feedback
 
@@ -130,7 +134,9 @@ class TrainingMemory(CostTables):
     @cached_property
     def least_bytes(self) -> float:
         """Lower bound on the bytes of any stage: state of the smallest layer, and its activations of one microbatch."""
-        state = self.state_bytes(np.diff(self.parameters), np.diff(self.trained))
+        trained = np.diff(self.trained)
+        updated = 0.0 if self.workload.shares_optimizer else trained
+        state = self.state_bytes(np.diff(self.parameters), trained, updated)
         return float(np.min(state + np.diff(self.activation_bytes)))
 
     # -- the formula ---------------------------------------------------------------------------------------------
@@ -145,15 +151,46 @@ class TrainingMemory(CostTables):
         has_copy = self.profile.tied_trains and stop == self.num_layers and start > 0
         return float(self.trained[stop] - self.trained[start]) + (self.profile.tied if has_copy else 0)
 
-    def state_bytes(self, held: Floats | float, trained: Floats | float) -> Floats | float:
+    def updated_parameters(self, start: int, stop: int, members: int) -> float:
+        """Return the number of parameters that each member of a stage with layers [start, stop) updates.
+
+        With shares of the optimizer's state, this is the size of the largest share, which is at least that of the
+        largest parameter tensor.
+
+        Args:
+            start: first layer of the stage.
+            stop: one past the last layer of the stage.
+            members: number of members of the stage.
+        """
+        trained = self.trained_parameters(start, stop)
+        if not self.workload.shares_optimizer:
+            return trained
+        return max(trained / members, float(self.largest_from(start)[stop - start - 1]))
+
+    def largest_from(self, start: int) -> Floats:
+        """Return the elements of the largest trained parameter of the layer ranges [start, stop), ``[layers - start]``.
+
+        ``stop`` runs from ``start + 1`` to the number of layers.
+        """
+        largest: Floats = np.maximum.accumulate(self.largest[start:])
+        if start > 0 and self.profile.tied_trains:
+            largest[-1] = max(largest[-1], self.profile.tied)
+        return largest
+
+    def state_bytes(
+        self, held: Floats | float, trained: Floats | float, updated: Floats | float | None = None
+    ) -> Floats | float:
         """Return the bytes of weights, one gradient set, optimizer state and branch state, and of ranks' gradients.
 
         Args:
             held: number of parameters.
             trained: number of these parameters that are trained.
+            updated: number of these parameters whose optimizer state is kept; None for all that are trained.
         """
-        gradients = 1 + (self.workload.ranks > 1)
-        return FLOAT_BYTES * (held + trained * (gradients + self.workload.state_tensors))
+        work, updated = self.workload, trained if updated is None else updated
+        gradients = 1 + (work.ranks > 1)
+        kept = trained * (gradients + work.branch_tensors) + updated * work.optimizer_tensors
+        return FLOAT_BYTES * (held + kept)
 
     def carried_bytes(self, start: int, stop: int) -> float:
         """Return the bytes of weights, optimizer state and branch state of a member with layers [start, stop)."""
@@ -181,9 +218,10 @@ class TrainingMemory(CostTables):
         """Return `bytes_needed` for one member of a layout."""
         stage = layout.stages[place]
         ahead = windows([len(each.members) for each in layout.stages])[place]
-        return self.bytes_needed(stage.start, stage.stop, after_a_loss(stage.shares)[member], ahead)
+        share, members = after_a_loss(stage.shares)[member], len(stage.members)
+        return self.bytes_needed(stage.start, stage.stop, share, ahead, members)
 
-    def bytes_needed(self, start: int, stop: int, share: int, window: int) -> float:
+    def bytes_needed(self, start: int, stop: int, share: int, window: int, members: int = 1) -> float:
         """Return the bytes that a member with one gradient set needs.
 
         Args:
@@ -191,9 +229,11 @@ class TrainingMemory(CostTables):
             stop: one past the last layer of the member.
             share: number of microbatches of the member in a step.
             window: number of microbatches by which the stage's forwards may run ahead of its backwards.
+            members: number of members of the stage.
         """
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
-        fixed = float(self.state_bytes(held, trained)) + self.for_a_time_bytes(start, stop)
+        updated = self.updated_parameters(start, stop, members)
+        fixed = float(self.state_bytes(held, trained, updated)) + self.for_a_time_bytes(start, stop)
         # All `window + 1` microbatches in flight may belong to one member if another stage has more members.
         in_flight = min(share, window + 1)
         inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
@@ -208,12 +248,12 @@ class TrainingMemory(CostTables):
 
         ``stop`` runs from ``start + 1`` to the number of layers.
         """
-        largest, exchanged = np.maximum.accumulate(self.largest[start:]), np.zeros(self.num_layers - start)
+        largest, exchanged = self.largest_from(start), np.zeros(self.num_layers - start)
         twin = self.profile.tied if self.profile.tied_trains else 0
         if start == 0:
             exchanged[:-1] = 2 * twin
         else:
-            largest[-1], exchanged[-1] = max(largest[-1], twin), 2 * twin
+            exchanged[-1] = 2 * twin
         samples = self.tile_bytes + 2 * self.workload.batch_bytes if start == 0 else 0.0
         sizes: Floats = self.recomputed_bytes + samples + FLOAT_BYTES * np.maximum(largest, exchanged)
         return sizes

@@ -103,7 +103,7 @@ class Options:
 
         cells = self._cells_s(rows, start, stop)
         shares = _shares(cells, cost.workload.microbatches)
-        fixed = self._fixed_bytes(start, stop)
+        fixed = self._fixed_bytes(start, stop, len(members))
         tail = self._tail_s(members, start, stop)
         valid = (shares > 0).all(axis=0)
         return Option(
@@ -138,11 +138,27 @@ class Options:
     def _copies(self, start: Ints, stop: Ints, tied: int) -> Ints:
         return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
 
-    def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
+    def _fixed_bytes(self, start: Ints, stop: Ints, members: int) -> Floats:
         """Return the part of the bytes of each layer range that is independent of microbatches, shape ``[ranges]``."""
-        cost = self._cost
+        cost, trained = self._cost, self._trained(start, stop)
+        updated = self._updated(trained, start, stop, members)
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
-        return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])
+        return np.asarray(cost.state_bytes(held, trained, updated) + self._for_a_time[start, stop])
+
+    def _updated(self, trained: Floats, start: Ints, stop: Ints, members: int) -> Floats:
+        """Compute `TrainingMemory.updated_parameters` for many layer ranges at once, shape ``[ranges]``."""
+        if not self._cost.workload.shares_optimizer:
+            return trained
+        return np.asarray(np.maximum(trained / members, self._largest[start, stop]))
+
+    @cached_property
+    def _largest(self) -> Floats:
+        """Elements of the largest trained parameter of layers [start, stop) ``[layers, layers + 1]``."""
+        cost = self._cost
+        table = np.zeros((cost.num_layers, cost.num_layers + 1))
+        for start in range(cost.num_layers):
+            table[start, start + 1 :] = cost.largest_from(start)
+        return table
 
     @cached_property
     def _for_a_time(self) -> Floats:
@@ -160,8 +176,11 @@ class Options:
         summing = self._summing(members, trained)
         log = self._log(members, trained, stop - start < cost.num_layers)
         buckets = np.maximum(1, np.ceil(trained * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
-        update = np.multiply.outer(cost.update_s_per_parameter[rows], trained) + cost.call_s[rows, None]
-        times: Floats = np.maximum(summing - hidden, summing / buckets) + log + update.max(axis=0)
+        updated = self._updated(trained, start, stop, len(members))
+        update = np.multiply.outer(cost.update_s_per_parameter[rows], updated) + cost.call_s[rows, None]
+        gathering = summing / 2 if cost.workload.shares_optimizer else np.zeros(len(summing))
+        summing = summing - gathering
+        times: Floats = np.maximum(summing - hidden, summing / buckets) + log + update.max(axis=0) + gathering
         return times
 
     def _summing(self, members: tuple[int, ...], trained: Floats) -> Floats:

@@ -359,7 +359,7 @@ def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member
 def _prepared_s(cost: TrainingCost, stage: StageLayout, members: list[_Member]) -> float:
     """Return the time when the gradient sums of a stage are complete."""
     done_s = max(member.free_s for member in members)
-    sum_s = cost.sum_s(stage)
+    sum_s = cost.sum_s(stage) - cost.gather_s(stage)
     if sum_s == 0:
         return done_s
     started_s = max(member.cells[-1].start_s for member in members)
@@ -394,7 +394,7 @@ def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict
     latest = {region: sorted(times)[-2:] for region, times in latest.items()}
     updates: dict[int, tuple[float, float]] = {}
     for index, stage in enumerate(layout.stages):
-        trained = cost.trained_parameters(stage.start, stage.stop)
+        updated = cost.updated_parameters(stage.start, stage.stop, len(stage.members))
         for machine in stage.members:
             here = int(cost.network.region[machine])
             received_s = [
@@ -403,7 +403,8 @@ def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict
                 for time, other in times
                 if other != index
             ]
-            takes_s = trained * float(cost.update_s_per_parameter[machine])
-            done_s = max(prepared[index], *received_s, 0.0) + takes_s + float(cost.call_s[machine])
+            takes_s = updated * float(cost.update_s_per_parameter[machine])
+            started_s = max(prepared[index], *received_s, 0.0)
+            done_s = started_s + takes_s + float(cost.call_s[machine]) + cost.gather_s(stage)
             updates[machine] = (done_s, takes_s)
     return updates

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import StepTimeline
@@ -114,7 +115,17 @@ class Explanation:
             return []
         count = f"{stage.shares[index]} of {sum(stage.shares)} microbatches"
         others = [self._name(member) for place, member in enumerate(stage.members) if place != index]
-        return [f"{count}, the rest with {listed(others)}"]
+        found = [f"{count}, the rest with {listed(others)}"]
+        work = self._cost.workload
+        if work.shares_optimizer and work.optimizer_tensors:
+            kept, whole = (
+                FLOAT_BYTES
+                * work.optimizer_tensors
+                * self._cost.updated_parameters(stage.start, stage.stop, members)
+                for members in (len(stage.members), 1)
+            )
+            found.append(f"at most {bytes_text(kept)} of the optimizer's {bytes_text(whole)}")
+        return found
 
     def _standing(self, machine: int) -> str:
         if self._strategy in _GIVEN:

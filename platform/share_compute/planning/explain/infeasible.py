@@ -132,6 +132,14 @@ def _largest_layer(problem: SearchProblem) -> int:
     return to_lend(max(cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(cost.num_layers)))
 
 
+def _can_share_optimizer(problem: SearchProblem) -> bool:
+    """Return whether members of a stage could keep shares of the optimizer's state, and do not."""
+    work, machines = problem.cost.workload, problem.cost.topology.contributors
+    fits = not work.branch_tensors and work.run_bytes is None and work.collective in ("auto", "sharded")
+    is_new = bool(work.optimizer_tensors) and not work.shares_optimizer
+    return fits and is_new and all(machine.device.kind == "cpu" for machine in machines)
+
+
 def _remedies(strategy: PartitioningStrategy, problem: SearchProblem) -> Iterator[str]:
     """Yield changes that make the job fit: first changes to the job, then more lent memory, then more machines."""
     workload = problem.cost.workload
@@ -151,6 +159,10 @@ def _remedies(strategy: PartitioningStrategy, problem: SearchProblem) -> Iterato
         strategy, _changed(problem, workload=replace(workload, activation_checkpointing=True))
     ):
         yield "set training.activation_checkpointing: true, which keeps less of each layer and computes it again"
+    if _can_share_optimizer(problem) and _feasible(
+        strategy, _changed(problem, workload=replace(workload, shares_optimizer=True, collective="sharded"))
+    ):
+        yield "set parallelism.optimizer: sharded, so that machines of a stage share the optimizer's state"
     if workload.optimizer_tensors and _feasible(
         strategy, _changed(problem, workload=replace(workload, optimizer_tensors=0))
     ):

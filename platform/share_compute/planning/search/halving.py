@@ -71,7 +71,7 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
         stage = StageLayout(start, stop, members, shares)
         # A stage that cannot fit has an infinite time, so any other choice is preferred.
         fits = all(
-            cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
+            cost.bytes_needed(start, stop, share, 0, len(members)) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
         # The time of backups is left out. Only layouts of several stages need backups, so counting it would favor a

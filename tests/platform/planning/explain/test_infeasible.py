@@ -54,6 +54,8 @@ def followed(advice: str, machines: list[Contributor], requested: dict[str, Any]
         requested["training"] = requested["training"] | {"optimizer": {"name": "sgd"}}
     elif advice.startswith("set training.activation_checkpointing: true"):
         requested["training"] = requested["training"] | {"activation_checkpointing": True}
+    elif advice.startswith("set parallelism.optimizer: sharded"):
+        requested["optimizer"] = "sharded"
     else:
         assert advice.startswith("leave parallelism.stages")
         requested = {

@@ -61,6 +61,7 @@ const LAYOUTS: Record<string, readonly Section[]> = {
           fields: ["training.synchronization", "training.collective", "training.compression", "training.boundary_compression"],
         },
         { title: "Trained parameters", fields: ["training.lora", "training.freeze"] },
+        { title: "Buckets of gradients and weights", fields: ["training.communication_fusion"] },
         { title: "Precision, memory and seed", fields: ["training"] },
       ],
     },

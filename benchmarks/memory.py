@@ -1,0 +1,111 @@
+"""Compare the memory of the members of a stage with the formula of plans, with and without shares of AdamW's state.
+
+1, 2 and 4 members of one stage train a Llama of 55 M parameters. The memory of a member is the resident memory of its
+process after some steps, less that of a member that trains a tiny model with the same code. The peer is the memory that
+the plan predicts. A line for each number of members also compares both ways to keep the state.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _harness import Ours, arguments, cluster, corpus, print_figure
+
+from share_compute.specification import TrainJob, parse_job
+
+MEMBERS = (1, 2, 4)
+VOCABULARY = 2048
+LARGE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 6}
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+GOAL = 0.1
+"""Allowed difference from the formula, as a fraction."""
+MIB = 2**20
+
+
+class Need(NamedTuple):
+    """Memory of the largest member of a stage, in bytes."""
+
+    measured: float
+    predicted: float
+
+
+def job(folder: Path, shape: dict[str, int], members: int, optimizer: str) -> TrainJob:
+    """Return a job of one stage, in which weights, gradients and the optimizer's state take most of the memory."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 8,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        **shape,
+    }
+    document: dict[str, Any] = {
+        "model": {"config": config},
+        "data": {"files": [str(corpus(folder, 500_000))], "validation_fraction": 0, "test_fraction": 0},
+        "tokenizer": {"vocab_size": VOCABULARY},
+        "training": {"steps": 1000, "batch_size": 4, "microbatches": 4, "sequence_length": 32},
+        "parallelism": {
+            "stages": 1,
+            "members_per_stage": members,
+            "threads": 1,
+            "backups": False,
+            "optimizer": optimizer,
+        },
+    }
+    return parse_job(document)
+
+
+def measured(spec: TrainJob, folder: Path, nodes: list[str], steps: int) -> Need:
+    """Train some steps; return the resident memory and the predicted memory of the largest member."""
+    ours = Ours(spec, folder, nodes, [1e10] * len(nodes))
+    try:
+        ours.block(1, steps)
+        statuses = ours.led.group.ask_statuses().values()
+        planned = max(member.memory_bytes for member in ours.plan.stages[0].members)
+        return Need(max(status.resident_bytes for status in statuses), planned)
+    finally:
+        ours.close()
+
+
+def main() -> None:
+    """Print the figures."""
+    options = arguments(__doc__ or "")
+    steps = max(3, options.steps)
+    with tempfile.TemporaryDirectory() as folder, cluster(max(MEMBERS)) as nodes:
+        for members in MEMBERS:
+            needs = {}
+            for optimizer in ("replicated", "sharded"):
+                large, tiny = (
+                    measured(
+                        job(Path(folder), shape, members, optimizer),
+                        Path(tempfile.mkdtemp(dir=folder)),
+                        nodes[:members],
+                        steps,
+                    )
+                    for shape in (LARGE, TINY)
+                )
+                need = Need(large.measured - tiny.measured, large.predicted - tiny.predicted)
+                needs[optimizer] = need.measured
+                print_figure(
+                    f"memory_{optimizer}_{members}",
+                    ours=need.measured / MIB,
+                    peer=need.predicted / MIB,
+                    peer_name="the formula of the plan",
+                    ratio=(1 + GOAL) * need.predicted / need.measured,
+                    unit="MiB",
+                    difference=round(need.measured / need.predicted - 1, 3),
+                )
+            print_figure(
+                f"memory_sharded_vs_replicated_{members}",
+                ours=needs["sharded"] / MIB,
+                peer=needs["replicated"] / MIB,
+                peer_name="replicated",
+                ratio=needs["replicated"] / needs["sharded"],
+                unit="MiB",
+            )
+
+
+if __name__ == "__main__":
+    main()
