@@ -312,7 +312,7 @@ def test_topologies_that_cannot_be_planned_on(
 
 def test_files_and_strategies_that_do_not_exist(run: Run, tmp_path: Path) -> None:
     missing = run("plan", str(TINY), "--topology", str(tmp_path / "none.yaml"), "--json", **NOWHERE)
-    assert "none.yaml cannot be read" in error(missing)["detail"]
+    assert "none.yaml does not exist" in error(missing)["detail"]
     unknown = run("plan", str(TINY), "--topology", str(LAN), "--strategy", "unifrom", "--json", **NOWHERE)
     assert "unifrom" in error(unknown)["detail"]
     assert unknown.returncode == missing.returncode == 2

@@ -224,7 +224,7 @@ def test_what_would_make_statistics_depend_on_the_plan_is_refused(
         (norm(1, momentum=0.0), "momentum must be above 0"),
         (norm(1, momentum=1.5), "momentum must be above 0"),
         (norm(1, eps=0.0), "eps must be above 0"),
-        (norm(1, track_running_stats=False), "has wrong options"),
+        (norm(1, track_running_stats=False), "has no option 'track_running_stats'"),
         (norm(1, kind="batch_norm1d"), "the input must have 2 or 3 dimensions"),
         (norm(3), "does not fit its input"),
     ],

@@ -236,7 +236,7 @@ def test_declared_layers_compose_and_train() -> None:
 
 def test_wrong_layer_options_name_the_layer() -> None:
     with pytest.raises(UserError, match=r"layer 0 \(linear\)"):
-        dissect(Blueprint(layers=(LayerSpec(type="linear", options={"in": 3}),)))
+        dissect(Blueprint(layers=(LayerSpec(type="linear", options={"in_features": 3}),)))
 
 
 def test_layers_that_do_not_fit_name_the_layer() -> None:
