@@ -57,6 +57,7 @@ NOT_RUN = {
     "artifacts get JOB tensorboard": "needs a job with reports; tests/api/control/test_reports.py makes them",
     "artifacts get JOB mlflow": "needs a job with reports; tests/api/control/test_reports.py makes them",
     "artifacts get JOB wandb": "needs a job with reports; tests/api/control/test_reports.py makes them",
+    "top": "runs until Ctrl-C; `top --once` is run",
     "--install-completion": "needs a shell among its parent processes, whose configuration it changes",
     "join https://SERVER:8700 --memory 8GiB --cpu-threads 4": "starts a Ray node",
     "join https://SERVER:8700 --label site=paris --label gpu=no": "starts a Ray node",
