@@ -26,7 +26,7 @@ from tests.e2e.screenshots import LOCALES, violations
 from tests.e2e.talking import TalkingServer, make_model
 from tests.e2e.test_talk import deploy
 
-from share_compute.lifecycle.attempt_events import LinkBytes, Sampled, TrafficMeasured
+from share_compute.lifecycle.attempt_events import LinkBytes, Reformed, Sampled, TrafficMeasured
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
 
@@ -54,9 +54,22 @@ def empty(cluster: Cluster) -> Pages:
 
 
 def working(cluster: Cluster) -> Pages:
-    """Let three machines train, serve and answer, beside finished jobs of all kinds."""
+    """Let three machines train and a fourth one serve, beside finished jobs of all kinds."""
     store = cluster.store
-    job, machines = test_job.running(cluster, "ash", "birch", "cedar")
+    machines = test_job.machines(store, "ash", "birch", "cedar")
+    apart = store.jobs.create(scenes.branched())
+    scenes.start_branches(store, apart, [[machine] for machine in machines])
+    scenes.train(store, apart, 1, 10)
+    scenes.merge(store, apart, 1)
+    scenes.merge(store, apart, 2, missing=(2,))
+    scenes.finish(store, apart, cluster.folder / "jobs" / apart.id / "artifacts" / "model")
+    job = store.jobs.create(scenes.digits())
+    scenes.start(store, job, machines)
+    plan = test_job.laid(1, *([machine] for machine in machines))
+    test_job.tell(
+        store, job, Reformed(epoch=1, step=1, plan=plan, seconds=0, recomputed=0, sentence="planned again")
+    )
+    scenes.train(store, job, 1, 10)
     test_cluster.time_it(store, job, machines)
     sent = LinkBytes(sent_bytes=4_000_000, received_bytes=1_000_000)
     test_job.tell(
@@ -66,12 +79,8 @@ def working(cluster: Cluster) -> Pages:
     for machine, busy in zip(machines, (0.95, 0.5, 0.1), strict=True):
         scenes.use(cluster.server.utilization, store, machine, busy)
     finished = test_runs.three(store)
-    apart = store.jobs.create(scenes.branched())
-    scenes.start_branches(store, apart, [[machine] for machine in machines])
-    scenes.train(store, apart, 1, 10)
-    scenes.merge(store, apart, 1)
-    scenes.merge(store, apart, 2, missing=(2,))
     batch, tasks, sweep = test_job.batch(cluster), test_results.several(store), test_sweep.begun(store)
+    test_job.machines(store, "doug")
     deploy(cluster, "poet", make_model(cluster.folder.parent / "poet"))
     wait_until(lambda: store.deployments.list()[0].state is DeploymentState.ready)
     store.invites.create("laptop of Grace")
@@ -226,8 +235,13 @@ def take(browser: Browser, folder: Path, options: argparse.Namespace) -> Iterato
         with opened(state) as (cluster, pages):
             chosen = {name: path for name, path in pages.items() if re.search(options.pages, name)}
             for language, scheme, width in product(options.languages, options.schemes, options.widths):
+                is_phone = width < 600
                 context = browser.new_context(
-                    color_scheme=scheme, locale=LOCALES[language], viewport={"width": width, "height": 900}
+                    color_scheme=scheme,
+                    locale=LOCALES[language],
+                    viewport={"width": width, "height": 900},
+                    is_mobile=is_phone,
+                    has_touch=is_phone,
                 )
                 yield from look(context, cluster, chosen, folder / state, f"{language}-{scheme}-{width}")
                 context.close()
