@@ -244,7 +244,7 @@ function Island({ group, circle, number, step, points, used, onLight }: Drawn & 
       {points.map((point, place) => {
         const machine = group.machines[place]!;
         return (
-          <MachineNode key={machine.id} machine={machine} x={point.x} y={point.y} spacing={step} busy={busyOf(used[machine.id])} onLight={onLight} />
+          <MachineNode key={machine.id} machine={machine} x={point.x} y={point.y} spacing={step} busy={group.kind === "gone" ? undefined : busyOf(used[machine.id])} onLight={onLight} />
         );
       })}
     </g>
