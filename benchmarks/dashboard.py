@@ -302,7 +302,7 @@ def soak(page: Page, address: str, name: str, end: Connection, seconds: float, r
     show(page, address)
     times, sizes = [], []
     begun = time.monotonic()
-    # What a page loads at first is no growth.
+    # The first minute, in which the page loads its data, is left out.
     while (elapsed := time.monotonic() - begun) < seconds + 60:
         seen = watch(page, end, min(20.0, seconds), rate)
         if elapsed >= 60:
