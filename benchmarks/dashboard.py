@@ -9,8 +9,8 @@ package is installed. No other rival shows the same things.
 Each page that changes with the events is measured: the map, an open island, the table, the utilization, the list of
 jobs, the page of a machine, and the page of a job that plays its step. With each event a machine reports its
 utilization. Frames are measured with ``requestAnimationFrame``; the browser's own long tasks are reported, too. With
-``--soak`` the map and the page of the job are watched for longer; the goal is that their memory grows by at most 5 %
-per hour.
+``--soak`` pages are watched for longer, by default the map and the page of the job. The goal is that their memory grows
+by at most 5 % per hour.
 """
 
 from __future__ import annotations
@@ -334,7 +334,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=50.0, help="events a second")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each page is watched")
     parser.add_argument(
-        "--soak", type=float, default=0.0, help="seconds in which memory is watched, on two pages"
+        "--soak", type=float, default=0.0, help="seconds in which the memory of each page is watched"
+    )
+    parser.add_argument(
+        "--soak-on", nargs="+", default=["map", "job"], help="names of the pages whose memory is watched"
     )
     parser.add_argument("--loads", type=int, default=5, help="times that the page is loaded")
     options = parser.parse_args()
@@ -359,7 +362,7 @@ def main() -> None:
             tell_loads(loads(browser, f"{url}/#key={key}", READY, options.loads), rival, size)
             page = open_page(browser, url, key)
             watch_pages(page, url, pages, end, options, **size)
-            for name in ("map", "job") if options.soak else ():
+            for name in options.soak_on if options.soak else ():
                 soak(page, url + pages[name], name, end, options.soak, options.rate)
         browser.close()
 
