@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -43,6 +44,7 @@ ALWAYS = {
     "jobs": "jobs",
     "admin": "admin",
 }
+REPORT_S = 30.0
 PLAYED = "[class*='_playhead_']"
 
 
@@ -181,6 +183,16 @@ def opened(state: str) -> Iterator[tuple[Cluster, Pages]]:
             yield cluster, STATES[state](cluster)
 
 
+def report(cluster: Cluster) -> None:
+    """Let all machines that are there report again: a heartbeat, and the utilization that they reported before."""
+    store, monitor = cluster.store, cluster.server.utilization
+    for machine in store.contributors.list():
+        if machine.state is ContributorState.ready:
+            store.contributors.seen(machine.id)
+        if samples := monitor.history(machine.id).samples:
+            monitor.add(machine.id, samples[-1], store.clock())
+
+
 def show(page: Page, name: str, address: str) -> None:
     """Open a page and wait until all of it is there."""
     page.evaluate(
@@ -205,8 +217,11 @@ def look(context: BrowserContext, cluster: Cluster, pages: Pages, folder: Path, 
     said = Complaints()
     page = context.new_page()
     said.listen(page)
-    is_signed_in = False
+    is_signed_in, reported_s = False, 0.0
     for name, path in pages.items():
+        if time.monotonic() - reported_s > REPORT_S:
+            report(cluster)
+            reported_s = time.monotonic()
         picture = folder / f"{name}-{suffix}.png"
         try:
             if name == SIGN_IN:
