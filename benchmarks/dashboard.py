@@ -1,13 +1,16 @@
 """Measure the load time of the dashboard, and its frame times with 1,000 machines and 500 jobs at 50 events/s.
 
 A real server runs on loopback in a process of its own, with a store filled by a generator, and a real headless
-Chromium loads its pages. The peers are goals: 250 kB for the first load, 1 s until the stage page is usable, no frame
-over 100 ms. The page is loaded with three machines, as most people first see it, and with all of them. For loading,
-Ray's own dashboard is a second peer. It is started and measured in the same run if its package is installed. No other
-rival shows the same things.
+Chromium loads its pages. The page is loaded with three machines, as most people first see it, and with all of them.
+The peers are goals: 250 kB for the first load, 1 s until the map of three machines is usable and 1.2 s for all, no
+frame over 50 ms. For loading, Ray's own dashboard is a second peer. It is started and measured in the same run if its
+package is installed. No other rival shows the same things.
 
-Each page that changes with the events is measured: the map, an open island, the table, the list of jobs and the page
-of one machine. Frames are measured with ``requestAnimationFrame``; the browser's own long tasks are reported, too.
+Each page that changes with the events is measured: the map, an open island, the table, the utilization, the list of
+jobs, the page of a machine, and the page of a job that plays its step. With each event a machine reports its
+utilization. Frames are measured with ``requestAnimationFrame``; the browser's own long tasks are reported, too. With
+``--soak`` pages are watched for longer, by default the map and the page of the job. The goal is that their memory grows
+by at most 5 % per hour.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ import importlib.util
 import json
 import multiprocessing as mp
 import os
-import random
 import shutil
 import socket
 import statistics
@@ -32,40 +34,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from _harness import print_figure
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from share_compute.lifecycle.attempt_events import Measured, Planned, StageTiming, Started, StepCommitted
-from share_compute.lifecycle.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, StagePlan
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.e2e.filled import Filled
+
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
-from share_compute.simulation.fleet_name import FleetName
-from share_compute.simulation.fleets import make_fleet
-from share_compute.specification import parse_job
-from share_compute.store import ContributorRecord, JobRecord, Store, upgrade
-from share_compute.topology import HEAD, Link
+from share_compute.store import Store, upgrade
 
 FIRST_LOAD_KB = 250.0
 INTERACTIVE_MS = 1000.0
-FRAME_MS = 100.0
-MEMORY_MIB = 200.0
+INTERACTIVE_MANY_MS = 1200.0
+FRAME_MS = 50.0
+GROWTH_PER_HOUR = 0.05
 NEW_CLUSTER = {"machines": 3, "jobs": 4}
 READY = "svg[role=group] a"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 PRECISE = ["--enable-precise-memory-info", "--js-flags=--expose-gc"]
-JOB = """
-name: digits
-model:
-  layers:
-    - {type: linear, options: {in_features: 64, out_features: 32}}
-    - {type: relu}
-    - {type: linear, options: {in_features: 32, out_features: 10}}
-data: {dataset: digits}
-training: {steps: 1000000, batch_size: 32, microbatches: 4}
-"""
 WATCH = """
 () => {
   const seen = (window.seen = {frames: [], long: [], shift: 0, largest: 0, first: 0});
@@ -82,123 +70,6 @@ WATCH = """
 """
 
 
-class Filled:
-    """A store filled with machines and jobs, for which further events can be generated.
-
-    Args:
-        store: an empty store.
-        machines: number of machines that join.
-        jobs: number of jobs that are submitted; half of them run, on two machines each.
-    """
-
-    def __init__(self, store: Store, machines: int, jobs: int) -> None:
-        self._store = store
-        self._draw = random.Random(0)
-        self._steps: dict[str, int] = {}
-        self.machines = self._join(machines)
-        self.jobs = [store.jobs.create(parse_job({**_spec(), "name": f"digits-{n}"})) for n in range(jobs)]
-        free = iter(self.machines[: machines // 2])
-        self._running = [
-            self._start(job, [next(free), next(free)]) for job in self.jobs[: min(jobs, machines) // 4]
-        ]
-        self._restless = self.machines[machines // 2 :]
-
-    def _join(self, count: int) -> list[ContributorRecord]:
-        fleet = make_fleet(FleetName.mixed, count)
-        ids: dict[str, str] = {HEAD: HEAD}
-        joined = []
-        for number, machine in enumerate(fleet.contributors):
-            _, code = self._store.invites.create(label=f"owner {number % 40}")
-            limits = {"memory_bytes": machine.memory_bytes, "cpu_threads": machine.cpu_threads, "gpus": 0}
-            record, _ = self._store.contributors.join(
-                code, name=f"machine-{number}", host=f"host-{number}.example", versions={}, limits=limits
-            )
-            ids[machine.id] = record.id
-            joined.append((record, machine))
-        ready: list[ContributorRecord] = []
-        for record, machine in joined:
-            self._store.contributors.online(
-                record.id, node_id=f"{len(ready):056x}", address=machine.address or ""
-            )
-            links = [
-                Link(ids[link.source], ids[link.target], link.latency_s, link.bytes_per_s)
-                for link in fleet.links
-                if link.source == machine.id
-            ]
-            ready.append(self._store.contributors.ready(record.id, capacity=machine.devices, links=links))
-        return ready
-
-    def _start(self, job: JobRecord, members: list[ContributorRecord]) -> tuple[JobRecord, list[str]]:
-        begun = self._store.jobs.begin(job.id, [member.id for member in members])
-        stages = tuple(
-            StagePlan(
-                start=place,
-                stop=place + 1 if member is not members[-1] else 3,
-                parameters=2_000,
-                members=(
-                    MemberPlan(
-                        contributor_id=member.id,
-                        name=member.name,
-                        microbatches=(0, 1, 2, 3),
-                        memory_bytes=1 << 28,
-                        reason="its share by measured speed",
-                    ),
-                ),
-            )
-            for place, member in enumerate(members)
-        )
-        plan = Plan(epoch=0, strategy="joint", num_layers=3, parameters=4_000, stages=stages, microbatches=4)
-        self._store.progress.record(
-            job.id, begun.attempt, [Planned(plan=plan), Started(first_step=1, total_steps=1_000_000)]
-        )
-        return begun, [member.id for member in members]
-
-    def happen(self) -> None:
-        """Generate one event: mostly a step, sometimes a measurement, or a machine that leaves or comes back."""
-        chance = self._draw.random()
-        if chance < 0.08:
-            record = self._store.contributors.get(self._draw.choice(self._restless).id)
-            if record.state is ContributorState.ready:
-                self._store.contributors.set_state(record, ContributorState.lost, "its Ray node died")
-            elif record.state is ContributorState.lost:
-                self._store.contributors.rejoin(record.id)
-            elif record.state is ContributorState.joining:
-                self._store.contributors.online(
-                    record.id, node_id=record.id.encode().hex(), address="192.0.2.7"
-                )
-            else:
-                self._store.contributors.ready(
-                    record.id, capacity=record.capacity or (), links=record.links or ()
-                )
-            return
-        job, members = self._draw.choice(self._running)
-        step = self._steps[job.id] = self._steps.get(job.id, 0) + 1
-        event: StepCommitted | Measured = StepCommitted(
-            step=step,
-            loss=2.3 / (1 + step),
-            learning_rate=0.001,
-            gradient_norm=1.0,
-            samples=32,
-            tokens=32,
-            seconds=0.1,
-            tokens_per_s=320.0,
-        )
-        if chance < 0.15:
-            busy = {member: self._draw.random() for member in members}
-            timings = tuple(StageTiming(predicted_busy_s=None, measured_busy_s=s) for s in busy.values())
-            event = Measured(
-                step=step, predicted_step_s=None, measured_step_s=1.0, stages=timings, machines=busy
-            )
-        self._store.progress.record(job.id, job.attempt, [event])
-
-
-def _spec() -> dict[str, Any]:
-    import yaml
-
-    spec: dict[str, Any] = yaml.safe_load(JOB)
-    return spec
-
-
 def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
     """Fill a store, serve it, and generate events at the rate received through the pipe, until the pipe is closed."""
     import uvicorn
@@ -210,6 +81,8 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
     store = Store(settings.resolved_database_url)
     filled = Filled(store, machines, jobs)
     app = create_app(settings, store, cluster=None)
+    monitor = app.state.context.utilization
+    filled.use(monitor)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
     server = uvicorn.Server(config)
     listener = config.bind_socket()
@@ -218,7 +91,9 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
     port = listener.getsockname()[1]
     while not server.started:
         time.sleep(0.01)
-    end.send((port, store.keys.create("benchmark", [Scope.admin])[1], filled.machines[0].id))
+    end.send(
+        (port, store.keys.create("benchmark", [Scope.admin])[1], filled.machines[0].id, filled.jobs[0].id)
+    )
     rate, sent, due = 0.0, 0, time.monotonic()
     while True:
         wait = max(0.0, due - time.monotonic()) if rate else None
@@ -231,6 +106,7 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
             sent, due = 0, time.monotonic()
             continue
         filled.happen()
+        filled.report(monitor)
         sent += 1
         # Events that the machine was too slow for are not made up for in a burst.
         due = max(due + 1 / rate, time.monotonic() - 0.2)
@@ -241,8 +117,12 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
 
 
 @contextmanager
-def served(machines: int, jobs: int) -> Iterator[tuple[Connection, str, str, str]]:
-    """Serve a filled store in a process of its own; yield the pipe for its event rate, its URL, a key and a machine."""
+def served(machines: int, jobs: int) -> Iterator[tuple[Connection, str, str, dict[str, str]]]:
+    """Serve a filled store in a process of its own.
+
+    Yields:
+        the pipe for the rate of its events, its URL, a key, and the paths of pages to watch by name.
+    """
     context = mp.get_context("spawn")
     end, other = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -250,8 +130,16 @@ def served(machines: int, jobs: int) -> Iterator[tuple[Connection, str, str, str
         process.start()
         other.close()
         try:
-            port, key, machine = end.recv()
-            yield end, f"http://127.0.0.1:{port}", key, machine
+            port, key, machine, job = end.recv()
+            pages = {
+                "map": "/",
+                "table": "/?view=table",
+                "utilization": "/?view=use",
+                "jobs": "/jobs",
+                "machine": f"/machines/{machine}",
+                "job": f"/jobs/{job}?part=step",
+            }
+            yield end, f"http://127.0.0.1:{port}", key, pages
         finally:
             end.close()
             process.join(timeout=30)
@@ -371,28 +259,30 @@ def watch(page: Page, end: Connection, seconds: float, rate: float) -> dict[str,
     }
 
 
-def watch_pages(
-    browser: Browser,
-    url: str,
-    key: str,
-    machine: str,
-    end: Connection,
-    options: argparse.Namespace,
-    size: dict[str, int],
-) -> None:
-    """Measure each page that changes with the events, and print its frame times."""
-    pages = {"map": "/", "table": "/?view=table", "jobs": "/jobs", "machine": f"/machines/{machine}"}
+def open_page(browser: Browser, url: str, key: str) -> Page:
+    """Sign in and return the page with the map."""
     page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
     page.add_init_script(f"({WATCH})()")
     page.goto(f"{url}/#key={key}")
-    first = page.locator("svg[role=group] a").first
-    first.wait_for()
-    island = first.get_attribute("href") or ""
-    if "island" in island:
-        pages["island"] = island
-    for name, path in pages.items():
-        page.goto(url + path)
-        page.get_by_role("heading", level=1).wait_for()
+    page.locator(READY).first.wait_for()
+    return page
+
+
+def show(page: Page, address: str) -> None:
+    """Open an address of the dashboard and wait for its content, also for the line that plays a step."""
+    page.goto(address)
+    page.get_by_role("heading", level=1).wait_for()
+    if "part=step" in address:
+        page.locator("[class*='_playhead_']").wait_for(state="attached", timeout=180_000)
+
+
+def watch_pages(
+    page: Page, url: str, pages: dict[str, str], end: Connection, options: argparse.Namespace, **size: int
+) -> None:
+    """Measure each page that changes with the events, and print its frame times."""
+    island = page.locator(READY).first.get_attribute("href") or ""
+    for name, path in {**pages, **({"island": island} if "island" in island else {})}.items():
+        show(page, url + path)
         seen = watch(page, end, options.seconds, options.rate)
         more = {key: round(value, 1) for key, value in seen.items() if key != "longest_ms"}
         print_figure(
@@ -407,6 +297,34 @@ def watch_pages(
         )
 
 
+def soak(page: Page, address: str, name: str, end: Connection, seconds: float, rate: float) -> None:
+    """Watch a page for a long time, and print how its used memory grows."""
+    show(page, address)
+    times, sizes = [], []
+    begun = time.monotonic()
+    # The first minute, in which the page loads its data, is left out.
+    while (elapsed := time.monotonic() - begun) < seconds + 60:
+        seen = watch(page, end, min(20.0, seconds), rate)
+        if elapsed >= 60:
+            times.append((time.monotonic() - begun) / 3600)
+            sizes.append(seen["memory_mib"])
+    slope, start = statistics.linear_regression(times, sizes)
+    growth = slope / (start + slope * times[0])
+    print_figure(
+        f"dashboard_memory_growth_{name}",
+        ours=growth,
+        peer=GROWTH_PER_HOUR,
+        peer_name="goal",
+        ratio=GROWTH_PER_HOUR / growth if growth > 0 else float("inf"),
+        unit="1/h",
+        mib_per_hour=round(slope, 2),
+        first_mib=round(sizes[0], 1),
+        last_mib=round(sizes[-1], 1),
+        largest_mib=round(max(sizes), 1),
+        seconds=round(seconds),
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -415,6 +333,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--rate", type=float, default=50.0, help="events a second")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each page is watched")
+    parser.add_argument(
+        "--soak", type=float, default=0.0, help="seconds in which the memory of each page is watched"
+    )
+    parser.add_argument(
+        "--soak-on", nargs="+", default=["map", "job"], help="names of the pages whose memory is watched"
+    )
     parser.add_argument("--loads", type=int, default=5, help="times that the page is loaded")
     options = parser.parse_args()
     if options.quick:
@@ -434,9 +358,12 @@ def main() -> None:
                     )
         with served(**NEW_CLUSTER) as (_, url, key, _):
             tell_loads(loads(browser, f"{url}/#key={key}", READY, options.loads), rival, NEW_CLUSTER)
-        with served(**size) as (end, url, key, machine):
+        with served(**size) as (end, url, key, pages):
             tell_loads(loads(browser, f"{url}/#key={key}", READY, options.loads), rival, size)
-            watch_pages(browser, url, key, machine, end, options, size)
+            page = open_page(browser, url, key)
+            watch_pages(page, url, pages, end, options, **size)
+            for name in options.soak_on if options.soak else ():
+                soak(page, url + pages[name], name, end, options.soak, options.rate)
         browser.close()
 
 
@@ -454,9 +381,10 @@ def tell_loads(ours: dict[str, float], rival: dict[str, float] | None, size: dic
             "not measured: it does not come up here without the packages of ray[default]"  # type: ignore[assignment]
         )
     more = {name: round(value, 3) for name, value in ours.items()}
+    interactive_ms = INTERACTIVE_MS if size == NEW_CLUSTER else INTERACTIVE_MANY_MS
     for figure, value, goal, unit in (
         ("dashboard_first_load_kb", ours["all_kb"], FIRST_LOAD_KB, "kB"),
-        ("dashboard_interactive_ms", ours["interactive_ms"], INTERACTIVE_MS, "ms"),
+        ("dashboard_interactive_ms", ours["interactive_ms"], interactive_ms, "ms"),
     ):
         print_figure(
             figure,

@@ -34,7 +34,17 @@ export default defineConfig({
     assetsInlineLimit: 0,
     chunkSizeWarningLimit: 700,
     // Modules that several pages share are one chunk: dozens of small ones would be loaded one after the other.
-    rolldownOptions: { output: { codeSplitting: { groups: [{ name: "shared", minShareCount: 4 }] } } },
+    // The map, which most users open first, has no curves.
+    rolldownOptions: {
+      output: {
+        codeSplitting: {
+          groups: [
+            { name: "uplot", test: /node_modules.uplot/, priority: 1 },
+            { name: "shared", minShareCount: 4 },
+          ],
+        },
+      },
+    },
   },
   // The catalogue of Chinese texts is in the Python package.
   server: { proxy: { "/api": server }, fs: { allow: [".."] } },

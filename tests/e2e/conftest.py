@@ -23,7 +23,7 @@ from share_compute_api.app.dashboard import STATIC_FOLDER
 from share_compute_api.connection.listening import listener_config
 from share_compute_api.control.machines.utilization import UtilizationMonitor
 
-_FLAGS = [
+FLAGS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -125,7 +125,7 @@ def browser() -> Iterator[Browser]:
     # Not of session scope: while it is open, no other event loop can run in this thread.
     chromium = require("chromium", "google-chrome")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
         browser.close()
 

@@ -11,8 +11,8 @@ import { count } from "../format";
 import { Bubble } from "./Bubble";
 import { Details } from "./Details";
 import type { MachineGroup } from "./groups";
-import { between, inRows, largestThatFits, position, qualityOf, reachOf, thickness, type Circle, type Places, type Point } from "./layout";
-import { flowsOf, neighbours, outside, type Box } from "./lines";
+import { inRows, largestThatFits, position, qualityOf, reachOf, thickness, type Circle, type Places, type Point } from "./layout";
+import { flowsOf, neighbours, outside, overlap, route, touches, type Box } from "./lines";
 import { Legend } from "./Legend";
 import { MachineNode, radiusOf, SPACING_FOR_NAMES, SPACING_FOR_WORK } from "./MachineNode";
 import classes from "./ClusterMap.module.css";
@@ -35,6 +35,10 @@ const GAP = 40;
 const MOST_STAGGER = 80;
 /** Width of a letter of a name. */
 const LETTER = 7;
+/** Width of a letter of a link's figures. */
+const SMALL_LETTER = 6;
+/** With more islands, links do not bend around them. */
+const MOST_AROUND = 8;
 
 interface Props {
   cluster: ClusterView;
@@ -240,50 +244,53 @@ function Island({ group, circle, number, step, points, used, onLight }: Drawn & 
       {points.map((point, place) => {
         const machine = group.machines[place]!;
         return (
-          <MachineNode key={machine.id} machine={machine} x={point.x} y={point.y} spacing={step} busy={busyOf(used[machine.id])} onLight={onLight} />
+          <MachineNode key={machine.id} machine={machine} x={point.x} y={point.y} spacing={step} busy={group.kind === "gone" ? undefined : busyOf(used[machine.id])} onLight={onLight} />
         );
       })}
     </g>
   );
 }
 
-/** Lines between islands; labels are placed where no island hides them. */
+/** Lines between islands that pass beside the others. A line has a label where it covers no island and no other label. */
 function Links({ cluster, drawn, labels }: { cluster: ClusterView; drawn: readonly Drawn[]; labels: readonly Box[] }) {
-  const circles = new Map(drawn.map(({ group, circle }) => [group.id, circle]));
+  const { links } = cluster.islands;
+  const lines = useMemo(() => routed(links, drawn, labels), [links, drawn, labels]);
   return (
     <g aria-hidden>
-      {cluster.islands.links.map(({ one, other, latency_s: latencyS, bytes_per_s: bytesPerS }) => {
-        const ends = [circles.get(one), circles.get(other)] as const;
-        const line = ends[0] && ends[1] && between(ends[0], ends[1]);
-        if (!line) return null;
-        const [from, to] = line;
-        const middle = { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 };
-        const isRoom = Math.hypot(to.x - from.x, to.y - from.y) > 104;
-        const isHidden = drawn.some(({ circle }) => Math.hypot(circle.x - middle.x, circle.y - middle.y) < circle.r + 30);
-        return (
-          <g key={`${one} ${other}`}>
-            {outside({ from, to }, labels).map((part, place) => (
-              <line
-                key={place}
-                className={classes.link}
-                data-quality={qualityOf(bytesPerS)}
-                x1={part.from.x}
-                y1={part.from.y}
-                x2={part.to.x}
-                y2={part.to.y}
-                strokeWidth={thickness(bytesPerS)}
-              />
-            ))}
-            {isRoom && !isHidden && (
-              <text className={classes.caption} data-halo x={middle.x} y={middle.y - 6}>
-                {linkWords(latencyS, bytesPerS)}
-              </text>
-            )}
-          </g>
-        );
-      })}
+      {lines.map(({ id, parts, quality, width }) =>
+        parts.map((points, place) => (
+          <polyline key={`${id} ${place}`} className={classes.link} data-quality={quality} points={points.map(({ x, y }) => `${x},${y}`).join(" ")} strokeWidth={width} />
+        )),
+      )}
+      {lines.map(({ id, label }) =>
+        label === null ? null : (
+          <text key={id} className={classes.caption} data-halo x={label.x} y={label.y}>
+            {label.text}
+          </text>
+        ),
+      )}
     </g>
   );
+}
+
+function routed(links: ClusterView["islands"]["links"], drawn: readonly Drawn[], labels: readonly Box[]) {
+  const circles = new Map(drawn.map(({ group, circle }) => [group.id, circle]));
+  const islands = drawn.length > MOST_AROUND ? [] : [...circles.values()];
+  const taken = [...labels];
+  return links.flatMap(({ one, other, latency_s: latencyS, bytes_per_s: bytesPerS }) => {
+    const ends = [circles.get(one), circles.get(other)] as const;
+    const points = ends[0] && ends[1] ? route(ends[0], ends[1], islands, labels) : [];
+    if (points.length < 2) return [];
+    const [first, last] = [points[0]!, points.at(-1)!];
+    const middle = points.length > 2 ? points[points.length >> 1]! : { x: (first.x + last.x) / 2, y: (first.y + last.y) / 2 };
+    const text = linkWords(latencyS, bytesPerS);
+    const box = { x: middle.x - (text.length * SMALL_LETTER) / 2, y: middle.y - 16, width: text.length * SMALL_LETTER, height: 14 };
+    const isFree = !drawn.some(({ circle }) => touches(box, circle)) && !taken.some((label) => overlap(label, box));
+    if (isFree) taken.push(box);
+    const parts = points.length > 2 ? [points] : outside({ from: first, to: last }, labels).map(({ from, to }) => [from, to]);
+    const label = isFree ? { x: middle.x, y: middle.y - 6, text } : null;
+    return [{ id: `${one} ${other}`, parts, quality: qualityOf(bytesPerS), width: thickness(bytesPerS), label }];
+  });
 }
 
 function useWindowHeight(): number {

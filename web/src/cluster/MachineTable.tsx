@@ -107,7 +107,7 @@ export function MachineTable({ machines, islands, search }: Props) {
           </Table.Thead>
           <Table.Tbody>
             {shown.map((machine) => (
-              <Row key={machine.id} machine={machine} island={islands.get(machine.id)} used={used[machine.id]} />
+              <Row key={machine.id} machine={machine} island={islands.get(machine.id)} used={isGone(machine) ? undefined : used[machine.id]} />
             ))}
           </Table.Tbody>
         </Table>

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { Held } from "../api/types";
-import { flowsOf, neighbours, outside } from "./lines";
+import { flowsOf, neighbours, outside, overlap, route, touches } from "./lines";
 
 const line = { from: { x: 0, y: 0 }, to: { x: 100, y: 0 } };
 
@@ -32,4 +32,25 @@ test("lines join consecutive stages of a job, and no machines without a stage", 
   ]);
   expect(flowsOf([holds("a", 0, null), holds("b", 1, null)])).toEqual([{ from: "a", to: "b", holder: "dep-1" }]);
   expect(flowsOf([holds("a", 0, null), holds("b", 1, null), holds("c", 1, null)])).toEqual([]);
+});
+
+test("a line between two islands passes beside a third one", () => {
+  const [one, other] = [{ x: 0, y: 300, r: 50 }, { x: 600, y: 300, r: 50 }];
+  expect(route(one, other, [one, other], [])).toEqual([{ x: 50, y: 300 }, { x: 550, y: 300 }]);
+  const third = { x: 300, y: 350, r: 60 };
+  const points = route(one, other, [one, other, third], []);
+  expect(points.length).toBeGreaterThan(2);
+  for (const { x, y } of points) expect(Math.hypot(x - third.x, y - third.y)).toBeGreaterThan(third.r);
+  // With a title above the third island, the line passes below it.
+  const below = route(one, other, [one, other, third], [{ x: 200, y: 0, width: 200, height: 290 }]);
+  expect(below.every(({ y }) => y >= 300)).toBe(true);
+  expect(route(one, { x: 60, y: 300, r: 50 }, [], [])).toEqual([]);
+});
+
+test("boxes overlap boxes and circles", () => {
+  const box = { x: 0, y: 0, width: 10, height: 10 };
+  expect(overlap(box, { ...box, x: 9 })).toBe(true);
+  expect(overlap(box, { ...box, x: 10 })).toBe(false);
+  expect(touches(box, { x: 15, y: 5, r: 6 })).toBe(true);
+  expect(touches(box, { x: 15, y: 15, r: 6 })).toBe(false);
 });

@@ -1,6 +1,6 @@
 /** Lines of the map: which machines they join, and their parts outside labels. */
 import type { MachineSummary } from "../api/types";
-import type { Point } from "./layout";
+import { between, type Circle, type Point } from "./layout";
 
 export interface Line {
   from: Point;
@@ -93,4 +93,52 @@ export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]
       return Array.from({ length: lines }, (_, place) => ({ from: members[place % members.length]!, to: next[place % next.length]!, holder }));
     });
   });
+}
+
+/** Distance of a curve's middle from the straight line, as parts of its length; the least that works is taken. */
+const BENDS = [0.12, -0.12, 0.2, -0.2, 0.3, -0.3, 0.4, -0.4, 0.5, -0.5];
+const SAMPLES = 48;
+const MARGIN = 8;
+
+/**
+ * Points of a line between two islands that passes beside the others: straight if no island is in its way, or else a
+ * curve. Without such a curve, the straight line. Empty if the islands touch.
+ *
+ * @param boxes titles that a curve does not cross.
+ */
+export function route(one: Circle, other: Circle, islands: readonly Circle[], boxes: readonly Box[]): Point[] {
+  const straight = between(one, other);
+  if (straight === null) return [];
+  const others = islands.filter((island) => island !== one && island !== other);
+  const isFree = (point: Point) => others.every((island) => Math.hypot(point.x - island.x, point.y - island.y) > island.r + MARGIN);
+  const along = Array.from({ length: SAMPLES + 1 }, (_, place) => place / SAMPLES);
+  const [dx, dy] = [other.x - one.x, other.y - one.y];
+  const curve = (bend: number) =>
+    along.map((part) => {
+      const aside = 4 * bend * part * (1 - part);
+      return { x: one.x + dx * part - dy * aside, y: one.y + dy * part + dx * aside };
+    });
+  const isBetween = (point: Point) => [one, other].every(({ x, y, r }) => Math.hypot(point.x - x, point.y - y) > r);
+  if (curve(0).filter(isBetween).every(isFree)) return straight;
+  for (const bend of BENDS) {
+    const points = curve(bend).filter(isBetween);
+    if (points.length > 1 && points.every((point) => point.y > 0 && isFree(point) && !boxes.some((box) => contains(box, point)))) return points;
+  }
+  return straight;
+}
+
+function contains(box: Box, { x, y }: Point): boolean {
+  return x > box.x && x < box.x + box.width && y > box.y && y < box.y + box.height;
+}
+
+/** Whether two boxes overlap. */
+export function overlap(one: Box, other: Box): boolean {
+  return one.x < other.x + other.width && other.x < one.x + one.width && one.y < other.y + other.height && other.y < one.y + one.height;
+}
+
+/** Whether a box and a circle overlap. */
+export function touches(box: Box, circle: Circle): boolean {
+  const x = Math.max(box.x, Math.min(circle.x, box.x + box.width));
+  const y = Math.max(box.y, Math.min(circle.y, box.y + box.height));
+  return Math.hypot(circle.x - x, circle.y - y) < circle.r;
 }

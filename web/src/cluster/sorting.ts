@@ -1,5 +1,5 @@
 /** Sort orders of the table. */
-import type { MachineSummary } from "../api/types";
+import { isGone, type MachineSummary } from "../api/types";
 import type { Sort } from "./search";
 import type { Utilizations } from "./useUtilization";
 import { busyOf } from "./words";
@@ -27,7 +27,7 @@ function valueOf(machine: MachineSummary, sort: Sort, islands: ReadonlyMap<strin
     case "island":
       return islands.get(machine.id) ?? null;
     case "use":
-      return busyOf(used[machine.id]) ?? null;
+      return isGone(machine) ? null : (busyOf(used[machine.id]) ?? null);
   }
 }
 

@@ -69,7 +69,7 @@ const Chart = memo(function Chart({ machine, used, times }: ChartProps) {
       </Text>
       <div className={classes.chart}>
         {used === undefined ? (
-          <Text size="xs" c="dimmed">
+          <Text size="xs" c="dimmed" ta="center" py="lg">
             {t("no report")}
           </Text>
         ) : (

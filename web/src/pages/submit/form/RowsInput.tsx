@@ -10,6 +10,9 @@ import classes from "./Form.module.css";
 import { useField } from "./form";
 import type { Field } from "../schema/schema";
 
+/** Letters above which a cell takes more of the row's width. */
+const LONG = 12;
+
 type Row = Record<string, unknown>;
 
 export function RowsInput({ field }: { field: Field }) {
@@ -34,6 +37,7 @@ export function RowsInput({ field }: { field: Field }) {
               <Cell
                 key={one.path[0]}
                 field={one}
+                hint={label(one)}
                 name={t("{{field}} of row {{number}}", { field: label(one), number: index + 1 })}
                 value={row[one.path[0]!]}
                 onChange={(cell) => set(rows.map((old, at) => (at === index ? changed(old, one.path[0]!, cell) : old)))}
@@ -65,11 +69,13 @@ function changed(row: Row, key: string, cell: unknown): Row {
 interface CellProps {
   field: Field;
   name: string;
+  /** Name of the field, shown while it is empty. */
+  hint: string;
   value: unknown;
   onChange: (value: unknown) => void;
 }
 
-function Cell({ field, name, value, onChange }: CellProps) {
+function Cell({ field, name, hint, value, onChange }: CellProps) {
   const [own, setOwn] = useState<string | null>(null);
   if (field.kind === "choice") {
     const current = short(value);
@@ -87,6 +93,8 @@ function Cell({ field, name, value, onChange }: CellProps) {
       aria-label={name}
       className={classes.grow!}
       classNames={{ input: classes.code! }}
+      data-long={short(value).length > LONG}
+      placeholder={hint}
       value={own ?? short(value)}
       onChange={(event) => {
         setOwn(event.currentTarget.value);
