@@ -8,7 +8,7 @@ from share_compute.lifecycle.deployment_status import LatencyStatus, ServingStat
 from share_compute.planning.plan import layer_span
 from share_compute.quantities import bytes_text, percent_text, seconds_text
 from share_compute_api.schemas.bodies import DeploymentStatus, DeploymentView
-from share_compute_api.terminal.language import translated
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.output import console, rate, since, state_text
 from share_compute_api.terminal.tables import WholeTable
 
@@ -26,16 +26,17 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
     console.print(
         f"[dim]deployed {since(view.created_at)}; window {_window(status)}; {view.spec.dtype}[/dim]"
     )
-    console.print(f"replicas  {replicas_text(view)}", highlight=False)
+    console.print(f"{heading('replicas')}  {replicas_text(view)}", highlight=False)
     if view.replicas is not None:
-        more = [f"{view.replicas.wanted} wanted: {translated(view.replicas.reason)}"]
+        more = [f"{view.replicas.wanted} wanted: {view.replicas.reason}"]
         more += ["1 keeps its machines and processes for the next request"] if view.replicas.standby else []
         more += [f"{view.replicas.leaving} finish their requests and stop"] if view.replicas.leaving else []
         more += [f"{view.replicas.waiting} requests wait for one"] if view.replicas.waiting else []
-        console.print(f"[dim]{escape('; '.join(more))}[/dim]")
+        console.print(f"[dim]{escape('; '.join(map(translated, more)))}[/dim]")
     for number, replica in enumerate(status.replicas, 1):
         console.print(
-            f"\n[bold]replica {number}[/bold]  {state_text(replica.state)}  {escape(translated(replica.reason))}",
+            f"\n[bold]{translated(f'replica {number}')}[/bold]  {state_text(replica.state)}  "
+            f"{escape(translated(replica.reason))}",
         )
         console.print(_figures(replica), crop=False)
         if replica.stages:
@@ -44,26 +45,29 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
 
 def _window(status: DeploymentStatus) -> str:
     known = [one.window_tokens for one in status.replicas if one.window_tokens is not None]
-    return f"{known[0]} tokens" if known else "not known yet"
+    return translated(f"{known[0]} tokens" if known else "not known yet")
 
 
 def _figures(replica: ServingStatus) -> WholeTable:
     queue = replica.queue
-    batch = None if queue.batch_size is None else f"{queue.batch_size:.1f} in a step"
+    batch = None if queue.batch_size is None else translated(f"{queue.batch_size:.1f} in a step")
     rows: list[tuple[str, str | None, str | None]] = [
-        ("time to first token", *_latency(replica.first_token)),
-        ("inter-token latency", *_latency(replica.next_token)),
-        ("tokens/s", rate(replica.tokens_per_s), rate(replica.predicted_tokens_per_s)),
-        ("requests", f"{queue.running} running, {queue.queued} queued", None),
-        ("batch size", batch, None),
+        (translated("time to first token"), *_latency(replica.first_token)),
+        (translated("inter-token latency"), *_latency(replica.next_token)),
+        (heading("tokens/s"), rate(replica.tokens_per_s), rate(replica.predicted_tokens_per_s)),
+        (heading("requests"), translated(f"{queue.running} running, {queue.queued} queued"), None),
+        (translated("batch size"), batch, None),
     ]
     if queue.kv_tokens:
-        used = f"{percent_text(queue.kv_tokens_used / queue.kv_tokens)} of {queue.kv_tokens} tokens"
+        used = percent_text(queue.kv_tokens_used / queue.kv_tokens)
         cached = percent_text(queue.kv_tokens_cached / queue.kv_tokens)
-        rows.append(("KV cache", f"{used} in use, {cached} kept", None))
+        text = translated(f"{used} of {queue.kv_tokens} tokens in use, {cached} kept")
+        rows.append((heading("KV cache"), text, None))
     if replica.recoveries:
-        gap = "" if replica.last_gap_s is None else f", the last took {seconds_text(replica.last_gap_s)}"
-        rows.append(("recoveries", f"{replica.recoveries}{gap}", None))
+        text = str(replica.recoveries)
+        if replica.last_gap_s is not None:
+            text = translated(f"{replica.recoveries}, the last took {seconds_text(replica.last_gap_s)}")
+        rows.append((heading("recoveries"), text, None))
     return WholeTable(("", "measured", "predicted"), rows)
 
 
@@ -77,12 +81,14 @@ def _latency(latency: LatencyStatus) -> tuple[str | None, str | None]:
 def _stages(replica: ServingStatus) -> WholeTable:
     rows = []
     for index, stage in enumerate(replica.stages, 1):
-        name = escape(stage.name) if stage.is_alive else f"[red]{escape(stage.name)} (unresponsive)[/red]"
+        name = escape(stage.name)
+        if not stage.is_alive:
+            name = translated(f"[red]{name} (unresponsive)[/red]")
         rows.append(
             (
                 index,
                 name,
-                layer_span(stage.start, stage.stop),
+                translated(layer_span(stage.start, stage.stop)),
                 _share(stage.busy_fraction),
                 _share(stage.predicted_busy_fraction),
                 bytes_text(stage.resident_bytes) if stage.resident_bytes else None,

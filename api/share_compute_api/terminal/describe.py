@@ -14,7 +14,7 @@ from share_compute.specification import TrainJob
 from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.store.records import EventRecord, JobRecord, LinkRecord
 from share_compute_api.terminal.language import translated
-from share_compute_api.terminal.output import duration, number, rate, speed, state_text
+from share_compute_api.terminal.output import duration, number, part_text, rate, speed, state_text
 
 _MOST_LINES = 40
 """Maximum number of lines that list machines or reasons."""
@@ -85,7 +85,7 @@ def progress(job: JobRecord) -> str:
 
 def done_fact(job: JobRecord) -> dict[str, str | None]:
     """Return {name: text} of a job's progress for people."""
-    done = f"{job.step} of {job.total_steps}"
+    done = part_text(job.step, job.total_steps)
     if job.spec.kind == "sweep":
         return {"trials": f"{done} are over"}
     return {"step": done} if job.counts_steps else {"rows": rows_text(job)}
@@ -96,11 +96,11 @@ def rows_text(job: JobRecord) -> str | None:
     if job.rows is None:
         return None
     rows = job.rows
-    text = f"{rows.done} of {rows.total}"
+    text = part_text(rows.done, rows.total)
     if rows.failed:
-        text += f", {rows.failed} with an error"
+        text += translated(f", {rows.failed} with an error")
     if job.state == "running" and rows.rows_per_s:
-        text += f"; about {duration((rows.total - rows.done) / rows.rows_per_s)} left"
+        text += translated(f"; about {duration((rows.total - rows.done) / rows.rows_per_s)} left")
     return text
 
 
@@ -339,7 +339,7 @@ def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
     for machine in idle:
         by_reason.setdefault(machine.reason, []).append(machine.name)
     lines = [
-        (listed(names, _MOST_NAMES) + (", each of them" if len(names) > 1 else ""), reason)
+        (translated(f"{listed(names, _MOST_NAMES)}, each of them") if len(names) > 1 else names[0], reason)
         for reason, names in by_reason.items()
     ]
     more = [("", f"{len(lines) - _MOST_LINES} more reasons; --json has them all")]

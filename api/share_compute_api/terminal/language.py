@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from functools import cache
 
+from rich.text import Text
+
 from share_compute.translations.translator import Translator, chinese
 
 _LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")
@@ -17,8 +19,13 @@ def translated(text: str) -> str:
     return text if translator is None else translator.translate(text)
 
 
+def styled(text: str) -> Text:
+    """Return a text with rich markup in the language of the terminal."""
+    return Text.from_markup(translated(text), emoji=False)
+
+
 def heading(name: str) -> str:
-    """Return the heading of a column or the name of a fact in the language of the terminal."""
+    """Return the heading of a column, the name of a fact or another short label in the language of the terminal."""
     key = f"| {name} |"
     shown = translated(key)
     return name if shown == key else shown

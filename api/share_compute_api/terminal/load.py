@@ -12,7 +12,8 @@ from share_compute.planning.plan import layer_span
 from share_compute.quantities import bytes_text, percent_text, rate_text
 from share_compute_api.client.load import ClusterLoad, DeploymentLoad, JobLoad, MachineLoad
 from share_compute_api.schemas.utilization import UtilizationSample
-from share_compute_api.terminal.output import duration, machine_state, number, speed, state_text
+from share_compute_api.terminal.language import heading, translated
+from share_compute_api.terminal.output import duration, machine_state, number, part_text, speed, state_text
 from share_compute_api.terminal.picture import Ink
 from share_compute_api.terminal.tables import WholeTable
 
@@ -53,10 +54,9 @@ def load_tables(load: ClusterLoad, console: Console) -> Group:
 
 def _title(load: ClusterLoad) -> Text:
     states = Counter(_state(one) for one in load.machines)
-    machines = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
-    return Text.assemble(
-        (load.url, "bold"), f"  {load.at.astimezone():%Y-%m-%d %H:%M:%S}  machines: {machines}"
-    )
+    machines = ", ".join(f"{count} {translated(state)}" for state, count in states.items()) or heading("none")
+    at = f"{load.at.astimezone():%Y-%m-%d %H:%M:%S}"
+    return Text.assemble((load.url, "bold"), f"  {at}  {heading('machines')}: {machines}")
 
 
 def _state(machine: MachineLoad) -> str:
@@ -72,12 +72,12 @@ def _machine(machine: MachineLoad, ink: Ink) -> tuple[str | None, ...]:
         escape(machine.name),
         state_text(_state(machine)),
         None if busy is None else f"{bar} {percent_text(busy):>4}",
-        f"{_bytes(machine.memory_bytes)} of {bytes_text(machine.lent_bytes)}",
+        part_text(_bytes(machine.memory_bytes), bytes_text(machine.lent_bytes)),
         _temperature(machine.utilization),
         None if machine.sent_bytes_per_s is None else rate_text(machine.sent_bytes_per_s),
         None if machine.received_bytes_per_s is None else rate_text(machine.received_bytes_per_s),
         None if machine.work is None else escape(machine.work),
-        layer_span(machine.start or 0, machine.stop or 0) if is_held else None,
+        translated(layer_span(machine.start or 0, machine.stop or 0)) if is_held else None,
         None if machine.state == "ready" else escape(machine.reason),
     )
 
@@ -93,7 +93,7 @@ def _bytes(size: int | None) -> str:
 
 
 def _job(job: JobLoad) -> tuple[str | None, ...]:
-    done = f"{job.done}/{job.total}" + ("" if job.unit == "steps" else f" {job.unit}")
+    done = f"{job.done}/{job.total}" + ("" if job.unit == "steps" else f" {heading(job.unit)}")
     return (
         job.id,
         state_text(job.state),
@@ -130,7 +130,7 @@ def changes(before: ClusterLoad | None, load: ClusterLoad) -> list[str]:
     old = {} if before is None else _lines(before)
     new = _lines(load)
     at = f"{load.at.astimezone():%Y-%m-%d %H:%M:%S}"
-    gone = [f"{at}  {key}  gone" for key in old if key not in new]
+    gone = [f"{at}  {key}  {heading('gone')}" for key in old if key not in new]
     return gone + [f"{at}  {key}  {line}" for key, line in new.items() if old.get(key) != line]
 
 
@@ -138,17 +138,17 @@ def _lines(load: ClusterLoad) -> dict[str, str]:
     """Return {kind and name: facts} of the machines, jobs and deployments, as plain text."""
     ink = Ink("", "", "", "", "", "", "")
     machines = {
-        f"machine {one.name}": _facts(
+        f"{heading('machine')} {one.name}": _facts(
             ("", "busy", "memory", "", "sent", "received", "work", "", ""), _machine(one, ink)[1:]
         )
         for one in load.machines
     }
     jobs = {
-        f"job {one.id}": _facts(("", "done", "loss", "speed", "left", "", ""), _job(one)[1:])
+        f"{heading('job')} {one.id}": _facts(("", "done", "loss", "speed", "left", "", ""), _job(one)[1:])
         for one in load.jobs
     }
     deployments = {
-        f"deployment {one.name}": _facts(
+        f"{heading('deployment')} {one.name}": _facts(
             ("", "replicas", "speed", "running", "queued", "KV cache", ""), _deployment(one)[1:]
         )
         for one in load.deployments
@@ -158,7 +158,7 @@ def _lines(load: ClusterLoad) -> dict[str, str]:
 
 def _facts(names: tuple[str, ...], cells: tuple[str | None, ...]) -> str:
     parts = [
-        " ".join(filter(None, (name, " ".join(Text.from_markup(cell).plain.split()))))
+        " ".join(filter(None, (name and heading(name), " ".join(Text.from_markup(cell).plain.split()))))
         for name, cell in zip(names, cells, strict=True)
         if cell is not None
     ]

@@ -16,6 +16,7 @@ from share_compute.planning.operators.plan import (
     Redistribution,
 )
 from share_compute.quantities import bytes_text, rate_text, seconds_text
+from share_compute_api.terminal.language import styled, translated
 from share_compute_api.terminal.output import console
 from share_compute_api.terminal.tables import WholeTable
 
@@ -32,18 +33,19 @@ _COLOURS = {
 
 def print_operators(report: OperatorReport) -> None:
     """Print the plan of the operators of each kind of layer."""
-    count = f"{report.devices} device{'s' if report.devices > 1 else ''}"
     console.print(
-        Text.assemble(
-            (report.model, "bold"), f": operators on {count} of {report.machine}, by {report.search}"
+        styled(
+            f"[bold]{escape(report.model)}[/bold]: operators on {report.devices} "
+            f"{'device' if report.devices == 1 else 'devices'} of {escape(report.machine)}, by {report.search}"
         )
     )
     if report.devices > 1:
-        origin = "not measured, assumed" if report.link_assumed else "measured"
-        link = f"{rate_text(report.link_bytes_per_s)} and {seconds_text(report.link_latency_s)}"
-        console.print(
-            f"Links between the devices ({origin}): {link}", style="yellow" if report.link_assumed else None
-        )
+        speed, latency = rate_text(report.link_bytes_per_s), seconds_text(report.link_latency_s)
+        if report.link_assumed:
+            text = f"Links between the devices (not measured, assumed): {speed} and {latency}"
+        else:
+            text = f"Links between the devices (measured): {speed} and {latency}"
+        console.print(text, style="yellow" if report.link_assumed else None)
     for layer in report.layers:
         console.print()
         console.print(_summary(layer, report))
@@ -51,18 +53,21 @@ def print_operators(report: OperatorReport) -> None:
 
 
 def _summary(layer: LayerOperators, report: OperatorReport) -> Text:
-    samples = f"{report.samples} sample{'s' if report.samples > 1 else ''}"
+    samples = f"{report.samples} {'sample' if report.samples == 1 else 'samples'}"
     times = len(layer.layers)
-    return Text.assemble(
-        (layer.name, "bold"),
-        f", {times} layer{'s' if times > 1 else ''}: ",
-        (seconds_text(layer.seconds), "bold green"),
-        f" for a microbatch of {samples}\n",
-        f"{seconds_text(layer.compute_s)} compute, {seconds_text(layer.communication_s)} communication; ",
-        f"one device takes {seconds_text(layer.one_device_s)}\n",
-        f"{bytes_text(layer.parameter_bytes)} of parameters on each device, of ",
-        bytes_text(layer.one_device_parameter_bytes),
+    time = (
+        f"[bold]{escape(layer.name)}[/bold], {times} {'layer' if times == 1 else 'layers'}: "
+        f"[bold green]{seconds_text(layer.seconds)}[/bold green] for a microbatch of {samples}"
     )
+    parts = (
+        f"{seconds_text(layer.compute_s)} compute, {seconds_text(layer.communication_s)} communication; "
+        f"one device takes {seconds_text(layer.one_device_s)}"
+    )
+    memory = (
+        f"{bytes_text(layer.parameter_bytes)} of parameters on each device, of "
+        f"{bytes_text(layer.one_device_parameter_bytes)}"
+    )
+    return Text("\n").join(map(styled, (time, parts, memory)))
 
 
 def _table(layer: LayerOperators) -> WholeTable:
@@ -74,7 +79,8 @@ def _table(layer: LayerOperators) -> WholeTable:
         if followers:
             strategies = ", ".join(dict.fromkeys(each.strategy for each in followers))
             time_s = sum(each.compute_s + each.communication_s for each in followers)
-            rows.append((f"  [dim]({len(followers)} more)[/dim]", strategies, None, _time(time_s)))
+            more = translated(f"{len(followers)} more")
+            rows.append((f"  [dim]({more})[/dim]", strategies, None, _time(time_s)))
             followers.clear()
 
     for operator in layer.operators:
@@ -88,11 +94,9 @@ def _table(layer: LayerOperators) -> WholeTable:
             followers.append(operator)
             continue
         flush()
-        fixed = " (given)" if operator.fixed else ""
+        strategy = translated(f"{operator.strategy} (given)") if operator.fixed else operator.strategy
         time_s = operator.compute_s + operator.communication_s
-        rows.append(
-            (escape(operator.name), operator.strategy + fixed, escape(_parameters(operator)), _time(time_s))
-        )
+        rows.append((escape(operator.name), strategy, escape(_parameters(operator)), _time(time_s)))
     flush()
     last = {each.name for each in layer.operators}
     for each in layer.redistributions:
@@ -121,7 +125,7 @@ def _moves(each: Redistribution) -> bool:
 
 
 def _move(each: Redistribution) -> tuple[str | None, ...]:
-    back = f"back: {each.gradient_collective or '-'}"
+    back = translated(f"back: {each.gradient_collective or '-'}")
     return f"  [cyan]{each.collective or '-'}[/cyan]", None, back, seconds_text(each.seconds)
 
 

@@ -166,7 +166,9 @@ def since(moment: datetime | None) -> str | None:
     if moment is None:
         return None
     seconds = (datetime.now(UTC) - moment).total_seconds()
-    return translated(f"{duration(abs(seconds))} ago") if seconds >= 0 else f"in {duration(-seconds)}"
+    return (
+        translated(f"{duration(abs(seconds))} ago") if seconds >= 0 else heading(f"in {duration(-seconds)}")
+    )
 
 
 def duration(seconds: float) -> str:
@@ -195,4 +197,9 @@ def rate(per_s: float | None) -> str | None:
 
 def speed(per_s: float | None, *, of_tokens: bool) -> str | None:
     """Return a speed with its unit: tokens/s, or samples/s for a model whose samples are not text; None for None."""
-    return None if per_s is None else f"{rate(per_s)} {'tokens/s' if of_tokens else 'samples/s'}"
+    return None if per_s is None else translated(f"{rate(per_s)} {'tokens/s' if of_tokens else 'samples/s'}")
+
+
+def part_text(done: object, total: object) -> str:
+    """Return how much of a whole is done or used: ``12 of 40``."""
+    return heading(f"{done} of {total}")

@@ -9,12 +9,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
 from share_compute.planning.plan import Plan, StagePlan, layer_span
 from share_compute.planning.report import TimelineCell
 from share_compute.quantities import seconds_text
+from share_compute_api.terminal.language import heading, translated
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _MOST_ROWS = 24
@@ -48,11 +50,15 @@ def layers_over_machines(plan: Plan, console: Console) -> Text:
     """Draw the layers from left to right, with one row per stage; a stage's bar covers the stage's layers."""
     ink = Ink.of(console)
     shown = plan.stages[:_MOST_ROWS]
-    spans = [layer_span(stage.start, stage.stop) for stage in shown]
-    before = max(map(len, spans)) + 2
+    spans = [translated(layer_span(stage.start, stage.stop)) for stage in shown]
+    before = max(map(cell_len, spans)) + 2
     names = max(
         12,
-        min(2 * _NAME_COLUMNS, (console.width - before) // 2, max(len(_names(stage, 99)) for stage in shown)),
+        min(
+            2 * _NAME_COLUMNS,
+            (console.width - before) // 2,
+            max(cell_len(_names(stage, 99)) for stage in shown),
+        ),
     )
     width = max(_LEAST_COLUMNS, console.width - before - names - 2)
     picture = Text()
@@ -61,13 +67,14 @@ def layers_over_machines(plan: Plan, console: Console) -> Text:
         length = max(1, round(width * stage.stop / plan.num_layers) - start)
         start = min(start, width - length)
         colour = colour_of(index)
-        picture.append(span.ljust(before), style="dim")
+        picture.append(set_cell_size(span, before), style="dim")
         picture.append(" " * start).append(ink.block * length, style=colour).append(
             " " * (width - start - length)
         )
         picture.append("  ").append(_names(stage, names), style=colour).append("\n")
     if len(plan.stages) > len(shown):
-        picture.append(f"{ink.more} and {len(plan.stages) - len(shown)} more stages\n", style="dim")
+        more = translated(f"and {len(plan.stages) - len(shown)} more stages")
+        picture.append(f"{ink.more} {more}\n", style="dim")
     picture.rstrip()
     return picture
 
@@ -83,7 +90,7 @@ def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Tex
         rows[cell.stage, cell.member].append(cell)
     keys = sorted(rows)[:_MOST_ROWS]
     labels = [cut(plan.stages[stage].members[member].name, _NAME_COLUMNS, ink) for stage, member in keys]
-    before = max(map(len, labels), default=0) + 2
+    before = max(map(cell_len, labels), default=0) + 2
     width = max(_LEAST_COLUMNS, console.width - before)
     cells_s = max((cell.stop_s for cell in cells), default=0.0)
     end_s = max(cells_s, plan.prediction.step_s if plan.prediction is not None else 0.0) or 1.0
@@ -93,13 +100,15 @@ def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Tex
         row = _row(rows[key], end_s, width, colour_of(key[0]), ink)
         row.truncate(width - ending)
         row.append(ink.ending * ending, style="dim")
-        picture.append(label.ljust(before)).append_text(row).append("\n")
+        picture.append(set_cell_size(label, before)).append_text(row).append("\n")
     if len(rows) > len(keys):
-        picture.append(f"{ink.more} and {len(rows) - len(keys)} more machines\n", style="dim")
+        more = translated(f"and {len(rows) - len(keys)} more machines")
+        picture.append(f"{ink.more} {more}\n", style="dim")
     axis = f"0 s{seconds_text(end_s).rjust(width - 3)}"
-    after = f"  {ink.ending} sums, update" if ending else ""
-    legend = f"{ink.forward} forward  {ink.backward} backward{after}  {ink.idle} waits  numbers: microbatches"
-    picture.append(" " * before + axis + "\n" + legend, style="dim")
+    legend = [f"{ink.forward} {heading('forward')}", f"{ink.backward} {heading('backward')}"]
+    legend += [f"{ink.ending} {translated('sums, update')}"] if ending else []
+    legend += [f"{ink.idle} {heading('waits')}", translated("numbers: microbatches")]
+    picture.append(" " * before + axis + "\n" + "  ".join(legend), style="dim")
     return picture
 
 
@@ -130,16 +139,18 @@ def colour_of(stage: int) -> str:
 
 
 def cut(text: str, columns: int, ink: Ink) -> str:
-    """Return text cut to at most ``columns`` characters; cut text ends with `Ink.more`."""
-    return text if len(text) <= columns else text[: columns - 1] + ink.more
+    """Return text cut to at most ``columns`` cells; cut text ends with `Ink.more`."""
+    return text if cell_len(text) <= columns else set_cell_size(text, columns - 1).rstrip() + ink.more
 
 
 def _names(stage: StagePlan, columns: int) -> str:
-    """Return a stage's member names in at most ``columns`` characters, with the number of omitted names."""
+    """Return a stage's member names in at most ``columns`` cells, with the number of omitted names."""
     names = [member.name for member in stage.members]
     for count in range(len(names), 0, -1):
-        more = f" + {len(names) - count} more" if count < len(names) else ""
-        text = " + ".join(names[:count]) + more
-        if len(text) <= columns or count == 1:
-            return text[:columns]
+        more = [translated(f"{len(names) - count} more")] if count < len(names) else []
+        text = " + ".join([*names[:count], *more])
+        if cell_len(text) <= columns:
+            return text
+        if count == 1:
+            return set_cell_size(text, columns)
     return ""

@@ -16,8 +16,8 @@ from share_compute.planning.report import (
     ServingPrediction,
 )
 from share_compute.quantities import bytes_text, seconds_text
-from share_compute_api.terminal.describe import bound_text, idle_lines
-from share_compute_api.terminal.language import heading, translated
+from share_compute_api.terminal.describe import LEAST_RATIO, bound_text, idle_lines
+from share_compute_api.terminal.language import heading, styled, translated
 from share_compute_api.terminal.output import console, number, rate
 from share_compute_api.terminal.picture import (
     colour_of,
@@ -28,7 +28,7 @@ from share_compute_api.terminal.tables import WholeTable
 
 _MOST_MACHINES = 40
 _MOST_NAMES = 5
-_LINKS_ASSUMED = "\nNo link was measured: each is assumed to be a LAN link of 1 Gbit/s."
+_LINKS_ASSUMED = "No link was measured: each is assumed to be a LAN link of 1 Gbit/s."
 _WIDE_COLUMNS = 60
 """Minimum width of the terminal, in characters, at which the table of machines has a column of reasons."""
 
@@ -78,52 +78,71 @@ def _capital(text: str) -> str:
 
 
 def _size(plan: Plan) -> Text:
-    machines, stages = _count(len(plan.machines), "machine"), _count(len(plan.stages), "stage")
-    parts = f"with {_count(len(plan.branches), 'branch', 'branches')}" if plan.branches else f"in {stages}"
-    return Text.assemble(
-        (plan.model_id, "bold"),
-        f": {_count(plan.num_layers, 'layer')}, {plan.parameters:,} parameters; on {machines} {parts}, ",
-        f"by strategy {plan.strategy}",
+    layers = f"{plan.num_layers} {'layer' if plan.num_layers == 1 else 'layers'}"
+    machines = f"{len(plan.machines)} {'machine' if len(plan.machines) == 1 else 'machines'}"
+    if plan.branches:
+        branches = f"{len(plan.branches)} {'branch' if len(plan.branches) == 1 else 'branches'}"
+        return styled(
+            f"[bold]{escape(plan.model_id)}[/bold]: {layers}, {plan.parameters:,} parameters; "
+            f"on {machines} with {branches}, by strategy {plan.strategy}"
+        )
+    stages = f"{len(plan.stages)} {'stage' if len(plan.stages) == 1 else 'stages'}"
+    return styled(
+        f"[bold]{escape(plan.model_id)}[/bold]: {layers}, {plan.parameters:,} parameters; "
+        f"on {machines} in {stages}, by strategy {plan.strategy}"
     )
 
 
 def _training(plan: Plan) -> Text:
     prediction = plan.prediction
     if prediction is None:
-        return Text("Nothing is predicted: the speed of a machine was not measured.", style="yellow")
-    is_text = prediction.tokens_per_s != prediction.samples_per_s
-    tokens = f"   {_per_s(prediction.tokens_per_s)} tokens/s" if is_text else ""
-    text = Text.assemble(
-        (f"{seconds_text(prediction.step_s)} a step", "bold green"),
-        " of branch 0," if plan.branches else "",
-        f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
-        f"   {_per_s(prediction.samples_per_s)} samples/s{tokens}\n",
-        _with_bottleneck(
-            bound_text(prediction, is_pinned=plan.strategy == PINNED), prediction.bottleneck.sentence
-        ),
-    )
+        return Text(
+            translated("Nothing is predicted: the speed of a machine was not measured."), style="yellow"
+        )
+    step = seconds_text(prediction.step_s)
+    microbatches = f"{plan.microbatches} {'microbatch' if plan.microbatches == 1 else 'microbatches'}"
+    sentence = f"[bold green]{step} a step[/bold green] of {microbatches}"
+    if plan.branches:
+        sentence = f"[bold green]{step} a step[/bold green] of branch 0, of {microbatches}"
+    parts = [styled(sentence), _samples(prediction.samples_per_s)]
+    if prediction.tokens_per_s != prediction.samples_per_s:  # the samples are texts
+        parts.append(Text(translated(f"{_per_s(prediction.tokens_per_s)} tokens/s")))
+    bound = bound_text(prediction, is_pinned=plan.strategy == PINNED)
+    lines = [Text("   ").join(parts), Text(_with_bottleneck(bound, prediction.bottleneck.sentence))]
     if prediction.links_assumed:
-        text.append(_LINKS_ASSUMED, style="yellow")
-    return text
+        lines.append(_warning(_LINKS_ASSUMED))
+    return Text("\n").join(lines)
+
+
+def _samples(per_s: float | None) -> Text:
+    return Text(translated(f"{_per_s(per_s)} samples/s"))
+
+
+def _warning(text: str) -> Text:
+    return Text(translated(text), style="yellow")
 
 
 def _serving(found: ServingPrediction) -> Text:
     what = "request takes" if found.objective == "latency" else "token follows the one before it in"
-    text = Text.assemble(
-        (f"{seconds_text(found.first_token_s)} to the first token", "bold green"),
-        (f", {seconds_text(found.next_token_s)} to each later token", "bold green"),
-        f"   {_per_s(found.tokens_per_s)} tokens/s in all, planned for {found.objective}\n",
-        _with_bottleneck(bound_text(found, what), found.bottleneck.sentence),
+    times = styled(
+        f"[bold green]{seconds_text(found.first_token_s)} to the first token, "
+        f"{seconds_text(found.next_token_s)} to each later token[/bold green]"
     )
+    total = (
+        f"{_per_s(found.tokens_per_s)} tokens/s in all, planned for "
+        f"{'latency' if found.objective == 'latency' else 'throughput'}"
+    )
+    lines = [
+        Text.assemble(times, "   ", translated(total)),
+        Text(_with_bottleneck(bound_text(found, what), found.bottleneck.sentence)),
+    ]
     if not found.within_limits:
-        text.append("\nNo placement was found within the limits; this one comes closest.", style="yellow")
+        lines.append(_warning("No placement was found within the limits; this one comes closest."))
     if found.speeds_assumed:
-        text.append(
-            "\nNo machine's speed was measured: each is assumed to compute at 1 GFLOP/s.", style="yellow"
-        )
+        lines.append(_warning("No machine's speed was measured: each is assumed to compute at 1 GFLOP/s."))
     if found.links_assumed:
-        text.append(_LINKS_ASSUMED, style="yellow")
-    return text
+        lines.append(_warning(_LINKS_ASSUMED))
+    return Text("\n").join(lines)
 
 
 def _machines(plan: Plan) -> Group:
@@ -148,9 +167,14 @@ def _machines(plan: Plan) -> Group:
     columns = ("machine", "layers", "memory", "busy", *(["why"] if is_wide else []))
     table = WholeTable(columns, rows, right=("memory", "busy"))
     if len(members) > _MOST_MACHINES:
-        reasons.append(f"and {len(members) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+        reasons.append_text(_more(len(members)))
     reasons.rstrip()
     return Group(table, reasons) if reasons else Group(table)
+
+
+def _more(count: int) -> Text:
+    """Return the line that says how many of ``count`` rows are not shown."""
+    return Text(translated(f"and {count - _MOST_MACHINES} more; --json has them all") + "\n", style="dim")
 
 
 def _boundaries(plan: Plan) -> Text:
@@ -159,10 +183,12 @@ def _boundaries(plan: Plan) -> Text:
     between = [stage for stage in plan.stages if stage.boundary_bytes is not None]
     for stage in between[:_MOST_MACHINES]:
         codec = "not compressed" if stage.boundary_codec == "none" else stage.boundary_codec
-        text.append(f"before layer {stage.stop}", style="bold")
-        text.append(f": {bytes_text(stage.boundary_bytes or 0)} a microbatch each way, {codec}\n")
+        size = bytes_text(stage.boundary_bytes or 0)
+        text.append_text(
+            styled(f"[bold]before layer {stage.stop}[/bold]: {size} a microbatch each way, {codec}")
+        ).append("\n")
     if len(between) > _MOST_MACHINES:
-        text.append(f"and {len(between) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+        text.append_text(_more(len(between)))
     text.rstrip()
     return text
 
@@ -173,20 +199,21 @@ def _sums(plan: Plan) -> Text:
     summed = [(stage, stage.sums) for stage in plan.stages if stage.sums is not None]
     for stage, sums in summed[:_MOST_MACHINES]:
         codec = "not compressed" if stage.sum_codec == "none" else stage.sum_codec
-        text.append(layer_span(stage.start, stage.stop), style="bold")
-        text.append(
-            f": {sums.algorithm}; each of {len(stage.members)} members receives at most "
-            f"{bytes_text(sums.received_bytes)} a step, {codec}\n"
-        )
-        if sums.crossing_bytes:
-            text.append(
-                f"  each of {len(set(sums.sites))} sites sends at most {bytes_text(sums.crossing_bytes)} to others\n"
+        text.append_text(
+            styled(
+                f"[bold]{translated(layer_span(stage.start, stage.stop))}[/bold]: {sums.algorithm}; "
+                f"each of {len(stage.members)} members receives at most {bytes_text(sums.received_bytes)} a step, "
+                f"{codec}"
             )
+        ).append("\n")
+        if sums.crossing_bytes:
+            sites, size = len(set(sums.sites)), bytes_text(sums.crossing_bytes)
+            text.append("  " + translated(f"each of {sites} sites sends at most {size} to others") + "\n")
         times = sorted(sums.seconds.items(), key=lambda item: (item[1] is None, item[1], item[0]))
         shown = (f"{name} {'-' if value is None else seconds_text(value)}" for name, value in times)
-        text.append(f"  predicted: {', '.join(shown)}\n", style="dim")
+        text.append(f"  {heading('predicted')}: {', '.join(shown)}\n", style="dim")
     if len(summed) > _MOST_MACHINES:
-        text.append(f"and {len(summed) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+        text.append_text(_more(len(summed)))
     text.rstrip()
     return text
 
@@ -195,7 +222,10 @@ def _idle(idle: tuple[IdleMachine, ...]) -> Text:
     """Return the machines that are left out, grouped by reason."""
     text = Text()
     for names, reason in idle_lines(idle):
-        text.append(f"{names}: " if names else "and ", style="bold").append(f"{translated(reason)}\n")
+        if names:
+            text.append(f"{names}: ", style="bold").append(f"{translated(reason)}\n")
+        else:
+            text.append_text(styled(f"[bold]and [/bold]{reason}")).append("\n")
     text.rstrip()
     return text
 
@@ -226,15 +256,15 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
                 _per_s(row.samples_per_s),
                 row.stages,
                 row.machines,
-                "this plan" if row.strategy == plan.strategy else "",
+                translated("this plan") if row.strategy == plan.strategy else "",
             )
             for row in made
         ),
         right=("a step", "x best", "samples/s", "stages", "machines"),
     )
     problems = [
-        Text.assemble(
-            (row.strategy, "bold"), f" finds no plan: {translated(row.problem or 'reason unknown')}"
+        styled(
+            f"[bold]{escape(row.strategy)}[/bold] finds no plan: {escape(row.problem or 'reason unknown')}"
         )
         for row in rows
         if row.step_s is None
@@ -245,11 +275,11 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
 def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
     """Return a table of policies of synchronization, and a sentence for each about what it gives up."""
     rows = list[tuple[str | None, ...]]()
-    sentences = Text(
+    about = translated(
         "Steps are those of a round. Bytes are means per step: of the busiest machine in lockstep, and of each branch "
-        "in rounds.\n",
-        style="dim",
+        "in rounds."
     )
+    sentences = Text(f"{about}\n", style="dim")
     for row in policies:
         sizes = (row.sent_bytes_per_step, row.received_bytes_per_step)
         if row.problem is None:
@@ -261,13 +291,15 @@ def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
                     None if row.sample_s is None else seconds_text(row.sample_s),
                     *(None if size is None else bytes_text(size) for size in sizes),
                     None if row.utilisation is None else _percent(row.utilisation),
-                    "own" if row.is_own else "",
+                    heading("own") if row.is_own else "",
                 )
             )
         name = row.policy if row.compression == "none" else f"{row.policy}, {row.compression}"
-        sentences.append(name, style="bold")
-        shown = f": {translated(row.gives_up)}\n"
-        sentences.append(shown if row.problem is None else f" finds no plan: {translated(row.problem)}\n")
+        if row.problem is None:
+            sentences.append(name, style="bold").append(f": {translated(row.gives_up)}\n")
+        else:
+            problem = f"[bold]{escape(name)}[/bold] finds no plan: {escape(row.problem)}"
+            sentences.append_text(styled(problem)).append("\n")
     sentences.rstrip()
     columns = ("policy", "steps", "codec", "a sample", "sent", "received", "busy", "")
     right = ("steps", "a sample", "sent", "received", "busy")
@@ -281,27 +313,33 @@ def _marked(name: str, is_marked: bool) -> str:
 def _rounds(rounds: RoundsPrediction) -> Text:
     text = Text()
     if rounds.round_s is not None:
-        exchange = "" if rounds.exchange_s is None else f" ({seconds_text(rounds.exchange_s)} to exchange)"
-        text.append(f"{seconds_text(rounds.round_s)} a round", style="bold green")
-        text.append(
-            f" of {_count(rounds.every, 'step')}{exchange}   {_per_s(rounds.samples_per_s)} samples/s\n"
-        )
-    ratio = f" ({rounds.ratio:.3g} times less than float32)" if rounds.ratio >= 1.05 else ""
-    text.append(
-        f"Each branch sends {bytes_text(rounds.contribution_bytes)} a round, "
-        f"and receives {bytes_text(rounds.update_bytes)}{ratio}.\n"
-    )
+        steps = f"{rounds.every} {'step' if rounds.every == 1 else 'steps'}"
+        time = seconds_text(rounds.round_s)
+        sentence = f"[bold green]{time} a round[/bold green] of {steps}"
+        if rounds.exchange_s is not None:
+            exchange = seconds_text(rounds.exchange_s)
+            sentence = f"[bold green]{time} a round[/bold green] of {steps} ({exchange} to exchange)"
+        text.append_text(Text("   ").join([styled(sentence), _samples(rounds.samples_per_s)])).append("\n")
+    sent, received = bytes_text(rounds.contribution_bytes), bytes_text(rounds.update_bytes)
+    traffic = f"Each branch sends {sent} a round, and receives {received}."
+    if rounds.ratio >= LEAST_RATIO:
+        less = f"{rounds.ratio:.3g} times less than float32"
+        traffic = f"Each branch sends {sent} a round, and receives {received} ({less})."
+    sentences = [traffic]
     if rounds.range_machines:
-        ranges = _count(len(rounds.range_machines), "range")
-        text.append(f"The weights are merged in {ranges} on {_names(rounds.range_machines)}.\n")
-    text.append("".join(f"{translated(sentence)}\n" for sentence in rounds.comparison))
+        count = len(rounds.range_machines)
+        ranges = f"{count} {'range' if count == 1 else 'ranges'}"
+        sentences.append(f"The weights are merged in {ranges} on {_names(rounds.range_machines)}.")
+    text.append("".join(f"{translated(sentence)}\n" for sentence in (*sentences, *rounds.comparison)))
     for island in rounds.islands[:_MOST_MACHINES]:
-        label = "branch" if len(island.branches) == 1 else "branches"
-        span = f"{island.branches[0]}" + (f"-{island.branches[-1]}" if len(island.branches) > 1 else "")
-        text.append(_names(island.machines), style="bold").append(f": {label} {span}")
-        text.append("\n" if island.step_s is None else f", {seconds_text(island.step_s)} a step\n")
+        first, last = island.branches[0], island.branches[-1]
+        branches = f"branches {first}-{last}" if last != first else f"branch {first}"
+        line = f"[bold]{escape(translated(_names(island.machines)))}[/bold]: {translated(branches)}"
+        if island.step_s is not None:
+            line += translated(f", {seconds_text(island.step_s)} a step")
+        text.append_text(Text.from_markup(line, emoji=False)).append("\n")
     if len(rounds.islands) > _MOST_MACHINES:
-        text.append(f"and {len(rounds.islands) - _MOST_MACHINES} more; --json has them all\n", style="dim")
+        text.append_text(_more(len(rounds.islands)))
     text.rstrip()
     return text
 
@@ -312,20 +350,20 @@ def _names(machines: tuple[str, ...]) -> str:
 
 
 def _islands(proposal: IslandProposal) -> Text:
-    text = Text(
-        f"{_count(len(proposal.islands), 'island')} that synchronise every {proposal.interval_steps} steps "
+    count = len(proposal.islands)
+    islands = f"{count} {'island' if count == 1 else 'islands'}"
+    sentence = translated(
+        f"{islands} that synchronise every {proposal.interval_steps} steps "
         f"({seconds_text(proposal.synchronisation_s)} each time) would bring "
-        f"{_per_s(proposal.samples_per_s)} samples/s:\n"
+        f"{_per_s(proposal.samples_per_s)} samples/s:"
     )
+    text = Text(f"{sentence}\n")
     for island in proposal.islands[:_MOST_MACHINES]:
-        text.append(_names(island.machines), style="bold")
-        text.append(f": {seconds_text(island.step_s)} a step, {_per_s(island.samples_per_s)} samples/s\n")
+        text.append(translated(_names(island.machines)), style="bold")
+        speeds = f"{seconds_text(island.step_s)} a step, {_per_s(island.samples_per_s)} samples/s"
+        text.append(f": {translated(speeds)}\n")
     text.rstrip()
     return text
-
-
-def _count(count: int, one: str, many: str = "") -> str:
-    return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"
 
 
 def _per_s(value: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -11,6 +12,7 @@ from rich.text import Text
 from share_compute.quantities import bytes_text, seconds_text
 from share_compute_api.schemas.rounds import BranchView, RoundsView, RoundView
 from share_compute_api.terminal.describe import LEAST_RATIO
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.output import console, number, print_table
 from share_compute_api.terminal.picture import Ink, cut
 
@@ -37,7 +39,7 @@ def print_rounds(view: RoundsView, *, merges_apart: bool) -> None:
     if last.consensus_distance is not None:
         parts.append(f"consensus distance {last.consensus_distance:.3g}")
     console.print()
-    console.print("; ".join(parts))
+    console.print("; ".join(map(translated, parts)), markup=False)
     console.print(picture(view.rounds, console, merges_apart=merges_apart))
     console.print()
     branches = _branches(view.rounds)
@@ -58,31 +60,33 @@ def picture(rounds: Sequence[RoundView], terminal: Console, *, merges_apart: boo
     """
     ink = Ink.of(terminal)
     branches = _branches(rounds)
-    labels = [f"branch {branch}" for branch in branches[:_MOST_ROWS]]
-    before = max(map(len, labels)) + 2
+    labels = [f"{heading('branch')} {branch}" for branch in branches[:_MOST_ROWS]]
+    title = heading("merge" if merges_apart else "round")
+    before = max(map(cell_len, (title, *labels))) + 2
     columns = terminal.width - before
     shown = rounds[-max(1, min(len(rounds), columns // _LEAST_COLUMNS)) :]
     width = max(2, columns // len(shown) - 1)
     longest_s = max((_time_s(run) for one in shown for run in one.branches), default=0.0)
     scale = width / max(longest_s, 1e-9)
-    numbers = " ".join(cut(str(one.round), width, ink).ljust(width) for one in shown).rstrip()
-    text = Text().append(f"{'merge' if merges_apart else 'round':<{before}}{numbers}\n", style="dim")
+    numbers = " ".join(_cell(str(one.round), width, ink) for one in shown).rstrip()
+    text = Text().append(f"{set_cell_size(title, before)}{numbers}\n", style="dim")
     for label, branch in zip(labels, branches, strict=False):
-        row = Text(label.ljust(before))
+        row = Text(set_cell_size(label, before))
         for one in shown:
             row.append_text(_bar(one, branch, width, scale, ink, merges_apart=merges_apart)).append(" ")
         row.rstrip()
         text.append_text(row).append("\n")
     if len(branches) > len(labels):
-        text.append(f"{ink.more} and {len(branches) - len(labels)} more branches\n", style="dim")
+        more = translated(f"and {len(branches) - len(labels)} more branches")
+        text.append(f"{ink.more} {more}\n", style="dim")
     runs = [run for one in shown for run in one.branches]
-    keys = [f"{ink.block} computing"]
+    keys = [f"{ink.block} {heading('computing')}"]
     if not merges_apart and any(run.staleness for run in runs):
-        keys.append(f"{ink.backward} computing, late")
+        keys.append(f"{ink.backward} {translated('computing, late')}")
     if any(run.waited_s for run in runs):
-        keys.append(f"{ink.idle} waiting")
+        keys.append(f"{ink.idle} {heading('waiting')}")
     if any(run.other_s for run in runs):
-        keys.append(f"{ink.forward} exchange and other work")
+        keys.append(f"{ink.forward} {translated('exchange and other work')}")
     return text.append(" " * before + "  ".join(keys), style="dim")
 
 
@@ -90,8 +94,8 @@ def _bar(one: RoundView, branch: int, width: int, scale: float, ink: Ink, *, mer
     """Return the bar of a branch in a round, which has ``width`` characters."""
     run = _newest([one], branch)
     if run is None:
-        missing = "missing" if branch in one.missing else ""
-        return Text(cut(missing, width, ink).ljust(width), style="yellow")
+        missing = heading("missing") if branch in one.missing else ""
+        return Text(_cell(missing, width, ink), style="yellow")
     is_late = run.staleness > 0 and not merges_apart
     parts = (
         (run.seconds, ink.backward if is_late else ink.block, "yellow" if is_late else "cyan"),
@@ -107,11 +111,16 @@ def _bar(one: RoundView, branch: int, width: int, scale: float, ink: Ink, *, mer
     return bar.append(" " * (width - len(bar)))
 
 
+def _cell(text: str, width: int, ink: Ink) -> str:
+    """Return text in exactly ``width`` cells."""
+    return set_cell_size(cut(text, width, ink), width)
+
+
 def _figures(rounds: Sequence[RoundView], branch: int) -> list[str | None]:
     """Return the cells of a branch's newest contribution."""
     run = _newest(rounds, branch)
     if run is None:
-        return [str(branch), "[yellow]missing[/yellow]", *[None] * 6]
+        return [str(branch), f"[yellow]{heading('missing')}[/yellow]", *[None] * 6]
     names = next(iter(run.machines.values()), "")
     if len(run.machines) > 1:
         names += f" +{len(run.machines) - 1}"

@@ -25,15 +25,8 @@ LEFT_OUT = (
     "api/share_compute_api/openai/metrics.py",
     "api/share_compute_api/openai/tools/grammar.py",
     "api/share_compute_api/terminal/children.py",
-    "api/share_compute_api/terminal/deployment_card.py",
-    "api/share_compute_api/terminal/load.py",
-    "api/share_compute_api/terminal/operators.py",
-    "api/share_compute_api/terminal/picture.py",
-    "api/share_compute_api/terminal/report.py",
-    "api/share_compute_api/terminal/rounds.py",
 )
-"""Files whose texts are for programs, for readers of REST's documentation or of a model's card, or labels of a report
-in the terminal, which stay English."""
+"""Files whose texts are for programs, or for readers of REST's documentation or of a model's card."""
 
 _INTERNAL = frozenset(
     {

@@ -88,24 +88,40 @@ NOT_SHOWN = frozenset(
         "allocate memory",
         "demo {}",
         "no {} on {}: {}\n",
-        "[yellow]warn [/]",
         "schedule.name {}",
         "share-compute {} {}",
         "then.{} {}",
         "{} at {} tokens, not {} as {} says",
+        # Headings, whose entries have bars.
+        "Gradient sums",
+        "KV cache",
+        "Left out",
+        "One step",
+        "a sample",
+        "a step",
+        "of it caches",
+        "x best",
+        # Styles, and graphs in the language of Graphviz.
+        " [label={}, color=blue]",
+        "    label={}",
+        "    {} [label={}, fillcolor={}]",
+        "  node [shape=box, style=filled]",
+        "  subgraph cluster_{} {",
+        "bold {}",
+        "digraph operators {",
+        "reverse ",
         "{} h {} min",
         "{} min {} s",
         "all GPUs",
         "all GPUs, or the CPU",
         "a part of the CPU",
         "the CPU",
-        # Parts of the report of `plan`, which stays English.
     }
 )
 """Texts in the sources that people do not see, or that stay as they are."""
 STATES = frozenset(
     {*ContributorState, *JobState, *DeploymentState, *InviteState, *LinkState}
-    | {"submitted", "joined", "{} ago"}
+    | {"submitted", "joined", "{} ago", "| in {} |", "| {} of {} |"}
 )
 """States, which are single words, and other short texts."""
 ELSEWHERE = frozenset({"{} character", "{} characters", "{} item", "{} items"})

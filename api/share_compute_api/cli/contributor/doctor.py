@@ -6,13 +6,16 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.cells import set_cell_size
 from rich.markup import escape
 
 from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import console, print_items
 
-_SIGNS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+_SIGN = 4
+"""Width of the states of checks, in cells."""
 
 
 def doctor(
@@ -36,7 +39,8 @@ def doctor(
         findings.append(finding)
         if not as_json:
             text = f"{heading(finding.check)}: {escape(translated(finding.text))}"
-            console.print(f"{_SIGNS[finding.state]} {text}")
+            sign = set_cell_size(heading(finding.state), _SIGN)
+            console.print(f"[{_STYLES[finding.state]}]{sign}[/] {text}")
             if finding.hint and finding.state != "ok":
                 console.print(f"     [dim]{escape(translated(finding.hint))}[/]")
     failed = any(finding.state == "fail" for finding in findings)

@@ -12,6 +12,7 @@ from share_compute_api.schemas.choices import LONGEST_INVITE_S
 from share_compute_api.terminal.options import Json, about_option, duration_s
 from share_compute_api.terminal.output import (
     console,
+    part_text,
     print_items,
     print_json,
     print_table,
@@ -99,7 +100,7 @@ def list_invites(as_json: Json = False) -> None:
             one.id,
             state_text(one.state),
             escape(one.label or ""),
-            f"{len(one.used_by)} of {one.uses}",
+            part_text(len(one.used_by), one.uses),
             since(one.created_at),
             since(one.expires_at),
             escape(listed(one.machines)),

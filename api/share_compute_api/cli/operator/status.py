@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.cells import set_cell_size
 from rich.markup import escape
 
 from share_compute.quantities import bytes_text
-from share_compute_api.terminal.language import translated
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
     console,
@@ -23,7 +24,10 @@ from share_compute_api.terminal.output import (
 
 _GONE = ("left", "lost")
 _MOST_JOBS = 10
-_SIGNS = {"error": "[red]error[/]", "warning": "[yellow]warn [/]"}
+_SIGNS = {"error": ("red", "error"), "warning": ("yellow", "warn")}
+"""Style and sign of each severity."""
+_SIGN = 5
+"""Width of the signs, in cells."""
 
 
 def status(
@@ -53,7 +57,8 @@ def status(
     roots = ", ".join(found.data_roots) or "none; share-compute upload sends files"
     console.print(f"[dim]jobs may name files below: {escape(roots)}[/]")
     for alert in alerts:
-        console.print(f"{_SIGNS[alert.severity]} {escape(translated(alert.text))}")
+        style, sign = _SIGNS[alert.severity]
+        console.print(f"[{style}]{set_cell_size(heading(sign), _SIGN)}[/] {escape(translated(alert.text))}")
         if alert.hint:
             console.print(f"      [dim]{escape(translated(alert.hint))}[/]", soft_wrap=True)
     console.print()

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from share_compute.simulation.fleet_name import FleetName
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.options import UNITS_S, Json, duration_s
 from share_compute_api.terminal.output import Terminal, console, duration, print_json, print_table, rate
 
@@ -146,15 +147,14 @@ def _show(report: SimulationReport | RoundsReport, spec: TrainJob, name: str) ->
     from share_compute_api.terminal.picture import Ink
 
     shown = _of_rounds(report) if isinstance(report, RoundsReport) else _of_steps(report)
-    machines = "1 machine" if report.machines == 1 else f"{report.machines:,} machines"
     console.print(
-        f"[bold]{escape(spec.name)}[/bold] on {machines} ({escape(name)}), {duration(report.simulated_s)}: "
-        f"{shown.about}"
+        f"[bold]{escape(spec.name)}[/bold] on {report.machines:,} {'machine' if report.machines == 1 else 'machines'} "
+        f"({escape(name)}), {duration(report.simulated_s)}: {shown.about}"
     )
     samples, tokens = rate(report.samples_per_s), rate(report.tokens_per_s)
     words = f" = {tokens} tokens/s" if report.tokens_per_s != report.samples_per_s else ""
     facts = (
-        ("throughput", f"{samples} samples/s{words}"),
+        (heading("throughput"), f"{samples} samples/s{words}"),
         ("machines present, on average", average(report.mean_machines)),
         ("machines in the job, on average", average(report.mean_members)),
         ("use of all lent FLOP/s", percent_text(report.utilisation)),
@@ -162,12 +162,12 @@ def _show(report: SimulationReport | RoundsReport, spec: TrainJob, name: str) ->
         *shown.facts,
         ("searches of the planner", f"{report.searches:,}"),
     )
-    print_table(("what", "value"), facts, empty="")
+    print_table(("what", "value"), ((what, translated(value)) for what, value in facts), empty="")
     console.print()
     print_table(
         (shown.time_of, "lasted", "share"),
         (
-            (what, duration(lasts_s), f"{lasts_s / max(shown.total_s, 1e-9):.2%}")
+            (translated(what), duration(lasts_s), f"{lasts_s / max(shown.total_s, 1e-9):.2%}")
             for what, lasts_s in shown.times
         ),
         empty="",
@@ -178,7 +178,7 @@ def _show(report: SimulationReport | RoundsReport, spec: TrainJob, name: str) ->
         console.print(chart(report.curve_samples_per_s, Ink.of(console).bars), style="cyan")
         end = duration(report.simulated_s)
         console.print(f"[dim]0{end.rjust(len(report.curve_samples_per_s) - 1)}[/dim]")
-    console.print(f"\n[dim]{shown.rules}[/dim]")
+    console.print(f"\n[dim]{translated(shown.rules)}[/dim]")
 
 
 def _of_steps(report: SimulationReport) -> _Shown:
@@ -193,14 +193,14 @@ def _of_steps(report: SimulationReport) -> _Shown:
             ("steps committed", f"{report.committed_steps:,}"),
             ("steps computed again in part", f"{report.lost_steps:,}"),
             ("use of the job's machines", f"{report.member_utilisation:.1%}"),
-            ("epochs", f"{report.epochs:,}"),
+            (heading("epochs"), f"{report.epochs:,}"),
             ("replaced by a spare", f"{report.replacements:,}"),
         ),
         times=(
-            ("computing", hours.computing_s),
+            (heading("computing"), hours.computing_s),
             ("doing again", hours.redoing_s),
             ("noticing deaths", hours.noticing_s),
-            ("planning", hours.planning_s),
+            (heading("planning"), hours.planning_s),
             ("moving state", hours.moving_s),
             ("waiting for machines", hours.waiting_s),
         ),
@@ -222,7 +222,7 @@ def _of_rounds(report: RoundsReport) -> _Shown:
         about=f"{branches} on {islands}, {report.policy}, rounds of {report.every:,} steps",
         facts=(
             ("round of the first placement", seconds_text(report.first_round_s)),
-            ("merges", f"{report.rounds:,}, one in {seconds_text(mean_s)} on average"),
+            (heading("merges"), f"{report.rounds:,}, one in {seconds_text(mean_s)} on average"),
             ("contributions merged", f"{report.merged_contributions:,}"),
             ("contributions that were missing", f"{report.missing_contributions:,}"),
             (
@@ -237,7 +237,7 @@ def _of_rounds(report: RoundsReport) -> _Shown:
             ("islands without machines", f"{report.stranded:,}"),
         ),
         times=(
-            ("computing", hours.computing_s),
+            (heading("computing"), hours.computing_s),
             ("rounds begun again", hours.redone_s),
             ("sending contributions", hours.sending_s),
             ("waiting for other branches", hours.waiting_s),
