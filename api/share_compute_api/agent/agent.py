@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import psutil
+
 from share_compute.errors import (
     ContributorLost,
     NotAuthorized,
@@ -282,12 +284,16 @@ class Agent:
             self._sensors.stop()
 
     def _make_sensors(self, limits: NodeLimits) -> Sensors:
-        return Sensors(
-            lambda: self._node.child.known() if self._node is not None else (),
-            limits.cpu_threads,
-            limits.gpu,
-            lambda: self._node.address if self._node is not None else None,
-        )
+        # Called in another thread, while this one may replace the node.
+        def processes() -> list[psutil.Process]:
+            node = self._node
+            return [] if node is None else node.child.known()
+
+        def address() -> str | None:
+            node = self._node
+            return None if node is None else node.address
+
+        return Sensors(processes, limits.cpu_threads, limits.gpu, address)
 
     def _stay_online(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
         last_contact = time.monotonic()
@@ -437,11 +443,12 @@ class Agent:
                 self._sleep(0.2)
                 state = client.heartbeat().state
         except ShareComputeError as failure:
-            self._show(f"left without a word to the server: {failure.message}")
+            self._show(f"left; the server was not notified: {failure.message}")
         else:
             if state is ContributorState.draining:
                 # The job did not release the machine in time, so the node gets only a short grace period.
                 self._grace_s = _LEAVE_GRACE_S
                 self._show("leaving; a job still holds it, and loses it")
             self._stop_node()
+            self._view = replace(self._view, work=None, utilization=None)
             self._show("left")

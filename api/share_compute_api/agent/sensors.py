@@ -123,11 +123,20 @@ class SensorThread:
         threading.Thread(target=self._run, name="sensors", daemon=True).start()
 
     def _run(self) -> None:
-        sensors = self._sensors()
-        while not self._stopped.wait(self._period_s):
-            found = sensors.read()
+        sensors: Sensors | None = None
+        found: Utilization | None = None
+        while True:
+            try:
+                if sensors is None:
+                    sensors = self._sensors()
+                else:
+                    found = sensors.read()
+            except Exception:  # noqa: BLE001 - drivers fail in many ways, and the next measurement may succeed
+                found = None
             with self._lock:
                 self._latest = found
+            if self._stopped.wait(self._period_s):
+                return
 
     def take(self) -> Utilization | None:
         """Return the last measurement once; None until there is another one."""

@@ -6,6 +6,7 @@ completion stay fast.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 
@@ -60,7 +61,7 @@ def make_app() -> typer.Typer:
 
     def add(panel: str, *commands: Callable[..., None]) -> None:
         for command in commands:
-            app.command(_NAMES.get(command), rich_help_panel=panel)(command)
+            app.command(_NAMES.get(command), help=_help(command), rich_help_panel=panel)(command)
 
     add(
         "Run the cluster",
@@ -110,6 +111,11 @@ def make_app() -> typer.Typer:
     return app
 
 
+def _help(command: Callable[..., None]) -> str:
+    """Return the help of a command, a line for each paragraph: typer would keep the line breaks of the source."""
+    return "\n\n".join(part.replace("\n", " ") for part in (inspect.getdoc(command) or "").split("\n\n"))
+
+
 def _root(
     version: bool = typer.Option(
         False, "--version", is_eager=True, callback=information.print_version, help="Print the version."
@@ -132,9 +138,8 @@ def main() -> None:
         print_failure(failure, as_json="--json" in sys.argv)
         sys.exit(failure.exit_code)
     except TyperException as failure:
-        if not failure.message.startswith(
-            "Usage:"
-        ):  # typer has printed the help of a command without arguments
+        # typer has printed the help of a command without arguments.
+        if type(failure).__name__ != "NoArgsIsHelpError":
             print_failure(usage_error(failure), as_json="--json" in sys.argv)
         sys.exit(failure.exit_code)
     except typer.Abort:

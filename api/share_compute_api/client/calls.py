@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import update_wrapper, wraps
+from inspect import signature
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from pydantic import BaseModel
 
@@ -63,25 +64,25 @@ class RequestMethod(Generic[Given, Result]):
     """
 
     def __init__(self, describe: Callable[Concatenate[Any, Given], ApiCall[Result]]) -> None:
-        self._describe = describe
+        @wraps(describe)
+        def send(client: Any, *given: Given.args, **options: Given.kwargs) -> Any:
+            return client.send(describe(client, *given, **options))
+
+        # `help` shows the result of the method, not the call that the function returns.
+        shown = signature(describe)
+        result = str(shown.return_annotation).removeprefix("ApiCall[").removesuffix("]")
+        send.__signature__ = shown.replace(return_annotation=result)  # type: ignore[attr-defined]
+        self._send = send
         update_wrapper(self, describe)  # type: ignore[arg-type]
 
     @overload
-    def __get__(self, client: None, owner: type) -> Self: ...
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, Given], Any]: ...
     @overload
     def __get__(self, client: Sender, owner: type) -> Callable[Given, Result]: ...
     @overload
     def __get__(self, client: AsyncSender, owner: type) -> Callable[Given, Awaitable[Result]]: ...
     def __get__(self, client: Any, owner: type) -> Any:
-        if client is None:
-            return self
-        describe = self._describe
-
-        @wraps(describe)
-        def send(own: Any, *given: Given.args, **options: Given.kwargs) -> Any:
-            return own.send(describe(own, *given, **options))
-
-        return MethodType(send, client)
+        return self._send if client is None else MethodType(self._send, client)
 
 
 def request(describe: Callable[Concatenate[Any, Given], ApiCall[Result]]) -> RequestMethod[Given, Result]:

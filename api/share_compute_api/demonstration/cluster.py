@@ -41,7 +41,7 @@ class LocalCluster:
     def __init__(self, children: ChildProcesses, data_folder: Path, data_roots: Sequence[Path]) -> None:
         self._children = children
         self._data_roots = tuple(data_roots)
-        self._data_folder = data_folder
+        self.data_folder = data_folder
         self._server: Child | None = None
         self._machines: dict[str, Child] = {}
         self.url = ""
@@ -54,9 +54,9 @@ class LocalCluster:
         """
         command = own_command(
             *("up", "--json", "--host", "127.0.0.1", "--port", "0"),
-            *("--data-folder", str(self._data_folder)),
+            *("--data-folder", str(self.data_folder)),
             *(word for root in self._data_roots for word in ("--data-root", str(root))),
-            *("--database-url", f"sqlite:///{self._data_folder / 'share-compute.db'}"),
+            *("--database-url", f"sqlite:///{self.data_folder / 'share-compute.db'}"),
         )
         self._server = self._children.start("server", command, environment=_OWN_SETTINGS)
         facts = self._server.watch(_first_json, _UP_DEADLINE_S)
@@ -72,7 +72,7 @@ class LocalCluster:
 
     def _client(self) -> Client:
         # Pass the key, because the user may have exported the key of another server.
-        return Client(self.url, written_api_key(self._data_folder), data_folder=self._data_folder)
+        return Client(self.url, written_api_key(self.data_folder), data_folder=self.data_folder)
 
     def join(self, client: Client, name: str, *, memory: str, cpu_threads: int = 1) -> None:
         """Start a machine that joins the server; do not wait until it has joined."""
@@ -87,7 +87,7 @@ class LocalCluster:
         environment = {
             "SHARE_COMPUTE_INVITE": code,
             # Store the machine's key in the server's data folder, so that both are deleted together.
-            "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),
+            "SHARE_COMPUTE_DATA_FOLDER": str(self.data_folder),
         }
         self._machines[name] = self._children.start(name, command, environment=environment)
 

@@ -17,7 +17,14 @@ from starlette.responses import Response
 
 from share_compute.errors import Busy, NotAuthorized, ShareComputeError, TooLong, UserError
 from share_compute.files.described import DescribedModel
-from share_compute.files.field_errors import NOT_JSON, field_name, fields_text, named, without_consequences
+from share_compute.files.field_errors import (
+    NOT_JSON,
+    field_name,
+    fields_text,
+    json_problem_of,
+    named,
+    without_consequences,
+)
 from share_compute_api.connection.departures import ClientGone
 from share_compute_api.openai.requests import UNSUPPORTED
 
@@ -124,6 +131,8 @@ def _invalid(failure: RequestValidationError) -> OpenAiProblem:
     if isinstance(failure.body, bytes):
         return OpenAiProblem(HTTPStatus.BAD_REQUEST, NOT_JSON, "unsupported_media_type")
     errors = without_consequences(failure.errors())
+    if (wrong := json_problem_of(errors)) is not None:
+        return OpenAiProblem(HTTPStatus.BAD_REQUEST, wrong, "invalid_value")
     fields = named(errors, lambda error: _name(error) or "")
     first = errors[0]
     code = _VALIDATION.get(first["type"], "invalid_value")

@@ -77,4 +77,4 @@ class UtilizationHistory(ResponseBody):
     end: datetime
     """Time of the answer."""
     samples: tuple[UtilizationSample, ...]
-    """Oldest first. The server keeps them in memory, so they begin anew when it is started."""
+    """Oldest first. The server keeps them in memory, so a restart of the server deletes them."""

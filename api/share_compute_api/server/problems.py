@@ -18,10 +18,10 @@ from share_compute.files.field_errors import (
     field_name,
     fields_details,
     fields_text,
+    json_problem_of,
     named,
     without_consequences,
 )
-from share_compute.files.plain_yaml import json_words
 
 MEDIA_TYPE = "application/problem+json"
 _SEND_JSON = "set the header Content-Type: application/json"
@@ -128,11 +128,9 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
     if isinstance(failure.body, bytes):
         return problem_response(request, UserError.status, UserError.code, NOT_JSON, hint=_SEND_JSON)
     errors = without_consequences(failure.errors())
-    if errors and errors[0]["type"] == "json_invalid":
-        problem = json_words(str(errors[0]["ctx"]["error"]))
-        text = f"the body is not valid JSON at character {int(errors[0]['loc'][-1]) + 1}: {problem}"
+    if (wrong := json_problem_of(errors)) is not None:
         return problem_response(
-            request, UserError.status, UserError.code, text, hint="fix the JSON of the body"
+            request, UserError.status, UserError.code, wrong, hint="fix the JSON of the body"
         )
     fields = named(errors, lambda error: field_name(part for part in error["loc"] if part != "body"))
     return problem_response(

@@ -1,14 +1,17 @@
-"""Finds a machine by its name or id."""
+"""Finds a machine by its name or id, and tells what machines work for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from rich.markup import escape
 
 from share_compute.errors import NotFound
 
 if TYPE_CHECKING:
     from share_compute.store.records import ContributorRecord
+    from share_compute_api.client.client import Client
 
 
 def machine_called(name_or_id: str, machines: Sequence[ContributorRecord]) -> ContributorRecord:
@@ -27,3 +30,20 @@ def machine_called(name_or_id: str, machines: Sequence[ContributorRecord]) -> Co
             hint="share-compute contributors lists names and ids",
         )
     return found
+
+
+def served_names(client: Client, machines: Sequence[ContributorRecord]) -> dict[str, str]:
+    """Return the names of deployments by id; empty, and without a request, if no machine serves one."""
+    serves = any(one.deployment_id for one in machines)
+    return {one.id: one.name for one in client.deployments(limit=500).deployments} if serves else {}
+
+
+def work_of(machine: ContributorRecord, served: Mapping[str, str]) -> str | None:
+    """Return the job that a machine trains, or the deployment that it serves; None if it is free.
+
+    Args:
+        machine: the machine.
+        served: id -> name of the deployments.
+    """
+    serves = machine.deployment_id
+    return machine.job_id or (f"serves {escape(served.get(serves, serves))}" if serves else None)

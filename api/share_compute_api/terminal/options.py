@@ -45,7 +45,9 @@ def duration_s(text: str, option: str, *, least_s: float = 0.0, most_s: float = 
         raise UserError(f"{option}: {text!r} is not a time", hint="write it like 90s, 30m, 12h or 7d")
     seconds = float(found[1]) * UNITS_S[found[2]]
     if not least_s <= seconds <= most_s:
-        limits = f"from {seconds_text(least_s)} to {seconds_text(most_s)}"
+        limits = f"at least {seconds_text(least_s)}" if most_s == inf else f"at most {seconds_text(most_s)}"
+        if least_s and most_s < inf:
+            limits = f"from {seconds_text(least_s)} to {seconds_text(most_s)}"
         raise UserError(f"{option}: {text!r} is out of range", hint=f"give a time {limits}, such as 1h")
     return seconds
 
@@ -69,5 +71,5 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UserError(f"{question} There is no terminal to answer on", hint="pass --yes")
+        raise UserError(f"{question} No terminal is there for the answer", hint="to confirm, pass --yes")
     typer.confirm(question, abort=True, err=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from share_compute.errors import UserError
+from share_compute.files.plain_yaml import json_words
 from share_compute.files.problem_words import problem_text
 
 MOST_NAMED = 50
@@ -52,6 +53,14 @@ def without_consequences(errors: Sequence[Error]) -> list[Error]:
     """
     wrong = {tuple(error["loc"])[:depth] for error in errors for depth in range(len(error["loc"]))}
     return [error for error in errors if error["type"] != "too_short" or tuple(error["loc"]) not in wrong]
+
+
+def json_problem_of(errors: Sequence[Error]) -> str | None:
+    """Return where and why FastAPI could not parse the JSON of a body; None if the errors are about its fields."""
+    if not errors or errors[0]["type"] != "json_invalid":
+        return None
+    problem = json_words(str(errors[0]["ctx"]["error"]))
+    return f"the body is not valid JSON at character {int(errors[0]['loc'][-1]) + 1}: {problem}"
 
 
 def _errors(failure: ValidationError) -> list[Any]:

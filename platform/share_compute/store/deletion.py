@@ -179,7 +179,7 @@ def require_unused(session: Session, job_id: str) -> None:
     user = user_of(session, job_id)
     if user is not None:
         raise Conflict(
-            f"{user} uses what job {job_id} made",
+            f"{user} uses results of job {job_id}",
             hint="take the deployment down, or wait until the other job is over",
             job=job_id,
         )

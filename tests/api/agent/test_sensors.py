@@ -71,3 +71,18 @@ def test_each_measurement_is_taken_once() -> None:
         time.sleep(0.001)
     thread.stop()
     assert found.cpu_fraction is not None
+
+
+def test_measurements_continue_after_a_failure() -> None:
+    failures = iter([OSError("no /proc/stat"), RuntimeError("no sensor")])
+
+    def processes() -> list[psutil.Process]:
+        for failure in failures:
+            raise failure
+        return [psutil.Process()]
+
+    thread = SensorThread(lambda: Sensors(processes, 1, None, lambda: None), period_s=0.01)
+    while (found := thread.take()) is None:
+        time.sleep(0.001)
+    thread.stop()
+    assert found.cpu_fraction is not None

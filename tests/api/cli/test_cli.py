@@ -286,6 +286,19 @@ def test_options_offer_what_the_schema_allows(words: list[str], option: str, kno
     assert "|".join(known) in line
 
 
+@pytest.mark.parametrize("words", [(), ("keys",)])
+def test_a_command_without_arguments_shows_its_help_and_no_error(run: Run, words: tuple[str, ...]) -> None:
+    shown = run(*words)
+    assert shown.returncode == 2
+    assert "Usage: share-compute" in shown.stdout + shown.stderr
+    assert "error:" not in shown.stderr
+
+
+def test_help_does_not_keep_the_line_breaks_of_the_source() -> None:
+    output = CliRunner().invoke(make_app(), ["join", "--help"], env={"COLUMNS": "400"}).output
+    assert "`share-compute service install` joins at each boot. Ctrl-C drains the machine" in output
+
+
 @pytest.mark.slow
 def test_every_setting_is_shown_with_its_origin(run: Run) -> None:
     listed = run("config", "--json", SHARE_COMPUTE_DATABASE_URL="postgresql://u:secret@h/n").stdout

@@ -77,6 +77,7 @@ def test_the_whole_path(temporary_folder: Path, tmp_path: Path, run_command: Any
             return "The server stays up" in command.text()
 
         wait_for(is_standing, "the result", 600)
+        assert "  export SHARE_COMPUTE_DATA_FOLDER=" in command.text()
         (result,) = command.json_lines()
         require_learned(result)
         assert traces(temporary_folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from share_compute.lifecycle.states import JobState
 from share_compute_api.agent.agent import AgentStatus
 from share_compute_api.app.server import Running
 from share_compute_api.cli.contributor.join import ChangeLines, agent_table
-from share_compute_api.cli.operator.up import server_panel
+from share_compute_api.cli.operator.up import server_text
 from share_compute_api.cli.submitter import following
 from share_compute_api.schemas.utilization import Utilization
 
@@ -30,7 +31,7 @@ def shown(renderable: RenderableType) -> str:
 def test_a_url_with_an_ipv6_address():
     url = "http://[fd00::1]:8700"
     running = Running(url, None, (), "code", f"share-compute join {url}", Path(), "")
-    text = shown(server_panel(running, ()))
+    text = shown(server_text(running, ()))
     assert f"{url}/#code=code" in text
     assert f"join {url}" in text
     assert "Let a machine join" in text
@@ -39,7 +40,7 @@ def test_a_url_with_an_ipv6_address():
 def test_a_server_for_its_own_machine_alone_says_how_others_join():
     url = "http://127.0.0.1:8700"
     running = Running(url, None, (), "code", f"CODE=abc share-compute join {url}", Path(), "")
-    assert "--host 0.0.0.0" in shown(server_panel(running, ()))
+    assert "--host 0.0.0.0" in shown(server_text(running, ()))
 
 
 def test_a_phase_with_brackets():
@@ -58,6 +59,9 @@ def test_the_display_of_a_machine_has_what_it_measured():
     text = shown(agent_table(view))
     assert "CPU 83%  temperature 61 °C  sends 2.0 MB/s" in text
     assert "GPU" not in text
+    assert "Ctrl-C leaves" in text
+    assert "Ctrl-C again ends at once" in shown(agent_table(replace(view, phase="leaving")))
+    assert "Ctrl-C" not in shown(agent_table(replace(view, phase="left")))
 
 
 def test_a_machine_without_a_terminal_prints_a_dated_line_for_each_change(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pydoc
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,14 @@ def test_methods_have_the_signature_and_the_docstring_of_their_description(clien
     assert len(requests) > 40
     assert all(getattr(Client, name).__doc__ for name in requests)
     assert [*inspect.signature(client.job).parameters] == ["job_id"]
+    assert (
+        pydoc.plain(pydoc.render_doc(Client.job)).splitlines()[2] == "job(self, job_id: 'str') -> 'JobRecord'"
+    )
+
+
+def test_the_page_about_the_client_names_all_methods() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+    assert {name for name in methods(Client) if f"`{name}`" not in page} == {"close", "send"}
 
 
 async def use(plane: Plane, digits: dict[str, Any]) -> None:

@@ -587,7 +587,7 @@ class TestTokenOptions:
         data = {"files": [str(house.folder / "rows.jsonl")], "messages": "q"}
         rows = [{"q": [{"role": "user", "content": text}]} for text in ("fox", "fox " * 20, "dog")]
         over = house.submit(rows, data=data, sampling={"min_tokens": 40, "seed": 1})
-        assert house.run(over).reason == "answered 2 of 3 rows; 1 have an error in place of an answer"
+        assert house.run(over).reason == "answered 2 of 3 rows; 1 has an error in place of an answer"
         found = house.rows(over)
         assert ["error" in row for row in found] == [False, True, False]
         assert found[1]["error"].startswith("min_tokens is 40, but an answer has at most ")

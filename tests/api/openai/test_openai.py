@@ -301,6 +301,15 @@ def test_nothing_ends_an_answer_before_min_tokens(
     assert ask(min_tokens=first, response_format={"type": "json_object"}) == ""
 
 
+def test_a_body_that_is_not_json_is_refused_with_the_place(plane: Plane) -> None:
+    headers = {"Authorization": f"Bearer {plane.api_key}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{plane.url}/v1/completions", content=b'{"model": ', headers=headers)
+    assert answer.status_code == 400
+    assert (
+        answer.json()["error"]["message"] == "the body is not valid JSON at character 11: a value is missing"
+    )
+
+
 def test_a_chats_tokens_come_with_their_probabilities(openai_client: OpenAI, says: Says) -> None:
     name = says().facts.name
     answer = openai_client.chat.completions.create(model=name, messages=HELLO, logprobs=True, top_logprobs=2)

@@ -113,3 +113,13 @@ def test_the_busy_part_is_that_of_the_lent_gpu() -> None:
     monitor.add("ada", Utilization(cpu_fraction=0.1, gpu_fraction=0.9), START)
     found = monitor.cluster(points=1).machines["ada"]
     assert (found.latest.busy_fraction, found.busy) == (0.9, (0.9,))
+
+
+def test_prometheus_gets_machines_that_report_now() -> None:
+    now = START
+    monitor = UtilizationMonitor(lambda: now)
+    for number in range(300):
+        monitor.add(f"con-a{number:03}", USED, now)
+    now += timedelta(minutes=10)
+    monitor.add("con-b", USED, now)
+    assert 'share_compute_machine_cpu_ratio{contributor="con-b"} 0.75' in monitor.exposition().decode()

@@ -13202,7 +13202,7 @@ export interface components {
             end: string;
             /**
              * Samples
-             * @description Oldest first. The server keeps them in memory, so they begin anew when it is started.
+             * @description Oldest first. The server keeps them in memory, so a restart of the server deletes them.
              */
             samples: components["schemas"]["UtilizationSample"][];
         };

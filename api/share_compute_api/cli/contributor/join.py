@@ -376,6 +376,13 @@ def _measured(work: ContributorWork | None) -> str:
     return f"{flops_text(work.flops_per_s)}{link}"
 
 
+def _about_keys(phase: str) -> str:
+    """Return what Ctrl-C does in a phase of the agent."""
+    if phase.startswith("leaving"):
+        return "Ctrl-C again ends at once"
+    return "" if phase.startswith("left") else "Ctrl-C leaves"
+
+
 def agent_table(view: AgentStatus) -> Table:
     """Return the table that shows the state of an agent to the machine's owner."""
     work = view.work
@@ -395,7 +402,7 @@ def agent_table(view: AgentStatus) -> Table:
         ("in use", utilization_text(view.utilization) if view.utilization else "-"),
         ("running for", f"{minutes} min {seconds:02d} s"),
         *(("warning", f"[yellow]{escape(translated(warning))}[/]") for warning in view.warnings),
-        ("", "[dim]Ctrl-C leaves[/]"),
+        ("", f"[dim]{_about_keys(view.phase)}[/]"),
     ):
         table.add_row(f"[dim]{translated(label)}[/]", translated(value))
     return table

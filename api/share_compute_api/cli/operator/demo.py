@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import statistics
 import sys
 import tempfile
@@ -67,7 +68,11 @@ def demo(
                 print_json(result, compact=True)
             if not end:
                 console.print(
-                    f"\nThe server stays up: [bold]{escape(cluster.sign_in_link())}[/]\nCtrl-C ends it."
+                    f"\nThe server stays up: [bold]{escape(cluster.sign_in_link())}[/]\n"
+                    "So that commands and Python in another terminal find it:\n"
+                    f"  export SHARE_COMPUTE_DATA_FOLDER={escape(shlex.quote(str(cluster.data_folder)))}\n"
+                    "Ctrl-C ends it.",
+                    soft_wrap=True,
                 )
                 _wait_for_ever()
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from share_compute.labels import label_texts
 from share_compute.lifecycle.states import ContributorState
 from share_compute.quantities import bytes_text, percent_text, rate_text, seconds_text
 from share_compute.topology import HEAD
+from share_compute_api.terminal.machines import served_names, work_of
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
     console,
@@ -45,8 +46,7 @@ def contributors(
     with Client() as client:
         found = client.contributors()
         used = {one: each.latest for one, each in client.utilization().machines.items()}
-        serves = any(one.deployment_id for one in found)
-        served = {one.id: one.name for one in client.deployments(limit=500).deployments} if serves else {}
+        served = served_names(client, found)
     places: dict[str, int] = {}
     for place, one in enumerate(found):
         places.setdefault(one.invited_as, place)
@@ -72,7 +72,7 @@ def contributors(
             *([_busy(used.get(one.id))] if used else []),
             *([_rates(one) or None] if has_limits else []),
             *([escape(", ".join(label_texts(one.labels))) or None] if has_labels else []),
-            _work(one, served),
+            work_of(one, served),
             since(one.last_seen_at),
             escape(one.reason),
         )
@@ -125,17 +125,6 @@ def _rates(machine: ContributorRecord) -> str:
     return ", ".join(
         f"{way} {rate_text(rate)}" for way, name in named if (rate := machine.limits.get(name)) is not None
     )
-
-
-def _work(machine: ContributorRecord, served: Mapping[str, str]) -> str | None:
-    """Return the job that a machine trains, or the deployment that it serves; None if it is free.
-
-    Args:
-        machine: the machine.
-        served: id -> name of the deployments.
-    """
-    serves = machine.deployment_id
-    return machine.job_id or (f"serves {escape(served.get(serves, serves))}" if serves else None)
 
 
 def config(

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from share_compute.quantities import bytes_text
 from share_compute_api.terminal.language import heading, translated
+from share_compute_api.terminal.machines import served_names, work_of
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
     console,
@@ -46,6 +47,7 @@ def status(
         jobs = client.jobs(trials=trials, limit=_MOST_JOBS).jobs
         alerts = client.alerts()
         queue = [job for job in client.queue() if trials or job.sweep_id is None]
+        served = served_names(client, machines)
         sweeps = [summary_of(job, client.trials(job.id)) for job in jobs if job.kind == "sweep"]
     here = [machine for machine in machines if machine.state.value not in _GONE]
     if as_json:
@@ -68,12 +70,12 @@ def status(
             state_text(machine_state(machine.state.value, is_leased=machine.is_leased)),
             f"{machine.machine().flops_per_s() / 1e9:.1f}" if machine.capacity else None,
             bytes_text(machine.limits["memory_bytes"]),
-            machine.job_id,
+            work_of(machine, served),
             escape(machine.reason),
         )
         for machine in here
     )
-    columns: tuple[str, ...] = ("machine", "state", "GFLOP/s", "memory", "job", "reason")
+    columns: tuple[str, ...] = ("machine", "state", "GFLOP/s", "memory", "work", "reason")
     print_table(columns, rows, empty="No machine is here. Let one in: share-compute invite")
     console.print()
     work = (

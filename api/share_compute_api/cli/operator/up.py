@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.panel import Panel
 
 from share_compute.settings import Settings
 from share_compute_api.connection.join_line import INSTALL_COMMAND, is_for_this_machine_alone
@@ -106,7 +105,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
             if as_json:
                 print(json.dumps(_facts(running)), flush=True)
             else:
-                console.print(server_panel(running, settings.data_roots))
+                console.print(server_text(running, settings.data_roots), soft_wrap=True)
 
         try:
             serve(
@@ -131,12 +130,16 @@ def _facts(running: Running) -> dict[str, str | None]:
     }
 
 
-def server_panel(running: Running, data_roots: Sequence[Path]) -> Panel:
-    """Return the panel that shows the addresses of a server, and the commands for its users."""
+def server_text(running: Running, data_roots: Sequence[Path]) -> str:
+    """Return the addresses of a server and the commands for its users, as markup.
+
+    There is no frame around it, whose sides would be copied with commands that a terminal wraps.
+    """
     roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
     is_local = is_for_this_machine_alone(running.join_command)
     who = "Let this machine join; --host 0.0.0.0 lets others" if is_local else "Let a machine join"
     lines = (
+        "[bold green]share-compute is up[/]",
         "[bold]Dashboard[/] (the link signs in once, within minutes; `share-compute sign-in` makes more)",
         f"  {escape(running.dashboard_url)}",
         f"[bold]{who}[/] (works once, and expires; `share-compute invite` makes more)",
@@ -146,4 +149,4 @@ def server_panel(running: Running, data_roots: Sequence[Path]) -> Panel:
         f"[dim]Jobs may name files below: {escape(roots)}[/]",
         "[dim]Ctrl-C stops the server; its state is kept.[/]",
     )
-    return Panel("\n".join(lines), title="share-compute is up", title_align="left", expand=False)
+    return "\n".join(lines)

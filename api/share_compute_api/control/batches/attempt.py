@@ -293,4 +293,8 @@ def _failed(failure: ShareComputeError) -> AttemptEnded:
 
 def _summary(parts: Parts) -> str:
     answered = f"answered {parts.total - parts.failed} of {parts.total} rows"
-    return answered if not parts.failed else f"{answered}; {parts.failed} have an error in place of an answer"
+    if not parts.failed:
+        return answered
+    return (
+        f"{answered}; {parts.failed} {'has' if parts.failed == 1 else 'have'} an error in place of an answer"
+    )

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -111,8 +112,7 @@ class UtilizationMonitor:
         end = self._clock()
         begin = end - KEPT
         with self._lock:
-            known = list(self._machines)
-        wanted = known if machines is None else [one for one in machines if one in set(known)]
+            wanted = list(self._machines) if machines is None else dict.fromkeys(machines)
         found = {
             one: MachineUtilization(latest=latest, busy=self._busy(one, begin.timestamp(), points))
             for one in wanted
@@ -126,11 +126,12 @@ class UtilizationMonitor:
             return ()
         sums, counts = [0.0] * points, [0] * points
         cpu, gpu = _FIELDS.index("cpu_fraction"), _FIELDS.index("gpu_fraction")
-        for packed in self._since(contributor_id, begin_s):
-            at_s, *values = _PACKED.unpack(packed)
+        with self._lock:
+            kept = b"".join(self._machines.get(contributor_id, ()))
+        for at_s, *values in _PACKED.iter_unpack(kept):
             value = values[cpu] if math.isnan(values[gpu]) else values[gpu]
-            place = min(points - 1, int((at_s - begin_s) / KEPT.total_seconds() * points))
-            if not math.isnan(value):
+            if at_s >= begin_s and not math.isnan(value):
+                place = min(points - 1, int((at_s - begin_s) / KEPT.total_seconds() * points))
                 sums[place] += value
                 counts[place] += 1
         return tuple(
@@ -155,8 +156,9 @@ class UtilizationMonitor:
     def collect(self) -> Iterator[Metric]:
         """Yield a gauge for each figure."""
         with self._lock:
-            known = sorted(self._machines)[:_MOST_METERED]
-        found = {one: latest for one in known if (latest := self.latest(one)) is not None}
+            known = sorted(self._machines)
+        fresh = ((one, latest) for one in known if (latest := self.latest(one)) is not None)
+        found = dict(islice(fresh, _MOST_METERED))
         for field, (name, text) in _METRICS.items():
             gauge = GaugeMetricFamily(f"{PREFIX}_machine_{name}", text, labels=["contributor"])
             for contributor_id, sample in found.items():
