@@ -402,7 +402,7 @@ def agent_table(view: AgentStatus) -> Table:
         ("in use", utilization_text(view.utilization) if view.utilization else "-"),
         ("running for", f"{minutes} min {seconds:02d} s"),
         *(("warning", f"[yellow]{escape(translated(warning))}[/]") for warning in view.warnings),
-        ("", f"[dim]{_about_keys(view.phase)}[/]"),
+        ("", f"[dim]{translated(_about_keys(view.phase))}[/]"),
     ):
         table.add_row(f"[dim]{translated(label)}[/]", translated(value))
     return table
