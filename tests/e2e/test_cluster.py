@@ -227,7 +227,7 @@ def test_a_machine_that_is_not_there_is_said_to_be_unknown(
     page: Page, cluster: Cluster, complaints: Complaints
 ) -> None:
     page.goto(f"{cluster.url}/machines/con-nowhere")
-    expect(page.get_by_text("There is no contributor con-nowhere.")).to_be_visible()
+    expect(page.get_by_text("There is no machine con-nowhere.")).to_be_visible()
     # The browser logs requests that the server refuses.
     assert [text for text in complaints if "404" not in text] == []
     complaints.clear()

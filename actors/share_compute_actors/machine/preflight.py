@@ -149,9 +149,9 @@ def check_walls() -> CheckResult:
     """Check whether this system can confine a Ray node to its own folders."""
     version = landlock_version()
     if version:
-        return CheckResult("walls", "ok", f"Landlock {version} confines Ray nodes to their own folders")
+        return CheckResult("confinement", "ok", f"Landlock {version} confines Ray nodes to their own folders")
     return CheckResult(
-        "walls",
+        "confinement",
         "warn",
         "this system has no Landlock: holders of the cluster's token can read what this user can",
         hint="use Linux 5.13 or newer and, in a container, a seccomp profile that allows Landlock",

@@ -326,7 +326,12 @@ class Agent:
         measured = None if self._sensors is None else self._sensors.take()
         if measured is not None:
             self._view = replace(self._view, utilization=measured)
-        work = client.heartbeat(measured)
+        try:
+            work = client.heartbeat(measured)
+        except UserError as failure:
+            if measured is None or type(failure) is not UserError:
+                raise
+            work = client.heartbeat(None)  # an older server does not know one of the figures
         self._unreachable.reset()
         # In state `joining`, the server still waits for the report of the node (`AgentClient.online`).
         if work.state in (ContributorState.lost, ContributorState.joining):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -163,7 +164,9 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
             )
         return content.decode("utf-8")
     except FileNotFoundError as failure:
-        names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        names: list[str] = []
+        with suppress(OSError):
+            names = [one.name for one in path.parent.iterdir()]
         raise UserError(
             f"{path} does not exist{suggestion(path.name, names)}", hint="check the name of the file"
         ) from failure

@@ -54,4 +54,7 @@ def _text(file: Path, shown: str, most_bytes: int) -> bytes:
             hint="use the files that the model was published with",
         )
     with file.open("rb") as opened:
-        return opened.read(most_bytes)
+        text = opened.read(most_bytes + 1)
+    if len(text) > most_bytes:
+        raise UserError(f"{shown} grows while it is read", hint="wait until it is complete")
+    return text
