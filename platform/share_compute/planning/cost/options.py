@@ -178,8 +178,9 @@ class Options:
         buckets = np.maximum(1, np.ceil(trained * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
         updated = self._updated(trained, start, stop, len(members))
         update = np.multiply.outer(cost.update_s_per_parameter[rows], updated) + cost.call_s[rows, None]
-        gathering = summing / 2 if cost.workload.shares_optimizer else np.zeros(len(summing))
-        summing = summing - gathering
+        gathering = np.zeros(len(summing))
+        if cost.workload.shares_optimizer:
+            gathering = summing = summing / 2
         times: Floats = np.maximum(summing - hidden, summing / buckets) + log + update.max(axis=0) + gathering
         return times
 
