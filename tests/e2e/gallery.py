@@ -97,7 +97,7 @@ def working(cluster: Cluster) -> Pages:
         "job-plan": f"{running}?part=plan",
         "job-samples": f"{running}?part=samples",
         f"{COMPACT}-job": running,
-        "job-rounds": f"jobs/{apart.id}",
+        "job-rounds": f"jobs/{apart.id}?part=rounds",
         "job-results": f"jobs/{tasks.id}?part=results",
         "job-succeeded": f"jobs/{finished[0]}",
         "batch": f"jobs/{batch.id}",
