@@ -208,7 +208,7 @@ function Meter({ work, predicted, block }: { work: Work | undefined; predicted: 
         {computing !== null && <span className={classes.share}>{Math.round(100 * computing)} %</span>}
         {work?.sentBytesPerS != null && work.receivedBytesPerS != null && (
           <span className={classes.rates}>
-            ↑ {si(work.sentBytesPerS, "B/s")} ↓ {si(work.receivedBytesPerS, "B/s")}
+            ↑&nbsp;{si(work.sentBytesPerS, "B/s")} ↓&nbsp;{si(work.receivedBytesPerS, "B/s")}
           </span>
         )}
       </span>
