@@ -107,8 +107,9 @@ class Filled:
 
     def use(self, monitor: UtilizationMonitor) -> None:
         """Report the utilization of all machines over the last hour."""
-        for ago in range(3600, -1, -60):
-            for number in range(len(self.machines)):
+        for number in range(len(self.machines)):
+            # The page of the first one is opened, which draws no lines between distant reports.
+            for ago in range(3600, -1, -60 if number else -10):
                 self._report(monitor, number, ago)
 
     def report(self, monitor: UtilizationMonitor) -> None:

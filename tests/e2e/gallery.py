@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
+import httpx
 from playwright.sync_api import Browser, BrowserContext, Error, Page, sync_playwright
 from tests.api.conftest import wait_until
 from tests.e2e import scenes, test_cluster, test_job, test_operations, test_results, test_runs, test_sweep
@@ -97,7 +98,7 @@ def working(cluster: Cluster) -> Pages:
         "job-plan": f"{running}?part=plan",
         "job-samples": f"{running}?part=samples",
         f"{COMPACT}-job": running,
-        "job-rounds": f"jobs/{apart.id}",
+        "job-rounds": f"jobs/{apart.id}?part=rounds",
         "job-results": f"jobs/{tasks.id}?part=results",
         "job-succeeded": f"jobs/{finished[0]}",
         "batch": f"jobs/{batch.id}",
@@ -122,6 +123,9 @@ def crowded(machines: int) -> Callable[[Cluster], Pages]:
         filled.use(cluster.server.utilization)
         for _ in range(200):
             filled.happen()
+        overview = f"{cluster.url}/api/v1/cluster"
+        with httpx.Client(headers={"Authorization": f"Bearer {cluster.key}"}) as client:
+            wait_until(lambda: client.get(overview).json()["islands"]["is_current"])
         return {
             **ALWAYS,
             "machine": f"machines/{filled.machines[0].id}",

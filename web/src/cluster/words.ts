@@ -47,8 +47,9 @@ export function workWords(t: TFunction, machine: Pick<MachineSummary, "held" | "
   return machine.state === "ready" ? t("free") : t(machine.state);
 }
 
-export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind">, number: number): string {
-  if (group.kind === "arriving") return t("Arriving");
+export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind" | "machines">, number: number): string {
+  // Measured machines are among the others until the islands have been computed again.
+  if (group.kind === "arriving") return group.machines.some(({ state }) => state === "ready") ? t("Without an island yet") : t("Arriving");
   return group.kind === "gone" ? t("Gone") : t("Island {{number}}", { number });
 }
 

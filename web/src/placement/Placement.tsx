@@ -155,7 +155,6 @@ function Picture({ plan, size, live, hasPhases }: Props & { size: Size; hasPhase
               id={`${prefix}${id}`}
               role="option"
               aria-selected={id === lit}
-              aria-label={`${name}: ${facts.join(", ")}`}
               className={departure === undefined ? classes.block : classes.missing}
               data-hue={block.stage % 6}
               data-lit={id === lit}
@@ -166,10 +165,11 @@ function Picture({ plan, size, live, hasPhases }: Props & { size: Size; hasPhase
               {departure === undefined ? (
                 <Meter work={work} predicted={plan.stages[block.stage]?.members[block.seat]?.busy_fraction} block={block} />
               ) : (
-                <span className={classes.name} data-flat={block.height < 24}>
+                <span className={classes.name} data-flat={block.height < 24} aria-hidden>
                   {name} · {departureText(departure, t)}
                 </span>
               )}
+              <VisuallyHidden>{`${name}: ${facts.join(", ")}`}</VisuallyHidden>
             </div>
           );
         })}
@@ -202,13 +202,13 @@ function Meter({ work, predicted, block }: { work: Work | undefined; predicted: 
     <>
       {computing !== null && <i className={classes.level} style={{ width: `${100 * computing}%` }} />}
       {computing !== null && predicted != null && <i className={classes.predicted} style={{ insetInlineStart: `${100 * predicted}%` }} />}
-      {/* The block's label has all of this in words. */}
+      {/* The hidden text of the block has all of this in words. */}
       <span className={classes.name} data-flat={block.height < 24} aria-hidden>
         <span className={classes.label}>{block.name}</span>
         {computing !== null && <span className={classes.share}>{Math.round(100 * computing)} %</span>}
         {work?.sentBytesPerS != null && work.receivedBytesPerS != null && (
           <span className={classes.rates}>
-            ↑ {si(work.sentBytesPerS, "B/s")} ↓ {si(work.receivedBytesPerS, "B/s")}
+            ↑&nbsp;{si(work.sentBytesPerS, "B/s")} ↓&nbsp;{si(work.receivedBytesPerS, "B/s")}
           </span>
         )}
       </span>

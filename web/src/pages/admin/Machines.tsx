@@ -3,12 +3,16 @@ import { useTranslation } from "react-i18next";
 
 import { isGone, type Alert, type Contributor, type Versions } from "../../api/types";
 import { MachineLink } from "../../components/MachineLink";
+import { AnchorLink } from "../../components/links";
 import { StateBadge } from "../../components/StateBadge";
-import { ago, duration } from "../../format";
+import { ago, count, duration } from "../../format";
 import { useNow } from "../../useNow";
 import { SendAway } from "../machine/SendAway";
 import classes from "./Machines.module.css";
 import { differences, type Difference } from "./versions";
+
+/** Machines that the list shows; those that need attention are first. */
+const MOST = 50;
 
 interface Props {
   machines: readonly Contributor[];
@@ -25,6 +29,9 @@ export function Machines({ machines, alerts, versions }: Props) {
   const differing = new Map(
     shown.map((machine) => [machine.id, versions === undefined ? [] : differences(machine.versions, versions)] as const),
   );
+  const alerting = new Set(alerts.flatMap((alert) => (alert.contributor_id == null ? [] : [alert.contributor_id])));
+  const rank = (machine: Contributor) => (isGone(machine) || alerting.has(machine.id) || differing.get(machine.id)!.length > 0 ? 0 : 1);
+  const listed = shown.length > MOST ? [...shown].sort((one, other) => rank(one) - rank(other)).slice(0, MOST) : shown;
   const hasDifferences = [...differing.values()].some((found) => found.length > 0);
   if (shown.length === 0) {
     return (
@@ -46,7 +53,7 @@ export function Machines({ machines, alerts, versions }: Props) {
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
-          {shown.map((machine) => (
+          {listed.map((machine) => (
             <Table.Tr key={machine.id}>
               <Table.Td data-label={t("Machine")}>
                 <MachineLink id={machine.id} name={machine.name} fw={600} />
@@ -74,6 +81,11 @@ export function Machines({ machines, alerts, versions }: Props) {
           ))}
         </Table.Tbody>
       </Table>
+      {listed.length < shown.length && (
+        <AnchorLink to="/" search={{ view: "table", gone: true }} size="sm">
+          {t("{{shown}} of {{all}} machines are listed, first those with an alert or other versions; the table has all", { shown: count(listed.length), all: count(shown.length) })}
+        </AnchorLink>
+      )}
     </div>
   );
 }

@@ -95,7 +95,7 @@ function Item({ one, isCurrent, onChange }: { one: SavedConversation; isCurrent:
           <Ago moment={new Date(one.at).toISOString()} />
         </Text>
       </UnstyledButton>
-      <Group gap={4} wrap="nowrap">
+      <Group gap={4} wrap="nowrap" className={classes.buttons!}>
         <Button size="compact-xs" variant="subtle" onClick={() => setTitle(one.title)} aria-label={t("Rename {{title}}", { title: one.title })}>
           {t("Rename")}
         </Button>

@@ -16,6 +16,8 @@ import { bubbleOf, rowsOf, ticksOf, type Row } from "./timeline";
 import classes from "./Timeline.module.css";
 
 const LABEL_PX = 96;
+/** Half the width of a label of the axis. */
+const HALF_TICK_PX = 22;
 const AXIS_PX = 22;
 /** Cells narrower than this have no room for their number. */
 const NUMBER_PX = 14;
@@ -149,7 +151,7 @@ const Drawing = memo(function Drawing({ rows, timeline, step, whole, height }: D
       {ticksOf(step).map((tick) => (
         <g key={tick}>
           <line x1={x(tick)} x2={x(tick)} y1={0} y2={bottom} className={classes.grid} />
-          <text x={x(tick)} y={bottom + 15} className={classes.tick} textAnchor={tick === 0 ? "start" : "middle"}>
+          <text x={Math.min(x(tick), whole - HALF_TICK_PX)} y={bottom + 15} className={classes.tick} textAnchor={tick === 0 ? "start" : "middle"}>
             {tick === 0 ? "0" : stepTime(tick)}
           </text>
         </g>
