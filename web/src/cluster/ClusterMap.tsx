@@ -38,7 +38,7 @@ const LETTER = 7;
 /** Width of a letter of a link's figures. */
 const SMALL_LETTER = 6;
 /** With more islands, links do not bend around them. */
-const MOST_AROUND = 8;
+const MOST_AROUND = 24;
 
 interface Props {
   cluster: ClusterView;
@@ -171,8 +171,9 @@ function draw(
 
 /** The boxes of an island's title and of the names of its machines, through which no line is drawn. */
 function labelsOf({ group, circle, step, points, isBubble }: Drawn): Box[] {
+  if (isBubble) return []; // its title is inside the circle
   const title = { x: circle.x - 75, y: circle.y - circle.r - 40, width: 150, height: 38 };
-  if (isBubble || step < SPACING_FOR_NAMES) return [title];
+  if (step < SPACING_FOR_NAMES) return [title];
   const hasWork = step >= SPACING_FOR_WORK;
   const names = points.map(({ x, y }, place) => {
     const machine = group.machines[place]!;

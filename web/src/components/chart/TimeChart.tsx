@@ -42,6 +42,9 @@ interface Props {
   onPoint?: (index: number | null) => void;
 }
 
+/** Half the width of a time's label. */
+const HALF_TIME_PX = 16;
+
 export function TimeChart(props: Props) {
   const { times, series, begin, end, top, height, description, axes, sync, bands, hasPoints = false } = props;
   const scheme = useComputedColorScheme("light");
@@ -118,9 +121,14 @@ function axesOf(scheme: "light" | "dark", latest: { readonly current: Props }): 
   const ink = INK[scheme];
   const axis = { stroke: ink.axis, font: "11px system-ui, sans-serif", grid: { stroke: ink.grid, width: 1 }, ticks: { show: false } };
   return [
-    { ...axis, incrs: TIMES, space: 60, size: 22, gap: 4, values: (_, ticks) => ticks.map((tick) => latest.current.axes!.time(tick * 1000)) },
+    { ...axis, incrs: TIMES, space: 60, size: 22, gap: 4, values: (plot, ticks) => ticks.map((tick) => (isBesideLabels(plot, tick) ? null : latest.current.axes!.time(tick * 1000))) },
     { ...axis, ...(latest.current.axes!.isBinary && { incrs: POWERS_OF_TWO }), space: 28, size: 62, gap: 4, values: (_, ticks) => ticks.map((tick) => latest.current.axes!.value(tick)) },
   ];
+}
+
+/** Whether the label of a moment would overlap the labels of the other axis. */
+function isBesideLabels(plot: uPlot, moment: number): boolean {
+  return plot.valToPos(moment, "x") < HALF_TIME_PX;
 }
 
 function shade(plot: uPlot, bands: readonly (readonly [number, number])[], colour: string): void {
