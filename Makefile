@@ -21,7 +21,7 @@ demo: $(READY) ## join three contributors on this machine, train, and generate t
 	-@$(BIN)/python web/build_hook.py
 	$(BIN)/share-compute demo
 
-test: $(READY) ## run all unit tests, and one end-to-end test of each kind: 20 minutes on 2 cores
+test: $(READY) ## run all unit tests, and one end-to-end test of each kind: 10 minutes on 2 cores
 	-@$(BIN)/python web/build_hook.py
 	$(BIN)/python -m pytest -m "not more and not thorough" -n auto --dist loadgroup
 
