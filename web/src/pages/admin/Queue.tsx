@@ -7,7 +7,10 @@ import { AnchorLink } from "../../components/links";
 import { count, dateAndTime, duration } from "../../format";
 import { useNow } from "../../useNow";
 
-/** Jobs in the order in which they get machines. */
+/** Jobs that the list shows. */
+const MOST = 50;
+
+/** The first jobs in the order in which they get machines. */
 export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
   const { t } = useTranslation();
   const now = useNow(jobs.length > 0);
@@ -31,7 +34,7 @@ export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
-          {jobs.map((job, index) => (
+          {jobs.slice(0, MOST).map((job, index) => (
             <Table.Tr key={job.id}>
               <Table.Td data-label={t("Place")}>
                 {count(index + 1)}
@@ -56,6 +59,11 @@ export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
           ))}
         </Table.Tbody>
       </Table>
+      {jobs.length > MOST && (
+        <AnchorLink to="/jobs" search={{ state: "queued" }} size="sm">
+          {t("The first {{shown}} of {{all}} queued jobs; the list of jobs has all", { shown: count(MOST), all: count(jobs.length) })}
+        </AnchorLink>
+      )}
     </div>
   );
 }
