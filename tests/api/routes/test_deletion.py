@@ -210,7 +210,7 @@ def test_backup_and_restore_at_the_command_line(tmp_path: Path, plane: Any, run:
     backup = json.loads(made.stdout)["path"]
     assert Path(backup).parent == plane.settings.data_folder / "backups"
     result = run("restore", backup, "--data-folder", folder, "--json")
-    assert (result.returncode, error(result)["hint"]) == (2, "pass --yes")
+    assert (result.returncode, error(result)["hint"]) == (2, "to confirm, pass --yes")
     plane.store.hold()
     refused = run("restore", backup, "--data-folder", folder, "--yes", "--json")
     assert refused.returncode == 4
