@@ -72,6 +72,18 @@ def test_what_a_stage_of_one_holds_moves_to_others_when_it_leaves(
     assert weights == calm_weights
 
 
+def offering(topology: Topology) -> Callable[[AttemptEvent, Any], None]:
+    """Return a receiver of events that offers four slow machines to a job, and once more when it proposes a plan."""
+
+    def come(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "started":
+            offer(coordinator, slow(topology, 4))
+        if event.type == "replan-proposed":
+            offer(coordinator, slow(topology, 4), event.step)
+
+    return come
+
+
 @pytest.mark.parametrize(
     ("parallelism", "count"),
     [({"stages": 1}, 1), pytest.param({"members_per_stage": 1}, 2, marks=pytest.mark.thorough)],
@@ -85,14 +97,14 @@ def test_machines_that_come_are_used(
     machines = slow(topology, count)
     calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
 
-    def come(event: AttemptEvent, coordinator: Any) -> None:
-        if event.type == "started":
-            offer(coordinator, slow(topology, 4))
-        if event.type == "replan-proposed":
-            offer(coordinator, slow(topology, 4), event.step)
-
     weights, curve, events = train(
-        attempt, tmp_path / "joined", document, PAUSES, on_event=come, machines=machines, drift=1e6
+        attempt,
+        tmp_path / "joined",
+        document,
+        PAUSES,
+        on_event=offering(topology),
+        machines=machines,
+        drift=1e6,
     )
     changes = reformed(events)
     first = next(change for change in changes if change.joined)

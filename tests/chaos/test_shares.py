@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.test_changes import MANY_STEPS, PAUSES, offer, reformed, slow
+from tests.chaos.test_changes import MANY_STEPS, PAUSES, offering, reformed, slow
 from tests.chaos.test_recovery import Calm, job, train
 from tests.ray_nodes import Attempt
 
@@ -70,14 +70,14 @@ def test_machines_that_come_take_shares(attempt: Attempt, topology: Topology, tm
     machines = slow(topology, 1)
     calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
 
-    def come(event: AttemptEvent, coordinator: Any) -> None:
-        if event.type == "started":
-            offer(coordinator, slow(topology, 4))
-        if event.type == "replan-proposed":
-            offer(coordinator, slow(topology, 4), event.step)
-
     weights, curve, events = train(
-        attempt, tmp_path / "joined", document, PAUSES, on_event=come, machines=machines, drift=1e6
+        attempt,
+        tmp_path / "joined",
+        document,
+        PAUSES,
+        on_event=offering(topology),
+        machines=machines,
+        drift=1e6,
     )
     first = next(change for change in reformed(events) if change.joined)
     assert len(first.plan.stages[0].members) > 1

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import yaml
+from tests.e2e.scenes import plan_on
 
 from share_compute.lifecycle.attempt_events import Measured, Planned, StageTiming, Started, StepCommitted
 from share_compute.lifecycle.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.simulation.fleet_name import FleetName
 from share_compute.simulation.fleets import make_fleet
 from share_compute.specification import parse_job
@@ -82,24 +82,7 @@ class Filled:
 
     def _start(self, job: JobRecord, members: list[ContributorRecord]) -> tuple[JobRecord, list[str]]:
         begun = self._store.jobs.begin(job.id, [member.id for member in members])
-        stages = tuple(
-            StagePlan(
-                start=place,
-                stop=place + 1 if member is not members[-1] else 3,
-                parameters=2_000,
-                members=(
-                    MemberPlan(
-                        contributor_id=member.id,
-                        name=member.name,
-                        microbatches=(0, 1, 2, 3),
-                        memory_bytes=1 << 28,
-                        reason="its share by measured speed",
-                    ),
-                ),
-            )
-            for place, member in enumerate(members)
-        )
-        plan = Plan(epoch=0, strategy="joint", num_layers=3, parameters=4_000, stages=stages, microbatches=4)
+        plan = plan_on(members, memory_bytes=1 << 28)
         self._store.progress.record(
             job.id, begun.attempt, [Planned(plan=plan), Started(first_step=1, total_steps=1_000_000)]
         )

@@ -87,16 +87,17 @@ def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> No
     store.jobs.begin(job.id, [machine.id for machine in machines])
     note = Note(message="elm would slow the job down; it gets no layers", level="warning")
     started = Started(first_step=1, total_steps=40)
-    store.progress.record(job.id, job.attempt, [Planned(plan=_laid(machines)), note, started])
+    store.progress.record(job.id, job.attempt, [Planned(plan=plan_on(machines)), note, started])
 
 
 def reform(store: Store, job: JobRecord, machines: list[ContributorRecord], sentence: str) -> None:
     """Change the membership: training continues with these machines."""
-    epoch = Reformed(epoch=1, step=11, plan=_laid(machines), seconds=0.8, recomputed=3, sentence=sentence)
+    epoch = Reformed(epoch=1, step=11, plan=plan_on(machines), seconds=0.8, recomputed=3, sentence=sentence)
     store.progress.record(job.id, job.attempt, [epoch])
 
 
-def _laid(machines: list[ContributorRecord]) -> Plan:
+def plan_on(machines: list[ContributorRecord], memory_bytes: int = 1 << 20) -> Plan:
+    """Return a plan of the three layers with one machine for each stage."""
     stages = tuple(
         StagePlan(
             start=index,
@@ -107,7 +108,7 @@ def _laid(machines: list[ContributorRecord]) -> Plan:
                     contributor_id=machine.id,
                     name=machine.name,
                     microbatches=(0, 1, 2, 3),
-                    memory_bytes=1 << 20,
+                    memory_bytes=memory_bytes,
                     reason="its share by measured speed",
                 ),
             ),
@@ -154,9 +155,9 @@ def start_branches(store: Store, job: JobRecord, islands: list[list[ContributorR
     """Start an attempt with a branch on each of these islands."""
     store.jobs.begin(job.id, [machine.id for island in islands for machine in island])
     branches = tuple(
-        BranchPlan(number=number, stages=_laid(island).stages) for number, island in enumerate(islands)
+        BranchPlan(number=number, stages=plan_on(island).stages) for number, island in enumerate(islands)
     )
-    plan = _laid(islands[0]).model_copy(update={"branches": branches})
+    plan = plan_on(islands[0]).model_copy(update={"branches": branches})
     store.progress.record(job.id, job.attempt, [Planned(plan=plan), Started(first_step=1, total_steps=40)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import BaseModel, Field, StringConstraints
 
@@ -13,18 +13,12 @@ from share_compute.errors import NotFound, UserError
 from share_compute.files.plain_files import open_unlinked
 from share_compute.lifecycle.folders import BATCHES, REPORTS, TRAINING
 from share_compute.planning.plan import Plan, StagePlan
-from share_compute.quantities import bytes_text
 from share_compute.settings import Settings
 from share_compute.store import JobRecord
 from share_compute_api.schemas.layout import MOST_LISTED, StageEntry, WeightLayout
 from share_compute_api.server.context import Context
 from share_compute_api.workers.isolated.messages import ReadLayout
-from share_compute_api.workers.isolated.weight_index import MOST_WEIGHT_FILES
-
-_MOST_HEADER_BYTES: Final = 16 << 20
-"""Maximum size of all headers of a model's files together."""
-_LENGTH_BYTES: Final = 8
-"""Size of the field before the header of a safetensors file, which has the header's length."""
+from share_compute_api.workers.isolated.weight_index import MOST_WEIGHT_FILES, WeightHeaders
 
 
 class LayoutQuery(BaseModel):
@@ -95,20 +89,13 @@ def _headers(settings: Settings, job_id: str, folder: Path) -> Iterator[tuple[st
         raise UserError(
             f"there are {len(names)} files of weights", hint="download the result, and read it there"
         )
-    left_bytes = _MOST_HEADER_BYTES
+    headers = WeightHeaders("download the result, and read it there")
     for name in names:
         opened = open_result(settings, job_id, folder, name)
         if opened is None:
             continue
         with opened:
-            size = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-            if size > left_bytes:
-                raise UserError(
-                    f"the headers of the weights have more than {bytes_text(_MOST_HEADER_BYTES)}",
-                    hint="download the result, and read it there",
-                )
-            left_bytes -= size
-            yield name, opened.read(size).decode(errors="replace")
+            yield name, headers.read(opened).decode(errors="replace")
 
 
 def root_of(artifact: Path) -> Path:

@@ -33,16 +33,21 @@ def heading(name: str) -> str:
 
 def _chosen() -> str:
     """Return the value of the first variable that chooses the language."""
-    if "SHARE_COMPUTE_LANGUAGE" in os.environ:
-        from pydantic import ValidationError
+    given = os.environ.get("SHARE_COMPUTE_LANGUAGE")
+    return next(filter(None, map(os.environ.get, _LOCALE)), "") if given is None else _setting(given)
 
-        from share_compute.settings import ClientSettings
 
-        try:
-            return ClientSettings().language or ""
-        except ValidationError:  # the command itself reports it
-            return ""
-    return next(filter(None, map(os.environ.get, _LOCALE)), "")
+@cache
+def _setting(given: str) -> str:  # noqa: ARG001 - the key of the cache
+    """Return the setting ``language``, whose environment variable has this value."""
+    from pydantic import ValidationError
+
+    from share_compute.settings import ClientSettings
+
+    try:
+        return ClientSettings().language or ""
+    except ValidationError:  # the command itself reports it
+        return ""
 
 
 @cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 ADAPTER = "default"
 """Adapter name that is passed to ``peft``: each model has one set of adapters."""
+SAVED_PREFIX = "base_model.model."
+"""Prefix that ``peft`` puts before all names that it saves."""
 
 
 def stored_name(name: str) -> str:

@@ -16,15 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from share_compute.errors import UserError
-from share_compute.models.adapter_names import ADAPTER, is_adapter, stored_name
+from share_compute.models.adapter_names import ADAPTER, SAVED_PREFIX, is_adapter, stored_name
 from share_compute.models.cells import derive_seed
 from share_compute.models.profiles.places import Places
 from share_compute.models.stage import Stage
 from share_compute.specification import LoraSpec, Task
-
-_SAVED_PREFIX = "base_model.model."
-"""Prefix that ``peft`` puts before all names that it saves."""
-
 
 _TYPES: Mapping[Task, str] = {
     "embedding": "FEATURE_EXTRACTION",
@@ -69,7 +65,7 @@ def adapter_tensors(stage: Stage) -> dict[str, Tensor]:
 
 def saved_name(name: str) -> str:
     """Return the name that the tensor with this stored name has in ``adapter_model.safetensors``."""
-    return _SAVED_PREFIX + name
+    return SAVED_PREFIX + name
 
 
 @torch.no_grad()

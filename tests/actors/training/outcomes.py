@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,11 @@ def runs_in_layouts(
     return runs
 
 
-def require_no_change_by_a_kill(
-    attempt: Attempt, document: dict[str, Any], folder: Path, node: Any, *, at_step: int = 5
-) -> None:
-    """Run a job twice, and kill the members on a node in the second run: the results must be equal.
+def killing(node: Any, at_step: int) -> tuple[Callable[[AttemptEvent, Any], None], list[int]]:
+    """Return a receiver of events that kills the members on a node, and the list that gets the ids of the killed.
 
-    They are killed at step ``at_step``, or when each layer is on two machines if that is later.
+    They are killed once, at step ``at_step``, or when each layer is on two machines if that is later.
     """
-    calm = succeeded(attempt(document, folder=folder / "calm"))
     killed: list[int] = []
     is_protected = False
 
@@ -81,6 +78,15 @@ def require_no_change_by_a_kill(
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
+    return kill, killed
+
+
+def require_no_change_by_a_kill(
+    attempt: Attempt, document: dict[str, Any], folder: Path, node: Any, *, at_step: int = 5
+) -> None:
+    """Run a job twice, and kill the members on a node in the second run (see `killing`): the results must be equal."""
+    calm = succeeded(attempt(document, folder=folder / "calm"))
+    kill, killed = killing(node, at_step)
     rough = succeeded(attempt(document, folder=folder / "rough", on_event=kill))
     assert killed
     assert any(event.type == "reformed" and event.lost for event in rough)

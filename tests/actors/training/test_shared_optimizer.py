@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.actors.training.outcomes import losses_of, require_same_weights, succeeded
+from tests.actors.training.outcomes import killing, losses_of, require_same_weights, succeeded
 from tests.actors.training.test_training import LLAMA
-from tests.ray_nodes import Attempt, processes_on
+from tests.ray_nodes import Attempt
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed
+from share_compute.lifecycle.attempt_events import Reformed
 from share_compute.models.storage.weights import WeightFolder
 
 pytestmark = pytest.mark.slow
@@ -44,18 +42,7 @@ def test_shares_change_nothing_and_none_is_lost_with_its_machine(
 ) -> None:
     corpus = tmp_path / "licence.txt"
     corpus.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 4)
-    killed: list[int] = []
-    is_protected = False
-
-    def kill(event: AttemptEvent, _coordinator: Any) -> None:
-        nonlocal is_protected
-        if event.type == "protection":
-            is_protected = event.is_protected
-        if event.type == "step" and event.step >= 4 and is_protected and not killed:
-            killed.extend(process.pid for process in processes_on(nodes[1], "Member"))
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-
+    kill, killed = killing(nodes[1], at_step=4)
     whole = succeeded(attempt(job(corpus, "replicated"), folder=tmp_path / "replicated"))
     sharded = succeeded(attempt(job(corpus, "sharded"), number=2, folder=tmp_path / "sharded"))
     rough = succeeded(attempt(job(corpus, "sharded"), number=3, folder=tmp_path / "killed", on_event=kill))

@@ -12,7 +12,7 @@ from torch import Tensor
 from share_compute.specification import OptimizerName
 from share_compute.training.shares import owners
 from share_compute_actors.training.backups.copy_quota import CopyQuota
-from share_compute_actors.training.backups.copying import Copier, part_of
+from share_compute_actors.training.backups.copying import Copier
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.member.saving import folder_tensors
@@ -73,7 +73,7 @@ def test_a_copy_of_a_share_has_what_its_owner_had() -> None:
     copier = Copier(lambda work: work(), lambda: (owner, stage.step))
     stage.take_step()
     failures: list[Exception] = []
-    follower = Follower(part_of(owner), stage.training, CPU, failures.append, CopyQuota())
+    follower = Follower(owner.part, stage.training, CPU, failures.append, CopyQuota())
     fetching = follower.follow("owner", lambda _: copier)
     assert fetching is not None
     fetching.result()

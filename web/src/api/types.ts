@@ -16,6 +16,7 @@ export type DeploymentState = Schemas["DeploymentState"];
 export type DeploymentStatus = Schemas["DeploymentStatus"];
 export type ReplicaStatus = Schemas["ServingStatus"];
 export type BusyPoint = Schemas["BusyRecord"];
+export type ClusterUtilization = Schemas["ClusterUtilization"];
 export type UtilizationSample = Schemas["UtilizationSample"];
 export type MachineUtilization = Schemas["MachineUtilization"];
 export type Contributor = Schemas["ContributorRecord"];

@@ -76,14 +76,12 @@ class ShardState(Protocol):
     gradients: GradientBuckets
     loss_scale: LossScale
 
+    @property
+    def part(self) -> ShardPart:
+        """The layers of the runner, and its share of the optimizer's state for them."""
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state of the optimizer and of the branch, by name."""
-
-
-def part_of(runner: ShardState) -> ShardPart:
-    """Return the layers of a runner, and its share of the optimizer's state for them."""
-    shard = runner.stage.shard
-    return ShardPart(shard.start, shard.stop, *runner.gradients.share)
 
 
 def own_tensors(runner: ShardState) -> dict[str, Tensor]:
@@ -131,7 +129,7 @@ class Legacy(NamedTuple):
         for slot, tensor in runner.state_tensors().items():
             slots.setdefault(parameter_of(slot), {})[slot] = tensor
         return cls(
-            part_of(runner),
+            runner.part,
             step,
             runner.loss_scale,
             tensors.keys(),
@@ -282,7 +280,7 @@ class Copier:
 
     def _at(self, shard: ShardPart) -> tuple[ShardState, int]:
         runner, step = self._here()
-        if runner is None or part_of(runner) != shard:
+        if runner is None or runner.part != shard:
             raise StaleEpoch(
                 "this member does not hold the shard any more",
                 hint="no action needed: another copy is made",

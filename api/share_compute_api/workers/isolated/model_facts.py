@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +16,14 @@ from share_compute.models.huggingface.encoder_types import encoder_window, pooli
 from share_compute.models.huggingface.licence import licence_in
 from share_compute.models.huggingface.sizes import WINDOW_KEYS, whole_number
 from share_compute.quantities import bytes_text
-from share_compute_api.workers.isolated.weight_index import INDEX, MOST_WEIGHT_FILES, weight_files
+from share_compute_api.workers.isolated.weight_index import (
+    INDEX,
+    MOST_WEIGHT_FILES,
+    WeightHeaders,
+    weight_files,
+)
 
 _MOST_INDEX_BYTES: Final = 16 << 20
-_MOST_HEADER_BYTES: Final = 16 << 20
-"""Maximum size of the header of one file of weights, and of all headers of a model together."""
-_LENGTH_BYTES: Final = 8
-"""Size of the field before the header of a safetensors file, which has the header's length."""
 _MOST_NAME: Final = 100
 
 
@@ -96,19 +98,13 @@ def _weight_names(folder: Path) -> tuple[str, ...]:
 
 def _parameters(folder: Path, names: tuple[str, ...]) -> int:
     """Return the number of values in files of weights, from their headers."""
-    number, left_bytes = 0, _MOST_HEADER_BYTES
+    number, headers = 0, WeightHeaders("copy the weights again")
     for name in names:
         with (folder / name).open("rb") as file:
-            size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size > left_bytes:
-                raise UserError(
-                    f"the headers of the weights have more than {bytes_text(_MOST_HEADER_BYTES)}",
-                    hint="copy the weights again",
-                )
-            left_bytes -= size
-            header = file.read(size)
+            header = headers.read(file)
+            data_bytes = os.fstat(file.fileno()).st_size - file.tell()
         try:
-            number += _values_in(json.loads(header), (folder / name).stat().st_size - size - _LENGTH_BYTES)
+            number += _values_in(json.loads(header), data_bytes)
         except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as failure:
             raise UserError(f"{name} is damaged", hint="copy or download it again") from failure
     return number

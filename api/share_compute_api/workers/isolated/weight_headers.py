@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from share_compute.errors import UserError
+from share_compute.models.adapter_names import SAVED_PREFIX
 from share_compute.models.profiles.places import Places
 from share_compute_api.schemas.layout import FoundLayout, LayerWeights, WeightEntry
 from share_compute_api.workers.isolated.messages import ReadLayout
@@ -19,8 +20,6 @@ _MOST_WEIGHTS = 200_000
 _MOST_NAME = 1000
 _MOST_DIMENSIONS = 100
 _MOST_BYTES = 2**63
-ADAPTER_PREFIX = "base_model.model."
-"""Prefix that ``peft`` puts before the stored names of adapters."""
 
 
 def layout_of(question: ReadLayout) -> FoundLayout:
@@ -74,7 +73,7 @@ def _weight(file: str, name: str, facts: Mapping[str, Any], places: Places | Non
         dtype=facts["dtype"],
         shape=facts["shape"],
         size_bytes=stop - start,
-        layer=None if places is None else places.layer_of(name.removeprefix(ADAPTER_PREFIX)),
+        layer=None if places is None else places.layer_of(name.removeprefix(SAVED_PREFIX)),
     )
 
 

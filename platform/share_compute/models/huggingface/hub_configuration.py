@@ -85,8 +85,8 @@ def _require_known_keys(declared: Mapping[str, Any], made: PretrainedConfig) -> 
     for part in (made, made.get_text_config()):
         known |= {*(field.name for field in fields(type(part))), *part.attribute_map}
     for key in declared:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=_TYPING_ERROR)
-        if key not in known and near and near[0] not in declared:
+        near = [] if key in known else difflib.get_close_matches(key, known, n=1, cutoff=_TYPING_ERROR)
+        if near and near[0] not in declared:
             raise UserError(
                 f"model.config is wrong: unknown key {key!r}; did you mean {near[0]!r}?", hint="fix this key"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -154,19 +154,19 @@ class Options:
     @cached_property
     def _largest(self) -> Floats:
         """Elements of the largest trained parameter of layers [start, stop) ``[layers, layers + 1]``."""
-        cost = self._cost
-        table = np.zeros((cost.num_layers, cost.num_layers + 1))
-        for start in range(cost.num_layers):
-            table[start, start + 1 :] = cost.largest_from(start)
-        return table
+        return self._table(self._cost.largest_from)
 
     @cached_property
     def _for_a_time(self) -> Floats:
         """Transient bytes (`TrainingCost.for_a_time_bytes`) of layers [start, stop) ``[layers, layers + 1]``."""
-        cost = self._cost
-        table = np.zeros((cost.num_layers, cost.num_layers + 1))
-        for start in range(cost.num_layers):
-            table[start, start + 1 :] = cost.for_a_time_from(start)
+        return self._table(self._cost.for_a_time_from)
+
+    def _table(self, values_from: Callable[[int], Floats]) -> Floats:
+        """Return a table ``[layers, layers + 1]`` of values of layers [start, stop), given those from each start."""
+        layers = self._cost.num_layers
+        table = np.zeros((layers, layers + 1))
+        for start in range(layers):
+            table[start, start + 1 :] = values_from(start)
         return table
 
     def _tail_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
