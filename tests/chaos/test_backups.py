@@ -131,7 +131,7 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
     said = [event.message for event in events if event.type == "note"]
     assert any("machine-0: no backup copy of another machine's shard" in message for message in said)
     anew, after_death = (event for event in events if isinstance(event, Reformed))
-    assert "begun anew" in anew.sentence
+    assert "they are copied again" in anew.sentence
     assert not anew.lost
     assert after_death.lost == ("c1",)
     assert losses == curve
