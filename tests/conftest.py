@@ -25,6 +25,7 @@ from tests.ray_nodes import attempt, nodes, ray_cluster, topology
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.records import ContributorRecord
+from share_compute_actors.machine.ports import PortRange
 from share_compute_api.client.client import Client
 from share_compute_api.schemas.bodies import DeploymentView
 from share_compute_api.terminal.children import own_command
@@ -106,6 +107,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reason := why_never_repeated(test_id, (mark.name for mark in item.iter_markers())):
             raise pytest.UsageError(f"tests/quarantine.py: {reason}")
         item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture
+def free_ports(worker_id: str) -> PortRange:
+    """Return a range of two units of free ports. No other test takes ports from it at the same time."""
+    number = 0 if worker_id == "master" else int(worker_id.removeprefix("gw"))
+    ranges = (PortRange(first, first + 99) for first in range(26000 + number % 16 * 100, 32700, 1600))
+    return next(within for within in ranges if within.free() == 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,13 +18,6 @@ LONGER_THAN_A_TEST_S = 3600.0
 """A wait for this time makes a test fail, since it hangs."""
 
 
-@pytest.fixture
-def small() -> PortRange:
-    """A range of two units, none of which is in use."""
-    ranges = (PortRange(first, first + 99) for first in range(27000, 31000, 100))
-    return next(within for within in ranges if within.free() == 100)
-
-
 def test_ranges_are_read_and_bad_ones_are_named() -> None:
     assert PortRange.parse(" 24000 - 24999 ") == PortRange(24000, 24999)
     assert str(PortRange(24000, 24999)) == "24000-24999"
@@ -34,33 +27,33 @@ def test_ranges_are_read_and_bad_ones_are_named() -> None:
         assert "24000-25999" in (refused.value.hint or "")
 
 
-def test_nodes_never_share_ports_and_give_them_back(small: PortRange) -> None:
+def test_nodes_never_share_ports_and_give_them_back(free_ports: PortRange) -> None:
     with ExitStack() as stack:
-        held = [NodePorts.take(small, threads=2) for _ in range(2)]
+        held = [NodePorts.take(free_ports, threads=2) for _ in range(2)]
         for ports in held:
             stack.callback(ports.release)
         assert not set(held[0].all) & set(held[1].all)
-        assert all(small.first < port <= small.last for ports in held for port in ports.all)
-        with pytest.raises(Conflict, match=f"0 of {small}"):
-            NodePorts.take(small, threads=2)
+        assert all(free_ports.first < port <= free_ports.last for ports in held for port in ports.all)
+        with pytest.raises(Conflict, match=f"0 of {free_ports}"):
+            NodePorts.take(free_ports, threads=2)
         held[0].release()
-        again = NodePorts.take(small, threads=2)
+        again = NodePorts.take(free_ports, threads=2)
         stack.callback(again.release)
         assert again.all == held[0].all
 
 
-def test_a_node_of_many_threads_takes_more_and_leaves_out_what_is_taken(small: PortRange) -> None:
+def test_a_node_of_many_threads_takes_more_and_leaves_out_what_is_taken(free_ports: PortRange) -> None:
     with pytest.raises(Conflict, match="150 free"):
-        NodePorts.take(small, threads=100)
-    with socket.create_server(("", small.first + 7)):
-        ports = NodePorts.take(small, threads=2)
+        NodePorts.take(free_ports, threads=100)
+    with socket.create_server(("", free_ports.first + 7)):
+        ports = NodePorts.take(free_ports, threads=2)
         ports.release()
-    assert ports.all[0] == small.first + 51
+    assert ports.all[0] == free_ports.first + 51
     assert len(set(ports.all)) == len(ports.all) == 49
 
 
-def test_ray_is_given_all_its_ports(small: PortRange) -> None:
-    ports = NodePorts.take(small, threads=2)
+def test_ray_is_given_all_its_ports(free_ports: PortRange) -> None:
+    ports = NodePorts.take(free_ports, threads=2)
     ports.release()
     words = dict(word.split("=", 1) for word in ports.arguments())
     found = [int(port) for text in words.values() for port in text.split(",")]
@@ -80,8 +73,8 @@ def test_a_place_without_a_route_does_not_answer() -> None:
     assert answers([no_host, here]) == {here: "refused"}
 
 
-def test_closed_ports_are_those_where_nobody_or_somebody_else_answers(small: PortRange) -> None:
-    first = small.first
+def test_closed_ports_are_those_where_nobody_or_somebody_else_answers(free_ports: PortRange) -> None:
+    first = free_ports.first
     with (
         listening("127.0.0.1", range(first, first + 20), HELLO),
         listening("127.0.0.1", [first + 20], b"another one, yes"),
@@ -91,9 +84,9 @@ def test_closed_ports_are_those_where_nobody_or_somebody_else_answers(small: Por
     assert closed_ports("127.0.0.1", [first], HELLO) == (first,)
 
 
-def test_somebody_who_says_nothing_is_given_up(small: PortRange) -> None:
-    with socket.create_server(("127.0.0.1", small.first)):
-        assert closed_ports("127.0.0.1", [small.first], HELLO, within_s=0.2) == (small.first,)
+def test_somebody_who_says_nothing_is_given_up(free_ports: PortRange) -> None:
+    with socket.create_server(("127.0.0.1", free_ports.first)):
+        assert closed_ports("127.0.0.1", [free_ports.first], HELLO, within_s=0.2) == (free_ports.first,)
 
 
 def is_connected(port: int) -> bool:
@@ -106,23 +99,23 @@ def is_connected(port: int) -> bool:
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-def test_ports_that_were_dialled_are_free_at_once(small: PortRange, *, hangs_up: bool) -> None:
+def test_ports_that_were_dialled_are_free_at_once(free_ports: PortRange, *, hangs_up: bool) -> None:
     """Ray gives a worker only a port that it can bind without ``SO_REUSEADDR``: none is left in TIME-WAIT."""
     with ExitStack() as stack:
-        with listening("127.0.0.1", [small.first], HELLO):
-            caller = stack.enter_context(socket.create_connection(("127.0.0.1", small.first)))
+        with listening("127.0.0.1", [free_ports.first], HELLO):
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", free_ports.first)))
             assert caller.recv(len(HELLO)) == HELLO
             if hangs_up:
                 caller.close()
-                wait_for(lambda: not is_connected(small.first), "the listener to close the connection")
+                wait_for(lambda: not is_connected(free_ports.first), "the listener to close the connection")
         with socket.socket() as worker:
-            worker.bind(("127.0.0.1", small.first))
+            worker.bind(("127.0.0.1", free_ports.first))
 
 
-def test_one_answer_is_enough_where_others_are_unresponsive(small: PortRange) -> None:
+def test_one_answer_is_enough_where_others_are_unresponsive(free_ports: PortRange) -> None:
     with ExitStack() as stack:
         places = []
-        for port, backlog in ((small.first, 8), (small.first + 1, 0)):
+        for port, backlog in ((free_ports.first, 8), (free_ports.first + 1, 0)):
             server = stack.enter_context(socket.socket())
             server.bind(("127.0.0.1", port))
             server.listen(backlog)

@@ -11,7 +11,6 @@ from share_compute_api.agent import reachability
 from share_compute_api.agent.reachability import judge, require_reachable
 from share_compute_api.schemas.agents import SERVER, ClosedPorts, DialReport, DialRequest
 
-RANGE = PortRange(27500, 27549)
 PORTS = (27501, 27502, 27503)
 
 
@@ -45,34 +44,41 @@ def test_what_one_machine_cannot_reach_is_a_warning() -> None:
     assert judge(report((SERVER, ())), "192.0.2.7") == reachability.Reachability(None)
 
 
-def test_a_machine_that_is_reached_listens_while_it_is_asked_for() -> None:
+def three_of(free_ports: PortRange) -> tuple[int, ...]:
+    return (free_ports.first + 1, free_ports.first + 2, free_ports.first + 3)
+
+
+def test_a_machine_that_is_reached_listens_while_it_is_asked_for(free_ports: PortRange) -> None:
     def dial(wanted: DialRequest) -> DialReport:
         found = closed_ports(str(wanted.address), wanted.ports, bytes.fromhex(wanted.handshake))
         return report((SERVER, found))
 
-    assert require_reachable(dial, "127.0.0.1", PORTS, RANGE, pytest.fail) == ()
+    assert require_reachable(dial, "127.0.0.1", three_of(free_ports), free_ports, pytest.fail) == ()
 
 
-def test_it_gives_up_after_three_tries_and_says_what_to_open() -> None:
+def test_it_gives_up_after_three_tries_and_says_what_to_open(free_ports: PortRange) -> None:
     said: list[str] = []
     requests: list[DialRequest] = []
+    ports = three_of(free_ports)
 
     def dial(wanted: DialRequest) -> DialReport:
         requests.append(wanted)
-        return report((SERVER, PORTS))
+        return report((SERVER, ports))
 
-    with pytest.raises(UserError, match="27501-27503 from the server") as refused:
-        require_reachable(dial, "127.0.0.1", PORTS, RANGE, said.append)
+    with pytest.raises(UserError, match=f"{ports[0]}-{ports[2]} from the server") as refused:
+        require_reachable(dial, "127.0.0.1", ports, free_ports, said.append)
     assert (len(requests), len(said)) == (3, 2)
     assert len({one.handshake for one in requests}) == 3
-    assert "27500-27549" in (refused.value.hint or "")
+    assert str(free_ports) in (refused.value.hint or "")
     assert "--address" in (refused.value.hint or "")
 
 
-def test_a_port_that_was_taken_meanwhile_is_no_reason_to_give_up() -> None:
+def test_a_port_that_was_taken_meanwhile_is_no_reason_to_give_up(free_ports: PortRange) -> None:
+    ports = three_of(free_ports)
+
     def dial(_: DialRequest) -> DialReport:
         with pytest.raises(ContributorLost, match="taken"):
-            require_reachable(dial, "127.0.0.1", PORTS, RANGE, pytest.fail)
+            require_reachable(dial, "127.0.0.1", ports, free_ports, pytest.fail)
         return report((SERVER, ()))
 
-    assert require_reachable(dial, "127.0.0.1", PORTS, RANGE, pytest.fail) == ()
+    assert require_reachable(dial, "127.0.0.1", ports, free_ports, pytest.fail) == ()
