@@ -217,7 +217,7 @@ async def _engine(context: Context, name: str) -> ServingEngine:
 
 
 class _TextModel(NamedTuple):
-    """A model that writes."""
+    """The engine and the tokenizer of a model that generates text."""
 
     engine: TextEngine
     tokenizer: TokenizerClient

@@ -67,7 +67,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
     layers = list(getattr(outline.base, outline.layers))
     layer_types = tuple(type(layer).__name__ for layer in layers)
     embedding = getattr(outline.base, outline.embedding)
-    borrowed = tied_names(model)  # the model from `sketch` has tied parameters twice
+    borrowed = tied_names(model)  # `sketch` makes a tied parameter twice: as itself, and in the head
     tied = next(
         (source for target, source in borrowed.items() if target.split(".")[0] in outline.heads), None
     )
