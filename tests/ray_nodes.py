@@ -70,8 +70,10 @@ def nodes(ray_cluster: Cluster) -> list[Any]:
 
 
 def add_node(cluster: Cluster) -> Any:
-    """Start a raylet that stands for a contributor."""
-    return cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20, setup_worker_path=str(Forks.script))
+    """Start a raylet that stands for a contributor, with a GPU in Ray's books even where there is none."""
+    return cluster.add_node(
+        num_cpus=1, num_gpus=1, object_store_memory=80 * 2**20, setup_worker_path=str(Forks.script)
+    )
 
 
 def on_the_head() -> NodeAffinitySchedulingStrategy:

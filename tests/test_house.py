@@ -74,6 +74,23 @@ def test_packages_are_typed(package: str) -> None:
     assert (PACKAGES[package] / "py.typed").is_file()
 
 
+def test_kinds_of_devices_are_asked_in_one_place() -> None:
+    """Other modules ask `KINDS` and `OPERATIONS`, so that a new kind of device needs no change in them."""
+    seam = {"platform/share_compute/models/devices.py"}
+    names_of_owners = {"api/share_compute_api/agent/devices.py"}
+    found = set()
+    for file in MODULES:
+        if "cuda" not in (text := file.read_text(encoding="utf-8")) and "mps" not in text:
+            continue
+        for node in ast.walk(parsed(file)):
+            compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            if any(isinstance(one, ast.Constant) and one.value in ("cuda", "mps") for one in compared):
+                found.add(shown(file))
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.cuda", "torch.mps"):
+                found.add(shown(file))
+    assert found - names_of_owners == seam
+
+
 def test_modules_are_small() -> None:
     num_lines = {shown(file): len(file.read_text(encoding="utf-8").splitlines()) for file in MODULES}
     assert {name: count for name, count in num_lines.items() if count > MAX_LINES} == {}

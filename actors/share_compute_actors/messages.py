@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from share_compute.device_kinds import DeviceKind
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.objective import Objective
 from share_compute.planning.cost.timings import LayerTiming
@@ -16,7 +17,6 @@ from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.specification import TrainingSpec
 from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
-from share_compute.topology import DeviceKind
 from share_compute.training.metrics import Predictions
 from share_compute_actors.transport.traffic import NO_LIMITS, RateLimits
 from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber

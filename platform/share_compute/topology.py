@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Self
 
-DeviceKind = Literal["cpu", "cuda"]
+from share_compute.device_kinds import KINDS, DeviceKind
 
 BASE_DTYPE = "float32"
 """Name of the dtype whose speed is used where none is named, or where that of another was not measured."""
@@ -101,7 +101,7 @@ class Contributor:
         """
         return max(
             self.devices,
-            key=lambda device: (device.kind == "cuda", max(device.flops_per_s.values(), default=0.0)),
+            key=lambda device: (KINDS[device.kind].is_gpu, max(device.flops_per_s.values(), default=0.0)),
         )
 
     @property
@@ -125,7 +125,7 @@ class Contributor:
 
         A CPU has one for each thread. A contributor lends one GPU, which has one.
         """
-        return 1 if self.devices and self.device.kind == "cuda" else self.cpu_threads
+        return 1 if self.devices and KINDS[self.device.kind].is_gpu else self.cpu_threads
 
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
         """Return the speed of the device that a member computes on, in FLOP/s; 0.0 if not measured with this dtype."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-import torch
 
 from share_compute.errors import OutOfMemory, ShareComputeError, UserError, as_ours
+from share_compute.models.devices import lacking
 
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
@@ -56,17 +56,16 @@ def peak_resident_bytes() -> int:
 
 
 def is_out_of_memory(failure: Exception) -> bool:
-    """Return whether an exception means a lack of memory, including the RuntimeError of torch's CPU allocator."""
-    is_of_cpu = isinstance(failure, RuntimeError) and "DefaultCPUAllocator" in str(failure)
-    return is_of_cpu or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
+    """Return whether an exception means a lack of memory, including the RuntimeErrors of torch's allocators."""
+    return lacking(failure) is not None
 
 
 def as_reported(failure: Exception) -> ShareComputeError:
     """Convert an exception from a member's work into the error that the member reports.
 
     A lack of memory becomes `OutOfMemory` with the detail ``taken_bytes``. If GPU memory was lacking, this is the peak
-    memory that torch reserved on the GPU, else the resident memory of the process. An operation that has no
-    deterministic algorithm (see `compute_deterministically`) becomes a `UserError`.
+    memory on the GPU, else the resident memory of the process. An operation that has no
+    deterministic algorithm (see `DeviceOperations`) becomes a `UserError`.
     """
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if isinstance(cause, RuntimeError) and _NONDETERMINISTIC in str(cause):
@@ -75,10 +74,11 @@ def as_reported(failure: Exception) -> ShareComputeError:
             f"the model cannot be trained on GPUs: their operation {operation} gives other numbers in each run",
             hint="train on machines that lend their CPU, or choose layers without this operation",
         )
-    if not is_out_of_memory(cause):
+    kind = lacking(cause)
+    if kind is None:
         return as_ours(failure)
-    on_gpu = isinstance(cause, torch.OutOfMemoryError)
-    taken_bytes = torch.cuda.max_memory_reserved() if on_gpu else psutil.Process().memory_info().rss
+    on_gpu_bytes = kind.peak_bytes()
+    taken_bytes = psutil.Process().memory_info().rss if on_gpu_bytes is None else on_gpu_bytes
     return OutOfMemory(
         "out of memory during a step",
         hint="lend more memory there, use more stages, or smaller microbatches",

@@ -13,9 +13,17 @@ from uuid import uuid4
 import ray
 from ray.util import list_named_actors
 
+from share_compute.device_kinds import KINDS, DeviceKind
 from share_compute.protocol.membership import Worker
 
 _PREFIX = "share-compute/"
+_GPU_PART = 1 / 8
+"""Part of a machine's GPU that the members of one job reserve in Ray.
+
+The GPU's memory is divided by plans, not by Ray. The rest stays free for members that start before Ray releases the
+parts of members that were killed."""
+_GPU_UNITS = 10_000
+"""Smallest parts into which Ray divides a GPU."""
 
 
 def member_options(job_id: str, worker: Worker, attempt: int = 0) -> dict[str, Any]:
@@ -32,6 +40,18 @@ def member_options(job_id: str, worker: Worker, attempt: int = 0) -> dict[str, A
         "namespace": f"{_PREFIX}{job_id}",
         "lifetime": "detached",
     }
+
+
+def gpu_options(kind: DeviceKind, branches: int = 1) -> dict[str, float]:
+    """Return the Ray options with which a member reserves a part of its machine's GPU; empty for a CPU.
+
+    Args:
+        kind: kind of the device that the member computes on.
+        branches: number of branches of the job, whose members may all be on one machine.
+    """
+    if not KINDS[kind].is_gpu:
+        return {}
+    return {"num_gpus": max(1, int(_GPU_PART * _GPU_UNITS / branches)) / _GPU_UNITS}
 
 
 def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from share_compute.device_kinds import DeviceKind
 from share_compute.errors import ShareComputeError
 from share_compute.inference.placement import Holding
 from share_compute.inference.scheduler.engine_steps import StepResult
@@ -12,7 +13,6 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.protocol.membership import Worker
 from share_compute.specification import ServedPrecision
-from share_compute.topology import DeviceKind
 from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds
 
 

@@ -19,7 +19,7 @@ from share_compute.protocol.membership import Worker
 from share_compute.shards import Shard
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import MembersLost
-from share_compute_actors.group.naming import member_options, workers_of
+from share_compute_actors.group.naming import gpu_options, member_options, workers_of
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.member import ServingMember
@@ -133,9 +133,11 @@ class ServingGroup(WorkerGroup):
 
     def _start(self, worker: Worker) -> Any:
         self._weights.open.remote()
-        here = NodeAffinitySchedulingStrategy(self.topology[worker].node_id, soft=False)
+        machine = self.topology[worker]
         return ServingMember.options(  # type: ignore[attr-defined]
-            scheduling_strategy=here, **member_options(self._assignment.replica_id, worker)
+            scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
+            **member_options(self._assignment.replica_id, worker),
+            **gpu_options(machine.device.kind),
         ).remote(self._setup(worker), self._server, self.issue_key(worker))
 
     def invite(self, placement: Placement | None) -> None:

@@ -17,11 +17,11 @@ from share_compute.errors import ContributorLost, VerificationFailed, WrongTenso
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.models.boundary import Expected
+from share_compute.models.devices import operations
 from share_compute.models.numbers import is_finite
 from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.inference.messages import Row, ToServer, Trouble
-from share_compute_actors.machine.device import finish
 from share_compute_actors.transport.envelope import WireLabel
 
 _HANDSHAKE_S = 0.5
@@ -146,7 +146,7 @@ class StepEngine(ComputeThread):
             self.stage.seal(keeps_plain=self.keeps_plain)
         start_s, self.is_computing = time.perf_counter(), True
         outputs = self.stage.compute(step, inputs)
-        finish(self.stage.device)
+        operations(self.stage.device).synchronize()
         self.computed_s += time.perf_counter() - start_s
         self.is_computing = False
         if is_last:

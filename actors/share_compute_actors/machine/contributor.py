@@ -46,7 +46,7 @@ class ContributorActor:
         Args:
             memory_bytes: lent memory, in bytes.
             cpu_threads: number of threads to compute with.
-            device: cpu or cuda.
+            device: kind of the device; see `share_compute.device_kinds`.
             beside: number of threads that other contributors on this host use at the same time.
 
         Raises:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from share_compute.device_kinds import KINDS, DeviceKind
 from share_compute_actors.machine.confine import Policy
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
 from share_compute_actors.machine.ports import NodePorts
@@ -21,8 +22,9 @@ class NodeLimits:
 
     memory_bytes: int
     cpu_threads: int
+    device: DeviceKind = "cpu"
     gpu: str | None = None
-    """UUID of the only GPU that processes of the node can use; None for a node without a GPU."""
+    """UUID of the only GPU that processes of the node can use; None without a GPU, or if it has no UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def start_node(
     arguments = [
         f"--address={access.ray_address}",
         f"--num-cpus={limits.cpu_threads}",
-        f"--num-gpus={0 if limits.gpu is None else 1}",
+        f"--num-gpus={int(KINDS[limits.device].is_gpu)}",
         f"--memory={limits.memory_bytes}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
         f"--temp-dir={children.folder / 'ray'}",
@@ -88,6 +90,7 @@ def start_node(
 
 
 def _device_environment(gpu: str | None) -> dict[str, str]:
-    # Actors request no GPU from Ray, because this project assigns devices itself. By default Ray hides GPUs from such
-    # actors. The GPU is named by its UUID, because CUDA and the driver may number GPUs in different orders.
-    return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "CUDA_VISIBLE_DEVICES": gpu or ""}
+    # Ray must not replace CUDA_VISIBLE_DEVICES in its actors, whether they request a part of the GPU (members) or none
+    # (the actor that measures it). The GPU is named by its UUID, because CUDA and the driver may number GPUs in
+    # different orders.
+    return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": gpu or ""}

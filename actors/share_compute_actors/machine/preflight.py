@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -193,6 +195,8 @@ def check_devices() -> CheckResult:
     except Unavailable as failure:
         return CheckResult("devices", "warn", f"{cpu}; {failure.message}", hint=failure.hint)
     lines = [f"cuda:{index} {gpu.name} ({gpu.uuid})" for index, gpu in enumerate(found)]
+    if apple := find_apple_gpu():
+        lines.append(f"mps {apple}")
     text = ", ".join([*lines, cpu])
     try:
         require_gpu_access(found)
@@ -244,6 +248,18 @@ def find_gpus() -> tuple[Gpu, ...]:
         )
     found = [line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
     return visible_gpus([Gpu(*pair) for pair in found], os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def find_apple_gpu() -> str | None:
+    """Return the name of the Apple processor whose GPU torch can use as ``mps``; None on other machines."""
+    if (sys.platform, platform.machine()) != ("darwin", "arm64"):
+        return None
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "Apple GPU"
+    return done.stdout.strip() or "Apple GPU"
 
 
 def visible_gpus(found: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:

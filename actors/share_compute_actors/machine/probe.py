@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -18,15 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import psutil
 import torch
 from torch import nn
 
+from share_compute.device_kinds import KINDS, DeviceKind
+from share_compute.models.devices import OPERATIONS, DeviceOperations, operations
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device
-from share_compute_actors.machine.device import finish, gpu_uuid
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
@@ -52,8 +51,7 @@ class Lent:
 
     memory_bytes: int
     cpu_threads: int
-    device: str = "cpu"
-    """cpu or cuda."""
+    device: DeviceKind = "cpu"
     beside: int = 0
     """Number of threads that other contributors on this host use at the same time.
 
@@ -61,7 +59,7 @@ class Lent:
 
 
 def probe(lent: Lent) -> Device:
-    """Measure the lent device: the CPU, or the one GPU that this process sees.
+    """Measure the lent device: the CPU, or the one GPU of the lent kind that this process sees.
 
     Raises:
         RuntimeError: a GPU is lent, but this process does not see exactly one; or the machine has less memory than it
@@ -73,16 +71,16 @@ def probe(lent: Lent) -> Device:
             f"{bytes_text(lent.memory_bytes)} of memory are lent, but the machine has {bytes_text(has_bytes)}"
         )
     torch.set_num_threads(lent.cpu_threads)
-    if lent.device == "cpu":
+    kind = OPERATIONS[lent.device]
+    if not kind.facts.is_gpu:
         with _busy(lent.beside):
             return cpu_device(lent)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count != 1:
+    if kind.count() != 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise RuntimeError(
-            f"one CUDA device is lent, but torch finds {count} (CUDA_VISIBLE_DEVICES={visible})"
+            f"one {kind.facts.label} is lent, but torch finds {kind.count()} (CUDA_VISIBLE_DEVICES={visible})"
         )
-    return _cuda_device()
+    return _measured(kind, lent, 8 * _COPY_BYTES)
 
 
 @contextmanager
@@ -118,28 +116,23 @@ def _fork_busy() -> int:
 
 def cpu_device(lent: Lent) -> Device:
     """Measure the CPU with the threads that torch uses in this process."""
-    cpu = torch.device("cpu")
-    return Device(
-        kind="cpu",
-        name=_processor_name(),
-        memory_bytes=lent.memory_bytes,
-        flops_per_s=_speeds(cpu),
-        memory_bytes_per_s=_copy_speed(cpu, min(_COPY_BYTES, lent.memory_bytes // 8)),
-        overhead_s=_overhead_s(cpu),
-    )
+    return _measured(OPERATIONS["cpu"], lent, _COPY_BYTES)
 
 
-def _cuda_device() -> Device:
-    gpu = torch.device("cuda")
-    properties = torch.cuda.get_device_properties(gpu)
+def _measured(kind: DeviceOperations, lent: Lent, copy_bytes: int) -> Device:
+    own_bytes = kind.total_bytes()
+    if own_bytes is None:
+        memory_bytes = lent.memory_bytes
+    else:  # a GPU with its own memory lends all of it
+        memory_bytes = min(own_bytes, lent.memory_bytes) if kind.facts.uses_main_memory else own_bytes
     return Device(
-        kind="cuda",
-        name=str(properties.name),
-        memory_bytes=int(properties.total_memory),
-        flops_per_s=_speeds(gpu),
-        memory_bytes_per_s=_copy_speed(gpu, 8 * _COPY_BYTES),
-        overhead_s=_overhead_s(gpu),
-        uuid=gpu_uuid(gpu),
+        kind=kind.kind,
+        name=kind.name(),
+        memory_bytes=memory_bytes,
+        flops_per_s=_speeds(kind.device),
+        memory_bytes_per_s=_copy_speed(kind.device, min(copy_bytes, memory_bytes // 8)),
+        overhead_s=_overhead_s(kind.device),
+        uuid=kind.uuid(),
     )
 
 
@@ -209,25 +202,17 @@ def _median_s(
     The measurement ends after ``repetitions`` runs, or `_BUDGET_S` after ``started`` if that is sooner.
     """
     times: list[float] = []
+    finish = operations(device).synchronize
     work()
     for _ in range(repetitions):
-        finish(device)
+        finish()
         begin = time.perf_counter()
         work()
-        finish(device)
+        finish()
         times.append(time.perf_counter() - begin)
         if time.perf_counter() - started > _BUDGET_S:
             break
     return statistics.median(times)
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except FileNotFoundError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def main() -> None:
@@ -236,7 +221,7 @@ def main() -> None:
     parser.add_argument("--memory-bytes", type=int, default=2**30)
     parser.add_argument("--cpu-threads", type=int, default=1)
     parser.add_argument("--beside", type=int, default=0, help="processors to keep busy meanwhile")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=tuple(KINDS), default="cpu")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     try:

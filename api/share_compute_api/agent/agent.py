@@ -153,7 +153,7 @@ class Agent:
             client = stack.enter_context(self._client(identity))
             self._view = replace(self._view, contributor_id=identity.contributor_id)
             try:
-                node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.gpu)
+                node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.device, limits.gpu)
                 self.work(client, access, node_limits, children)
             finally:
                 interrupts.begin_stopping()

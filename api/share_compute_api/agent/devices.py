@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from share_compute.device_kinds import DeviceKind
 from share_compute.errors import UserError
-from share_compute.topology import MOST_DEVICES, DeviceKind
-from share_compute_actors.machine.preflight import Gpu, find_gpus
+from share_compute.topology import MOST_DEVICES
+from share_compute_actors.machine.preflight import Gpu, find_apple_gpu, find_gpus
 
-_NAMES = re.compile(r"auto|(cpu|cuda)(:\d{1,4})?")
+_NAMES = re.compile(r"auto|mps|(cpu|cuda)(:\d{1,4})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +20,23 @@ class LentDevice:
     """A device that is lent: a GPU, the CPU, or a part of the CPU."""
 
     name: str = "cpu"
-    """``cpu``, ``cuda:K`` for a GPU, or ``cpu:K`` for a part of the CPU (a logical device)."""
+    """``cpu``, ``cuda:K`` or ``mps`` for a GPU, or ``cpu:K`` for a part of the CPU (a logical device)."""
     gpu: str | None = None
-    """UUID of the GPU; None for a CPU."""
+    """UUID of the GPU; None for a CPU, and for GPUs without UUIDs."""
 
     @property
     def kind(self) -> DeviceKind:
-        """Kind of the device: ``cuda`` with a GPU, else ``cpu``."""
-        return "cpu" if self.gpu is None else "cuda"
+        """Kind of the device, with which its name begins."""
+        return cast("DeviceKind", self.name.partition(":")[0])
 
 
 def lent_devices(wanted: Sequence[str]) -> tuple[LentDevice, ...]:
     """Return the devices with these names.
 
     Args:
-        wanted: ``auto`` (all GPUs, or the CPU if there is none), ``cuda`` (all GPUs), ``cuda:K``, ``cpu``, or
-            ``cpu:K`` for a logical device. An empty sequence means ``auto``.
+        wanted: ``auto`` (all NVIDIA GPUs, or the CPU if there is none), ``cuda`` (all NVIDIA GPUs), ``cuda:K``,
+            ``mps`` (the GPU of an Apple processor), ``cpu``, or ``cpu:K`` for a logical device. An empty sequence means
+            ``auto``.
 
     Raises:
         UserError: a name is unknown or given twice, a device does not exist, or there are too many.
@@ -43,10 +46,10 @@ def lent_devices(wanted: Sequence[str]) -> tuple[LentDevice, ...]:
         if not _NAMES.fullmatch(word):
             raise UserError(
                 f"{word!r} is no device",
-                hint="use auto, cpu, cuda, cuda:0, or cpu:0 and cpu:1 for parts of the CPU",
+                hint="use auto, cpu, cuda, cuda:0, mps, or cpu:0 and cpu:1 for parts of the CPU",
             )
     words = wanted or ("auto",)
-    gpus = () if all(word.startswith("cpu") for word in words) else find_gpus()
+    gpus = () if all(word.startswith(("cpu", "mps")) for word in words) else find_gpus()
     devices = tuple(device for word in words for device in _named(word, gpus))
     if twice := [device.name for place, device in enumerate(devices) if device in devices[:place]]:
         raise UserError(f"{twice[0]} is named twice", hint="name each device once with --device")
@@ -61,6 +64,10 @@ def lent_devices(wanted: Sequence[str]) -> tuple[LentDevice, ...]:
 def _named(word: str, gpus: Sequence[Gpu]) -> Iterator[LentDevice]:
     if word.startswith("cpu") or (word == "auto" and not gpus):
         yield LentDevice("cpu" if word == "auto" else word)
+    elif word == "mps":
+        if find_apple_gpu() is None:
+            raise UserError("--device mps, but no Apple GPU is here", hint="use --device cpu")
+        yield LentDevice(word)
     elif word in ("auto", "cuda") and gpus:
         yield from (LentDevice(f"cuda:{index}", gpu.uuid) for index, gpu in enumerate(gpus))
     elif not gpus:

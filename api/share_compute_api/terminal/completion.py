@@ -34,7 +34,7 @@ def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_device(incomplete: str) -> list[tuple[str, str]]:
     """Return the devices of this machine whose name begins with ``incomplete``, each with a description."""
-    from share_compute_actors.machine.preflight import find_gpus
+    from share_compute_actors.machine.preflight import find_apple_gpu, find_gpus
 
     try:
         gpus = find_gpus()
@@ -46,6 +46,7 @@ def complete_device(incomplete: str) -> list[tuple[str, str]]:
         ("cpu:0", "a part of the CPU"),
         *([("cuda", "all GPUs")] if gpus else []),
         *((f"cuda:{index}", gpu.name) for index, gpu in enumerate(gpus)),
+        *([("mps", apple)] if (apple := find_apple_gpu()) else []),
     ]
     return [(name, text) for name, text in known if name.startswith(incomplete)]
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from share_compute import __version__
+from share_compute.device_kinds import DeviceKind
 from share_compute.errors import UserError
 from share_compute.files.field_errors import field_errors, fields_text
 from share_compute.files.plain_text import PlainText, plain
@@ -28,7 +29,6 @@ from share_compute.topology import (
     MOST_PER_S,
     Contributor,
     Device,
-    DeviceKind,
     Link,
     Topology,
     limited_links,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.devices import computing_in, require_precision
 from share_compute.models.objective import Objective, task_of
-from share_compute.models.precision import computing_in, require_precision
 from share_compute.shards import Shard
 
 

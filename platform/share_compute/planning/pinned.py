@@ -55,7 +55,7 @@ def pinned_layout(pinned: PinnedPlan, problem: SearchProblem, topology: Topology
     for stage in layout.stages:
         if len({cost.kinds[machine] for machine in stage.members}) > 1:
             span = layer_span(stage.start, stage.stop)
-            raise _refused(f"{span} would mix machines with and without GPU in one stage")
+            raise _refused(f"{span} would mix different kinds of devices in one stage")
     small = list(_too_small(cost, layout))
     if small:
         missing = {name: needed - lent for name, lent, needed in small}

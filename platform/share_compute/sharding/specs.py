@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from share_compute.errors import UserError
+from share_compute.models.devices import OPERATIONS
 
 Spec = tuple[int, ...]
 """Number of parts of each dimension of a tensor: ``(2, 1)`` cuts the first of two dimensions into halves."""
@@ -63,7 +63,11 @@ def _mesh(_world: object, shape: tuple[int, ...]) -> DeviceMesh:
 
 def _device_type() -> str:
     """Return the type of the devices of the process group's backend."""
-    return "cuda" if distributed.get_backend() == "nccl" and torch.cuda.is_available() else "cpu"
+    backend = distributed.get_backend()
+    fit = (
+        one for one in OPERATIONS.values() if one.facts.collectives == backend and not one.facts.copies_sums
+    )
+    return next((one.kind for one in fit if one.count()), "cpu")
 
 
 def _prime_factors(number: int) -> list[int]:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
+from share_compute.device_kinds import DeviceKind
 from share_compute.errors import UserError
 from share_compute.simulation.fleet_name import FleetName
-from share_compute.topology import HEAD, Contributor, Device, DeviceKind, Link, Topology
+from share_compute.topology import HEAD, Contributor, Device, Link, Topology
 
 MOST_MACHINES = 10_000
 _GIB = 2**30

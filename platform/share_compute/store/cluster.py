@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from sqlalchemy import Text, cast, func, select
 from sqlalchemy.orm import Session, aliased
 
+from share_compute.device_kinds import KINDS
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.contributors import REMEMBERED, here_since
 from share_compute.store.database.database import Database
@@ -132,7 +133,7 @@ def _measured(capacity: str | None, links: str | None) -> _Measured:
     among: list[dict[str, Any]] = from_json(links or "null") or []
     head = next((link for link in among if HEAD in (link["source"], link["target"])), None)
     return _Measured(
-        kind=("cuda" if any(device["kind"] == "cuda" for device in devices) else "cpu") if devices else None,
+        kind=max((device["kind"] for device in devices), key=lambda kind: KINDS[kind].is_gpu, default=None),
         device=", ".join(device["name"] for device in devices) or None,
         flops_per_s=_rounded(sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices)),
         memory_bytes=sum(device["memory_bytes"] for device in devices),

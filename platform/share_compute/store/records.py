@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ConfigDict
 
 from share_compute import topology
+from share_compute.device_kinds import DeviceKind
 from share_compute.errors import Conflict
 from share_compute.files.described import DescribedModel
 from share_compute.lifecycle.attempt_events import Measured, ReplanProposed, RowsDone
@@ -149,6 +150,11 @@ class ContributorRecord(PresenceRecord):
     def lent_threads(self) -> int:
         """Return the number of CPU threads that the machine's owner lends; 1 if the number is unknown."""
         return int(self.limits.get("cpu_threads") or 1)
+
+    @property
+    def lent_kind(self) -> DeviceKind:
+        """Return the kind of the device that the machine's owner lends."""
+        return cast("DeviceKind", self.limits.get("device") or "cpu")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -498,8 +504,8 @@ class MachineSummaryRecord(Record):
     host: str
     state: ContributorState
     reason: str
-    kind: Literal["cpu", "cuda"] | None
-    """cuda if any device of the machine is a CUDA GPU; null until the machine was measured."""
+    kind: DeviceKind | None
+    """Kind of the machine's GPU, or cpu without one; null until the machine was measured."""
     device: str | None
     """Names of the machine's devices, separated by commas; null until the machine was measured."""
     flops_per_s: float

@@ -9,6 +9,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from share_compute.models.devices import operations
 from share_compute.models.numbers import is_finite
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import FusionSpec
@@ -357,8 +358,11 @@ def _point(buffers: _Buffers) -> None:
 def _squared_sum(flat: Tensor) -> Tensor:
     """Return the sum of squares as a scalar tensor in float64."""
     whole = flat.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=torch.float32).double()
-    rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float32).double()
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=torch.float32)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float32)
+    if not operations(flat.device).facts.has_float64:
+        rows, rest = rows.cpu(), rest.cpu()
+    rows, rest = rows.double(), rest.double()
     squared: Tensor = rows.dot(rows) + rest * rest
     return squared
 

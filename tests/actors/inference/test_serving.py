@@ -27,13 +27,13 @@ from share_compute.inference.scheduler.events import Embedded, Emitted, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import ServingStatus
+from share_compute.models.devices import operations
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.shards import Shard
 from share_compute.specification import ServeJob
 from share_compute.topology import Device, Topology
 from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.server import DeploymentServer, generations_adapter, topologies
-from share_compute_actors.machine.device import gpu_uuid
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 pytestmark = pytest.mark.slow
@@ -375,10 +375,13 @@ def test_the_tokens_on_a_gpu_are_those_of_transformers_also_after_a_death(
 ) -> None:
     gpu = torch.device("cuda")
     expected = generator(folder, gpu)
-    device = Device("cuda", "gpu", memory_bytes=2**31, flops_per_s={"float32": 1e10}, uuid=gpu_uuid(gpu))
+    device = Device(
+        "cuda", "gpu", memory_bytes=2**31, flops_per_s={"float32": 1e10}, uuid=operations(gpu).uuid()
+    )
     machines = [replace(machine, devices=(device,)) for machine in topology.contributors]
     served = serve({"parallelism": {"stages": 2}, "new_tokens": 8}, topology=Topology(tuple(machines)))
     status = served.wait_for_stages(2)
+    assert ray.available_resources()["GPU"] < ray.cluster_resources()["GPU"]
     drawn = served.submit(20, PROMPTS[:1], 120, **DRAWN)
     served.pull_until(lambda: served.have_ended(drawn))
     four, again = served.submit(30, PROMPTS, 160), served.submit(40, PROMPTS[:1], 120, **DRAWN)

@@ -61,7 +61,7 @@ def test_a_device_that_is_not_there_is_an_error():
         pytest.skip("there is one here")
     done = run_probe("--json", "--device", "cuda")
     assert done.returncode != 0
-    assert "one CUDA device is lent, but torch finds 0" in done.stderr
+    assert "one NVIDIA GPU is lent, but torch finds 0" in done.stderr
 
 
 def test_no_machine_lends_more_memory_than_it_has():
@@ -85,7 +85,7 @@ def test_exactly_the_gpu_that_is_lent_is_measured():
 def test_a_probe_that_sees_several_gpus_measures_none():
     done = run_probe("--json", "--device", "cuda")
     assert done.returncode != 0
-    assert "one CUDA device is lent" in done.stderr
+    assert "one NVIDIA GPU is lent" in done.stderr
 
 
 def test_links_are_measured_from_the_times_of_echoes():

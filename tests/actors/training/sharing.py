@@ -42,6 +42,8 @@ BATCH = 4
 class LinkedGroup:
     """The operations of `EpochGroup` that a runner with a share needs, over links of this process."""
 
+    device = CPU
+
     def __init__(self, linked: GlooLinks) -> None:
         self._links = linked
 

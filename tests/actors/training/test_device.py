@@ -14,11 +14,15 @@ import pytest
 import torch
 from tests.actors.machine.test_node import StartHead, access, ports, rosters, start_head  # noqa: F401 - fixtures
 
+from share_compute.device_kinds import DeviceKind
 from share_compute.errors import ContributorLost
+from share_compute.models.devices import OPERATIONS
 from share_compute.settings import Settings
+from share_compute.specification.synchronization import MOST_BRANCHES
+from share_compute_actors.group.naming import gpu_options
 from share_compute_actors.machine.confine import landlock_version
 from share_compute_actors.machine.cores import on_cores, share_cores
-from share_compute_actors.machine.device import gpu_uuid, measured_device
+from share_compute_actors.machine.device import measured_device
 from share_compute_actors.machine.head import Head
 from share_compute_actors.machine.launch import RayNode, ray_environment
 from share_compute_actors.machine.node import NodeLimits, start_node
@@ -27,8 +31,11 @@ from share_compute_actors.machine.preflight import find_gpus
 from share_compute_actors.machine.processes import ChildProcesses
 
 PROBE = """
-import json, os, sys, ray
+import json, os, sys, time, ray
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.autoscaler.v2.utils import ClusterStatusFormatter
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from share_compute_actors.group.naming import gpu_options
 
 @ray.remote(num_cpus=0)
 class Member:
@@ -41,31 +48,45 @@ class Member:
         return str(torch.cuda.get_device_properties(gpu).uuid), float(torch.ones(8, 8, device=gpu).mm(
             torch.ones(8, 8, device=gpu)).sum())
 
-ray.init(address=sys.argv[1], log_to_driver=False)
-here = NodeAffinitySchedulingStrategy(sys.argv[2], soft=False)
-member = Member.options(scheduling_strategy=here).remote()
-print(json.dumps([ray.cluster_resources().get("GPU", 0), ray.get(getattr(member, sys.argv[3]).remote())]))
+def in_use():
+    return ray.cluster_resources().get("GPU", 0) - ray.available_resources().get("GPU", 0)
+
+address, node_id, method, kind = sys.argv[1:]
+ray.init(address=address, log_to_driver=False)
+where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+# The actor that measures a device asks for no GPU; the others do what members of two jobs do.
+members = [Member.options(**where, **gpu_options(kind)).remote() for _ in range(2)]
+answers = ray.get([getattr(actor, method).remote() for actor in [Member.options(**where).remote(), *members]])
+until = time.monotonic() + 20  # nodes report their resources a moment later
+while kind != "cpu" and in_use() < 0.25 and time.monotonic() < until:
+    time.sleep(0.1)
+shown = ClusterStatusFormatter.format(get_cluster_status(address))  # the text of `ray status`
+for member in members:  # the next one need not wait until Ray has released the parts of killed members
+    ray.kill(member)
+answers.append(ray.get(getattr(Member.options(**where, **gpu_options(kind)).remote(), method).remote()))
+print(json.dumps([[line.strip() for line in shown.splitlines() if line.endswith(" GPU")], answers]))
 """
 
 
-def ask_member(head: Head, node: RayNode, method: str) -> tuple[float, Any]:
-    """Return the number of GPUs that Ray counts, and the answer of an actor on the node."""
+def ask_members(head: Head, node: RayNode, method: str, kind: DeviceKind) -> tuple[list[str], list[Any]]:
+    """Return the lines about GPUs of ``ray status`` while two members run, and the answers of four actors."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, head.ray_address, node.node_id, method],
+        [sys.executable, "-c", PROBE, head.ray_address, node.node_id, method, kind],
         env={**os.environ, **ray_environment(head.place.token)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    gpus, answer = json.loads(done.stdout.splitlines()[-1])
-    return gpus, answer
+    lines, answers = json.loads(done.stdout.splitlines()[-1])
+    return lines, answers
 
 
 def test_another_gpu_than_the_measured_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured_device("cpu", "") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="aa-1"))
     assert measured_device("cuda", "aa-1") == torch.device("cuda")
     with pytest.raises(ContributorLost, match=r"GPU bb-2 was measured, but .* see GPU aa-1"):
@@ -75,11 +96,19 @@ def test_another_gpu_than_the_measured_one_is_refused(monkeypatch: pytest.Monkey
         measured_device("cuda", "bb-2")
 
 
+@pytest.mark.parametrize("branches", [1, 3, 8, MOST_BRANCHES])
+def test_the_members_of_all_branches_fit_on_one_gpu_beside_those_that_end(branches: int) -> None:
+    assert gpu_options("cpu", branches) == {}
+    part = gpu_options("cuda", branches)["num_gpus"]
+    assert round(part, 4) == part > 0, "Ray divides a GPU into 10,000 units"
+    assert part * branches <= 1 / 8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "gpu", [pytest.param(None, marks=pytest.mark.thorough), "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f"]
 )
-def test_actors_of_a_node_see_its_gpu_alone(
+def test_members_see_the_gpu_of_their_node_alone_and_reserve_parts_of_it(
     gpu: str | None,
     tmp_path: Path,
     rosters: list[ChildProcesses],  # noqa: F811
@@ -87,20 +116,22 @@ def test_actors_of_a_node_see_its_gpu_alone(
     start_head: StartHead,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They ask Ray for no GPU. The devices that the owner made visible to this process do not matter."""
+    """The devices that the owner made visible to this process do not matter."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    kind: DeviceKind = "cpu" if gpu is None else "cuda"
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
-    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpu=gpu)
+    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, device=kind, gpu=gpu)
     node = start_node(rosters[1], access(head), limits, ports)
-    gpus, (visible, _cores) = ask_member(head, node, "environment")
-    assert (gpus, visible) == (0 if gpu is None else 1, gpu or "")
+    shown, answers = ask_members(head, node, "environment", kind)
+    assert {visible for visible, _cores in answers} == {gpu or ""}
+    assert shown == ([] if gpu is None else ["0.25/1.0 GPU"])
 
 
 @pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.skipif(os.geteuid() == 0 and landlock_version() > 0, reason="root lends no GPU")
-def test_an_actor_of_a_confined_node_computes_on_its_gpu(
+def test_members_of_a_confined_node_compute_on_its_gpu(
     tmp_path: Path,
     rosters: list[ChildProcesses],  # noqa: F811
     ports: NodePorts,  # noqa: F811
@@ -108,10 +139,11 @@ def test_an_actor_of_a_confined_node_computes_on_its_gpu(
 ) -> None:
     (first, *_others) = find_gpus()
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
-    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpu=first.uuid)
+    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, device="cuda", gpu=first.uuid)
     node = start_node(rosters[1], access(head), limits, ports)
-    gpus, (uuid, total) = ask_member(head, node, "compute")
-    assert (gpus, f"GPU-{uuid}", total) == (1, first.uuid, 512.0)
+    shown, answers = ask_members(head, node, "compute", "cuda")
+    assert shown == ["0.25/1.0 GPU"]
+    assert {(f"GPU-{uuid}", total) for uuid, total in answers} == {(first.uuid, 512.0)}
 
 
 @pytest.mark.gpu
@@ -119,9 +151,8 @@ def test_an_actor_of_a_confined_node_computes_on_its_gpu(
 def test_torch_names_gpus_as_the_driver_does() -> None:
     found = {gpu.uuid for gpu in find_gpus()}
     for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        assert f"GPU-{gpu_uuid(device)}" in found
-    assert measured_device("cuda", gpu_uuid(torch.device("cuda"))).type == "cuda"
+        assert f"GPU-{OPERATIONS['cuda'].uuid(index)}" in found
+    assert measured_device("cuda", OPERATIONS["cuda"].uuid()).type == "cuda"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cores are shared out on Linux only")

@@ -13,6 +13,7 @@ from tests.ray_nodes import Attempt
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.devices import operations
 from share_compute.models.factory import build_stage
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.protocol.failures import FailureKind, InjectedFailure
@@ -21,7 +22,6 @@ from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
 from share_compute.specification import TrainingSpec
 from share_compute.topology import Device, Topology
-from share_compute_actors.machine.device import compute_deterministically, gpu_uuid
 from share_compute_actors.training.member.runner import Runner
 
 pytestmark = [
@@ -48,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     """Compute in this process as a member does."""
-    compute_deterministically(GPU)
+    operations(GPU).compute_deterministically()
     yield
     torch.use_deterministic_algorithms(mode=False)
 
@@ -115,7 +115,9 @@ def test_gradients_are_near_those_of_a_processor() -> None:
 @pytest.fixture
 def gpus(topology: Topology) -> Topology:
     """Machines that all compute on the same GPU."""
-    device = Device("cuda", "gpu", memory_bytes=2**31, flops_per_s={"float32": 1e10}, uuid=gpu_uuid(GPU))
+    device = Device(
+        "cuda", "gpu", memory_bytes=2**31, flops_per_s={"float32": 1e10}, uuid=operations(GPU).uuid()
+    )
     return Topology(tuple(replace(machine, devices=(device,)) for machine in topology.contributors))
 
 

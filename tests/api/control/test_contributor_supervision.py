@@ -185,6 +185,19 @@ def test_a_contributor_is_measured_and_ready(settings: Settings) -> None:
     run(settings, story)
 
 
+def test_the_links_to_all_devices_of_the_same_host_are_measured(settings: Settings) -> None:
+    async def story(cluster: Cluster) -> None:
+        hosts = ["inside"] * 6 + ["outside"] * 6
+        for index, host in enumerate([*hosts, "inside"]):
+            last, machine = await cluster.ready(f"machine-{index}", host_id=host.encode().hex())
+        ids = {record.id: record.host_id for record in cluster.store.contributors.list()}
+        inside = {one for one, host in ids.items() if host == b"inside".hex() and one != last}
+        assert inside < set(machine.peers)
+        assert len(set(machine.peers) - inside - {HEAD}) == 4
+
+    run(settings, story)
+
+
 def test_of_two_measurements_of_one_machine_the_later_counts(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada = cluster.arrive("ada")

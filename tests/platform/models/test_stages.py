@@ -12,9 +12,9 @@ from transformers import CONFIG_MAPPING
 
 from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.devices import require_precision
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.losses import loss_sum
-from share_compute.models.precision import require_precision
 from share_compute.models.stage import Stage
 from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, Precision
@@ -152,10 +152,11 @@ def test_a_loss_scale_changes_only_the_scale() -> None:
     assert_equal(plain, {name: gradient / 2.0**16 for name, gradient in scaled.items()})
 
 
-def test_a_device_that_cannot_is_reported() -> None:
-    with pytest.raises(UserError, match="meta cannot compute in bfloat16") as caught:
-        require_precision("bfloat16", torch.device("meta"))
-    assert caught.value.hint
+def test_a_device_that_cannot_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.raises(UserError, match="cuda cannot compute in bfloat16") as caught:
+        require_precision("bfloat16", torch.device("cuda"))
+    assert "float16" in caught.value.hint
 
 
 class TestFreezing:

@@ -8,12 +8,13 @@ from typing import get_args
 
 import numpy as np
 
+from share_compute.device_kinds import DeviceKind
 from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.planning.network.network import Network
 from share_compute.specification.workload import TrainingWorkload
-from share_compute.topology import Contributor, Device, DeviceKind, Topology
+from share_compute.topology import Contributor, Device, Topology
 
 KINDS = get_args(DeviceKind)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from share_compute.device_kinds import DeviceKind
 from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import solve
 from share_compute.specification import TrainJob, parse_job
-from share_compute.topology import Contributor, Device, DeviceKind, Link, Topology
+from share_compute.topology import Contributor, Device, Link, Topology
 
 GIB = 2**30
 LAYER = LayerProfile(

@@ -121,7 +121,7 @@ def test_a_dead_link_between_neighbours_is_named() -> None:
 def test_a_stage_does_not_mix_kinds_of_devices() -> None:
     plan = planned(stages=1, members_per_stage=3)
     gpu: Contributor = machine("a", 60, kind="cuda")
-    assert "with and without GPU" in refused(pinning(plan), lan(gpu, *MACHINES[1:])).message
+    assert "mix different kinds of devices" in refused(pinning(plan), lan(gpu, *MACHINES[1:])).message
 
 
 def test_a_checkpoint_with_other_microbatches_is_refused() -> None:

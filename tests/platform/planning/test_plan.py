@@ -70,8 +70,15 @@ class TestSimpleStrategies:
 
     def test_a_stage_does_not_mix_kinds_of_devices(self) -> None:
         topology = lan(machine("a", 99, kind="cuda"), machine("b"), machine("c"))
-        with pytest.raises(PlanInfeasible, match="mix machines with and without GPU"):
+        with pytest.raises(PlanInfeasible, match="mix different kinds of devices"):
             make_plan(job(strategy="uniform", stages=1, members_per_stage=2), topology, PROFILE)
+
+    def test_a_machine_that_no_stage_can_take_because_of_its_kind_is_told_so(self) -> None:
+        plan = make_plan(job(), lan(machine("a", 99, kind="cuda"), machine("b", 0.01)), PROFILE)
+        assert [idle.name for idle in plan.idle] == ["b"]
+        assert "it computes on CPU and the machines of the plan on NVIDIA GPU" in plan.idle[0].reason
+        alike = make_plan(job(), lan(machine("a", 99), machine("b", 0.01)), PROFILE)
+        assert "it computes on" not in alike.idle[0].reason
 
     def test_a_dead_link_between_neighbours_is_named(self) -> None:
         topology = Topology((machine("a"), machine("b")), (Link("a", "b", 1e-3, 0.0),))

@@ -28,6 +28,7 @@ NOT_SHOWN = frozenset(
         ),
         "Extra inputs are not permitted",
         "Field required",
+        "MPS backend out of memory",
         "Ray runtime started",
         "Version mismatch",
         "ddress already in use",

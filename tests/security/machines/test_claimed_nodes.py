@@ -56,6 +56,17 @@ def own(contributor: ContributorRecord, **changes: Any) -> NodeFacts:
     return NodeFacts(**{**facts, **changes})
 
 
+def test_a_machine_that_lends_a_gpu_has_it_in_the_books_of_ray(store: Store) -> None:
+    _, code = store.invites.create()
+    limits = {"memory_bytes": 1 << 30, "cpu_threads": 2, "device": "cuda", "gpu": "GPU-aa"}
+    ada, _ = store.contributors.join(code, name="ada", host="h", versions={}, limits=limits)
+    resources = own(ada).resources
+    with pytest.raises(Conflict, match="it lends a GPU, but its node has none"):
+        check_node(ada, NODE, ADDRESS, [own(ada)], head_node_id=HEAD)
+    with_gpu = own(ada, resources={**resources, "GPU": 1.0})
+    assert check_node(ada, NODE, ADDRESS, [with_gpu], head_node_id=HEAD)
+
+
 def cluster(nodes: Callable[[], Awaitable[list[NodeFacts]]]) -> Any:
     """Return the part of a cluster that a machine which comes online uses."""
     info = ClusterInfo("192.0.2.1:6379", "cluster-secret", HEAD, "127.0.0.1")

@@ -3870,7 +3870,7 @@ export interface components {
              * Kind
              * @enum {string}
              */
-            kind: "cpu" | "cuda";
+            kind: "cpu" | "cuda" | "mps";
             /**
              * Memory Bytes
              * @description Memory that its owner lends.
@@ -3914,7 +3914,7 @@ export interface components {
              * @default cpu
              * @enum {string}
              */
-            kind: "cpu" | "cuda";
+            kind: "cpu" | "cuda" | "mps";
             /**
              * Memory Bytes
              * @description Memory that its owner lends.
@@ -3956,7 +3956,7 @@ export interface components {
              * @default cpu
              * @enum {string}
              */
-            kind: "cpu" | "cuda";
+            kind: "cpu" | "cuda" | "mps";
             /**
              * Memory Bytes
              * @description Memory that its owner lends.
@@ -7005,7 +7005,7 @@ export interface components {
              * @default cpu
              * @enum {string}
              */
-            device: "cpu" | "cuda";
+            device: "cpu" | "cuda" | "mps";
             /**
              * Download Bytes Per S
              * @description Rate at which the machine may receive from other machines, in bytes/s; null for no limit.
@@ -7078,9 +7078,9 @@ export interface components {
             joined_at: string;
             /**
              * Kind
-             * @description cuda if any device of the machine is a CUDA GPU; null until the machine was measured.
+             * @description Kind of the machine's GPU, or cpu without one; null until the machine was measured.
              */
-            kind: ("cpu" | "cuda") | null;
+            kind: ("cpu" | "cuda" | "mps") | null;
             /**
              * Last Seen At
              * Format: date-time

@@ -63,7 +63,7 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
           onFocus={() => onLight(machine.id)}
         >
           <circle className={classes.target} r={Math.max(ring, 12)} />
-          {machine.kind === "cuda" ? (
+          {machine.kind !== null && machine.kind !== "cpu" ? (
             <rect className={classes.body} x={-r} y={-r} width={2 * r} height={2 * r} rx={r * 0.3} />
           ) : (
             <circle className={classes.body} r={r} />

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean
-from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from share_compute.models.devices import operations
 from share_compute.planning.cost.timings import LayerTiming
 
 _Way: TypeAlias = Literal["forward", "backward"]
-_Mark: TypeAlias = "float | torch.cuda.Event"
-"""A point in time: seconds of the CPU's clock, or an event on a GPU."""
+_Mark: TypeAlias = Any
+"""A point in time, as `DeviceOperations.mark` returns it."""
 
 
 class _Pass(NamedTuple):
@@ -42,7 +42,7 @@ class LayerTimer:
 
     def __init__(self, layers: Mapping[int, nn.Module], device: torch.device) -> None:
         self._places = sorted(layers)
-        self._on_gpu = device.type == "cuda"
+        self._device = operations(device)
         self._passes: dict[_Way, list[_Pass]] = {"forward": [], "backward": []}
         self._current: dict[int, _Mark] | None = None
         self._hooks = [layers[place].register_forward_hook(self._ended(place)) for place in self._places[:-1]]
@@ -62,17 +62,12 @@ class LayerTimer:
         """Remove the hooks, and return each layer's mean times over all passes, by layer index."""
         for hook in self._hooks:
             hook.remove()
-        if self._on_gpu:
-            torch.cuda.synchronize()
+        self._device.synchronize()
         forward, backward = self._means("forward"), self._means("backward")
         return {place: LayerTiming(forward[place], backward[place]) for place in self._places}
 
     def _mark(self) -> _Mark:
-        if not self._on_gpu:
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return self._device.mark()
 
     def _ended(self, place: int) -> Any:
         def hook(_: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -99,13 +94,5 @@ class LayerTimer:
             bounds = order[:-1] if way == "forward" else order[1:]
             marks = [each.begin, *(each.inner.get(place, each.end) for place in bounds), each.end]
             for place, start, stop in zip(order, marks, marks[1:], strict=False):
-                times[place].append(max(0.0, _seconds(start, stop)))
+                times[place].append(max(0.0, self._device.seconds(start, stop)))
         return {place: fmean(seconds) if seconds else 0.0 for place, seconds in times.items()}
-
-
-def _seconds(start: _Mark, stop: _Mark) -> float:
-    if isinstance(start, float) and isinstance(stop, float):
-        return stop - start
-    assert isinstance(start, torch.cuda.Event)
-    assert isinstance(stop, torch.cuda.Event)
-    return float(start.elapsed_time(stop)) / 1000  # from milliseconds

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from share_compute.compression.boundaries import round_inside
+from share_compute.device_kinds import KINDS
 from share_compute.errors import UserError
 from share_compute.models.boundary import Boundaries
+from share_compute.models.devices import operations
 from share_compute.models.factory import build_stage
 from share_compute.models.stage import Stage
 from share_compute.models.storage.slots import parameter_of
@@ -20,7 +22,7 @@ from share_compute.training.optimizers import restore_optimizer
 from share_compute.training.shares import WHOLE, OptimizerShare
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import SourceClient, fill, fits, wrong
-from share_compute_actors.machine.device import compute_deterministically, measured_device
+from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import MemberSetup, Source
 from share_compute_actors.training.member.ranks import Ranks
 from share_compute_actors.training.member.runner import Runner
@@ -51,18 +53,18 @@ def build_runner(
             can divide none of the layers.
     """
     torch.set_num_threads(setup.threads)
-    if setup.training.compresses_sums and setup.device != "cpu":
+    if setup.training.compresses_sums and KINDS[setup.device].is_gpu:
         raise UserError(
             f"training.compression: {setup.name} computes on a GPU, and only CPUs compress the sums of gradients",
             hint="set training.compression: {name: none}",
         )
-    if share.total > 1 and setup.device != "cpu":
+    if share.total > 1 and KINDS[setup.device].is_gpu:
         raise UserError(
             f"parallelism.optimizer: {setup.name} computes on a GPU, and only CPUs share the optimizer's state",
             hint="set parallelism.optimizer to replicated, or parallelism.avoid to the machines with GPUs",
         )
     device = measured_device(setup.device, setup.gpu)
-    compute_deterministically(device)
+    operations(device).compute_deterministically()
     with fits(shard, setup.name):
         stage = build_stage(setup.blueprint, shard, device)
         training = setup.training

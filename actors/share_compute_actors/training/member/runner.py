@@ -21,6 +21,7 @@ from share_compute.compression.factory import bucket_codecs
 from share_compute.errors import ContributorLost
 from share_compute.models.batch_norm import update_statistics
 from share_compute.models.boundary import Boundaries, Expected
+from share_compute.models.devices import operations
 from share_compute.models.losses import loss_sum, training_loss
 from share_compute.models.numbers import is_finite
 from share_compute.models.stage import Stage
@@ -40,7 +41,6 @@ from share_compute.training.optimizers import (
     undecayed_parameters,
 )
 from share_compute.training.shares import WHOLE, OptimizerShare
-from share_compute_actors.machine.device import finish
 from share_compute_actors.training.member.evaluating import Evaluates
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.algorithms import GlooLinks
@@ -86,6 +86,7 @@ class Runner(Evaluates):
         self._training = training
         self._tree = tree
         self._device = next(stage.module.parameters(), torch.empty(0)).device
+        self._operations = operations(self._device)
         self.parameters = stage.parameters()
         fusion = training.communication_fusion
         # Members of other stages get the sum of the tied parameter from the first member of this stage.
@@ -254,7 +255,7 @@ class Runner(Evaluates):
         If reductions have begun, do not wait: they end only when the stage's other members take part.
         """
         if not self._reductions:
-            finish(self._device)
+            self._operations.synchronize()
 
     def kept(self, cargo: str, microbatch: int) -> Tensor | None:
         """Return a tensor that this member keeps for another stage; None if it keeps no such tensor.
@@ -428,13 +429,13 @@ class Runner(Evaluates):
 
         This is needed because earlier waits return when the operation is enqueued on the GPU.
         """
-        finish(self._device)
-        if self._device.type == "cuda" and self._group is not None:
+        self._operations.synchronize()
+        if self._group is not None and self._operations.facts.collectives == "nccl":
             self._group.require_whole()
 
     def _share_losses(self, copying: BroadcastOptions | None = None) -> None:
         assert self._group is not None
-        known = torch.zeros(self._tree.microbatches, dtype=torch.float64, device=self._device)
+        known = torch.zeros(self._tree.microbatches, dtype=torch.float64, device=self._group.device)
         for microbatch, loss in self._losses.items():
             known[microbatch] = float(loss)
         if copying is None:

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from share_compute.device_kinds import KINDS
 from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.cells import derive_seed
@@ -22,7 +23,7 @@ from share_compute.topology import Contributor, Topology
 from share_compute.training.shares import OptimizerShare
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
-from share_compute_actors.group.naming import member_options
+from share_compute_actors.group.naming import gpu_options, member_options
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.messages import MemberSetup, MemberStatus, Source, Sources, server_source
 from share_compute_actors.training.member.member import Member
@@ -116,6 +117,7 @@ class TrainingGroup(WorkerGroup):
         machine = self.topology[worker]
         most_threads = self._assignment.spec.parallelism.threads or machine.cpu_threads
         training, branch = self._assignment.spec.training, self._assignment.branch
+        rounds = training.rounds
         if branch is not None:  # branches draw different dropout
             seed = derive_seed("branch", training.seed, branch.number)
             training = training.model_copy(update={"seed": seed})
@@ -135,7 +137,9 @@ class TrainingGroup(WorkerGroup):
             version=self._facts.version,
             tied=self._tied_name,
             reads_full_batch=self._assignment.spec.data.slicing == "full_batch",
-            lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
+            lent_bytes=sum(
+                device.memory_bytes for device in machine.devices if KINDS[device.kind].uses_main_memory
+            ),
             ranks=self._assignment.spec.parallelism.tensor,
             operators=self._assignment.spec.parallelism.operators,
             limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),
@@ -144,6 +148,7 @@ class TrainingGroup(WorkerGroup):
         return Member.options(  # type: ignore[attr-defined]
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
             **member_options(self._assignment.job_id, worker, self._assignment.attempt),
+            **gpu_options(machine.device.kind, 1 if rounds is None else rounds.branches),
         ).remote(setup, self._coordinator, self.issue_key(worker))
 
     def attach(self, actors: Mapping[Worker, Any]) -> None:

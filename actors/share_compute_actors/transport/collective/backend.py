@@ -29,6 +29,7 @@ from torch import Tensor
 
 from share_compute.compression.sums import BucketCodec
 from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.models.devices import operations
 from share_compute.protocol.collectives import (
     Algorithm,
     Part,
@@ -100,15 +101,20 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        meeting, store, self._device, self._sockets = _meetings.pop(group_name)
+        meeting, store, device, self._sockets = _meetings.pop(group_name)
+        facts = operations(device).facts
+        self._uses_nccl = facts.collectives == "nccl"
+        self._copies = facts.copies_sums
+        self.device = torch.device("cpu") if self._copies else device
+        """Device of tensors that are exchanged without a copy."""
         self._name = group_name
         self._algorithm = meeting.algorithm
         self._sites = meeting.sites or (0,) * world_size
         self._known: tuple[tuple[tuple[Node, ...], ...], SummationTree, tuple[Part, ...]] | None = None
         """Arguments and result of the last call of `_routed`."""
         self._spread: tuple[Route, ...] | None = None
-        if self._device.type == "cuda":
-            self._group: Any = _form_nccl(meeting, store, rank, world_size)
+        if self._uses_nccl:
+            self._group: Any = _form_nccl(meeting, store, rank, world_size, device)
         else:
             self._group = form_gloo(meeting, store, rank, world_size, self._sockets)
         self._store = store
@@ -176,13 +182,17 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             if not parts:
                 raise ValueError("a member that holds no parts must pass the output tensor")
             out = parts[0]
+        if self._copies and out.device != self.device:
+            copies = [part.to(self.device, copy=True) for part in parts]
+            found = torch.empty_like(out, device=self.device)
+            return copied_back(self.start_tree_sum(copies, held, tree, found), found, out)
         if is_one_addition(tree, held):  # with two members, all algorithms send the same bytes
             if out is not parts[0]:
                 out.copy_(parts[0])
             self._links.count_ring(out.nbytes)
             return self._start_native(lambda: self._open.allreduce([out], _reduction(RayReduceOp.SUM)))
         counts = [len(nodes) for nodes in held]
-        if self._device.type == "cuda":
+        if self._uses_nccl:
             self._links.count_ring(out.nbytes)
             self._guard(lambda: packed(self._open, parts, counts, combine, out))
             return _nothing
@@ -273,7 +283,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         Raises:
             ContributorLost: the group was aborted, or an operation failed.
         """
-        is_nccl = self._device.type == "cuda" and self._group is not None
+        is_nccl = self._uses_nccl and self._group is not None
         if self._sockets.is_shut or (is_nccl and self._group.get_error() != _SUCCESS):
             raise ContributorLost(
                 f"a collective operation of {self._name} was ended",
@@ -283,17 +293,20 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """End all waiting operations of this group at once, with `ContributorLost`. Thread-safe."""
         self._sockets.shut()
-        if self._device.type == "cuda" and self._group is not None:
+        if self._uses_nccl and self._group is not None:
             self._group.abort()
 
     # -- starting operations -----------------------------------------------------------------------------------------
 
     def _start_reduction(self, tensor: Tensor, operation: Any) -> Callable[[], None]:
+        if self._copies and tensor.device != self.device:
+            copy = tensor.to(self.device, copy=True)
+            return copied_back(self._start_reduction(copy, operation), copy, tensor)
         algorithm = self._algorithm
         if algorithm == "auto":
             few = _TREE_BYTES.get(self._links.size, _TREE_BYTES_OF_MANY)
             algorithm = "tree" if tensor.nbytes <= few else "ring"
-        if algorithm in ("ring", "hierarchical") or self._device.type == "cuda":
+        if algorithm in ("ring", "hierarchical") or self._uses_nccl:
             self._links.count_ring(tensor.nbytes)
             return self._start_native(lambda: self._open.allreduce([tensor], _reduction(operation)))
         flat = tensor.view(-1)
@@ -308,7 +321,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def _start_native(self, start: Callable[[], Any]) -> Callable[[], None]:
         work = self._guard(start)
-        if self._device.type == "cuda":
+        if self._uses_nccl:
             return lambda: self._guard(work.wait)
         self._works = [each for each in self._works if not each.is_completed()] + [work]
         return lambda: self._guard(
@@ -370,7 +383,9 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         """Copy the root's tensor to all members."""
         options = dist.BroadcastOptions()
         options.rootRank = broadcast_options.root_rank
-        self._start_native(lambda: self._open.broadcast(tensor, options))()
+        own = [each.to(self.device) for each in tensor] if self._copies else tensor
+        wait = self._start_native(lambda: self._open.broadcast(own, options))
+        (copied_back(wait, own[0], tensor[0]) if own[0] is not tensor[0] else wait)()
 
     def allgather(
         self,
@@ -403,7 +418,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         self._sockets.shut()
         self._tasks.end()
         group, self._group = self._group, None
-        if self._device.type == "cuda":
+        if self._uses_nccl:
             group.abort()
         self._links.leave()
         works, self._works = self._works, []
@@ -424,6 +439,16 @@ def _keep(group: Any, is_idle: Callable[[], bool]) -> None:  # noqa: ARG001 - th
         time.sleep(1.0)
 
 
+def copied_back(wait: Callable[[], None], found: Tensor, out: Tensor) -> Callable[[], None]:
+    """Return a function that waits for a result in one tensor and then copies it to another, on another device."""
+
+    def finish() -> None:
+        wait()
+        out.copy_(found)
+
+    return finish
+
+
 def _nothing() -> None:
     """Do nothing: the GPU executes later operations of the stream after the sum, so no wait is needed."""
 
@@ -439,7 +464,7 @@ def _operation(options: Any) -> Any:
     return getattr(options, "reduceOp", RayReduceOp.SUM)
 
 
-def _form_nccl(meeting: Rendezvous, store: Any, rank: int, world_size: int) -> Any:
+def _form_nccl(meeting: Rendezvous, store: Any, rank: int, world_size: int, device: torch.device) -> Any:
     """Return an NCCL group that is connected to the other members.
 
     By default NCCL connects in the first operation. That would be too late: ``store`` may be used on this thread only,
@@ -454,7 +479,7 @@ def _form_nccl(meeting: Rendezvous, store: Any, rank: int, world_size: int) -> A
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout  # noqa: SLF001 - torch has no public name for it
     group = dist.ProcessGroupNCCL(store, rank, world_size, options)
-    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    group.eager_connect_single_device(operations(device).current())
     return group
 
 

@@ -48,10 +48,11 @@ Name = Annotated[str | None, typer.Option(help="Name of this machine; default: i
 Device = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="auto|cpu|cuda|cuda:K|cpu:K",
-        help="Device to lend; may be given several times. auto: all GPUs, or the CPU if there is no GPU. "
-        "cuda:1: one GPU, as `share-compute doctor` lists them. cpu:0 and cpu:1: logical devices, each with a part of "
-        "the CPU. Each device joins as a machine of its own, NAME.cuda0, NAME.cuda1, by one invite.",
+        metavar="auto|cpu|cuda|cuda:K|mps|cpu:K",
+        help="Device to lend; may be given several times. auto: all NVIDIA GPUs, or the CPU if there is none. "
+        "cuda:1: one GPU, as `share-compute doctor` lists them. mps: the GPU of an Apple processor. cpu:0 and cpu:1: "
+        "logical devices, each with a part of the CPU. Each device joins as a machine of its own, NAME.cuda0, "
+        "NAME.cuda1, by one invite.",
         autocompletion=complete_device,
     ),
 ]

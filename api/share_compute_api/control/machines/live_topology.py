@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from share_compute.device_kinds import KINDS
 from share_compute.errors import VerificationFailed
 from share_compute.planning.cost.timings import is_alike
 from share_compute.quantities import bytes_text
@@ -30,7 +31,11 @@ def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | Non
         lent_bytes: main memory that the contributor lends, in bytes; None if unknown.
     """
     for device in devices:
-        if device.kind == "cpu" and lent_bytes is not None and device.memory_bytes > lent_bytes:
+        if (
+            KINDS[device.kind].uses_main_memory
+            and lent_bytes is not None
+            and device.memory_bytes > lent_bytes
+        ):
             raise VerificationFailed(
                 f"it says that it has {bytes_text(device.memory_bytes)} of memory, but lends {bytes_text(lent_bytes)}",
                 hint="end its agent, and let it join again with a new invite",

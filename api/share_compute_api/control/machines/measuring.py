@@ -14,13 +14,14 @@ from typing import NamedTuple
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.lifecycle.states import HERE, ContributorState
 from share_compute.store import ContributorRecord, Store
-from share_compute.topology import HEAD
+from share_compute.topology import HEAD, MOST_DEVICES
 from share_compute_api.control.machines.live_topology import require_sound, sound_links
 from share_compute_api.control.machines.machines import MEASURE_S, Machine, Start
 
 _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
+"""Maximum number of machines on other hosts to which the links of a machine are measured, in addition to the head."""
 _DIALLERS = 3
 """Maximum number of machines that test the ports of a machine that is about to join."""
 AGAIN = timedelta(minutes=30)
@@ -65,7 +66,7 @@ def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Sh
 
 
 def _uses_cpu(record: ContributorRecord) -> bool:
-    return bool(record.limits.get("device", "cpu") == "cpu")
+    return record.lent_kind == "cpu"
 
 
 class Measurements:
@@ -330,12 +331,12 @@ class Measurements:
 
     async def _peers(self, record: ContributorRecord) -> list[tuple[str, Machine]]:
         ready = await asyncio.to_thread(self._store.contributors.list, [ContributorState.ready])
-        others = [
-            (machine.id, self._machines[machine.id])
-            for machine in ready
-            if machine.id in self._machines and machine.id != record.id
-        ]
-        return [(HEAD, await self._head()), *random.sample(others, min(_PEERS, len(others)))]
+        others = [one for one in ready if one.id in self._machines and one.id != record.id]
+        inside = [one for one in others if _is_beside(one, record)]
+        outside = [one for one in others if one not in inside]
+        chosen = [*inside[:MOST_DEVICES], *random.sample(outside, min(_PEERS, len(outside)))]
+        peers = [(one.id, self._machines[one.id]) for one in chosen]
+        return [(HEAD, await self._head()), *peers]
 
     async def _head(self) -> Machine:
         async with self._head_lock:
@@ -366,6 +367,11 @@ def _dead_links(record: ContributorRecord) -> list[str]:
 def _host(record: ContributorRecord) -> str:
     """Return the key of a contributor's host. Contributors with the same key are measured one at a time."""
     return record.host_id or record.address or record.id
+
+
+def _is_beside(one: ContributorRecord, other: ContributorRecord) -> bool:
+    """Return whether two contributors are devices of one host."""
+    return one.invited_as == other.invited_as or (bool(one.host_id) and one.host_id == other.host_id)
 
 
 def _computer(record: ContributorRecord) -> str:

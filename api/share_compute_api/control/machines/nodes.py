@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import ip_address
 
+from share_compute.device_kinds import KINDS
 from share_compute.errors import Conflict, ContributorLost
 from share_compute.quantities import bytes_text
 from share_compute.store import ContributorRecord
@@ -53,6 +54,8 @@ def check_node(
     cpus = found.resources.get("CPU", 0)
     if cpu_threads > cpus:
         raise _refused(contributor, f"it lends {cpu_threads} threads, but its node has {cpus:.0f}")
+    if KINDS[contributor.lent_kind].is_gpu and found.resources.get("GPU", 0) < 1:
+        raise _refused(contributor, "it lends a GPU, but its node has none")
     return True
 
 

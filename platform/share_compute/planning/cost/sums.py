@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from share_compute.device_kinds import KINDS
 from share_compute.planning.network.network import Floats, Network
 from share_compute.protocol.collectives import (
     ALGORITHMS,
@@ -39,6 +40,9 @@ from share_compute.protocol.collectives import (
     traffic,
 )
 from share_compute.protocol.tree import Node, SummationTree
+
+_WITH_NCCL = frozenset(kind for kind, facts in KINDS.items() if facts.collectives == "nccl")
+"""Kinds of devices whose members exchange shares directly."""
 
 
 class SumTime(NamedTuple):
@@ -92,14 +96,14 @@ class GradientSums:
         """
         regions = self._regions(machines)
         algorithms: Sequence[Algorithm] = [each for each in ALGORITHMS if each == self._wanted]
-        if kind == "cuda" or (self._wanted == "auto" and len(set(regions)) == 1):
+        if kind in _WITH_NCCL or (self._wanted == "auto" and len(set(regions)) == 1):
             algorithms = ("sharded",)
         return [self._time(algorithm, regions) for algorithm in algorithms or ALGORITHMS]
 
     def all(self, machines: Sequence[int], kind: str) -> list[SumTime]:
         """Return all algorithms that these machines can use."""
         regions = self._regions(machines)
-        algorithms: Sequence[Algorithm] = ("sharded",) if kind == "cuda" else ALGORITHMS
+        algorithms: Sequence[Algorithm] = ("sharded",) if kind in _WITH_NCCL else ALGORITHMS
         return [self._time(algorithm, regions) for algorithm in algorithms]
 
     def best(self, machines: Sequence[int], kind: str, size_bytes: float) -> SumTime:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from share_compute.device_kinds import KINDS
 from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
@@ -173,10 +174,24 @@ class Explanation:
         if self._strategy == PINNED:
             return dict.fromkeys(machines, "the pinned plan does not use it")
         if self._timeline is None or self._strategy in _SIMPLE:
-            return {machine: self._without_search(machine) for machine in machines}
-        tried = worth_trying(self._cost, self._layout)
-        reasons = {machine: self._why_out(machine) for machine in tried if machine in machines}
-        return reasons | {machine: self._not_tried(machine) for machine in machines if machine not in reasons}
+            reasons = {machine: self._without_search(machine) for machine in machines}
+        else:
+            tried = worth_trying(self._cost, self._layout)
+            reasons = {machine: self._why_out(machine) for machine in tried if machine in machines}
+            reasons |= {machine: self._not_tried(machine) for machine in machines if machine not in reasons}
+        return {machine: self._with_kind(machine, reason) for machine, reason in reasons.items()}
+
+    def _with_kind(self, machine: int, reason: str) -> str:
+        """Add to a reason that a machine's kind of device keeps it out of all stages, if it does."""
+        own = self._cost.kinds[machine]
+        used = {self._cost.kinds[other] for other in self._layout.machines}
+        if not own or own in used or "" in used:
+            return reason
+        labels = ", ".join(sorted(facts.label for kind, facts in KINDS.items() if kind in used))
+        return (
+            f"{reason}; it can share no stage, because it computes on {_label(own)} and the machines of the plan on "
+            f"{labels}, and different kinds of devices get sums with other last bits"
+        )
 
     def _without_search(self, machine: int) -> str:
         """Return why a machine has no work in a plan that was made without comparing predicted steps."""
@@ -298,6 +313,10 @@ class Explanation:
 
     def _flops(self, machine: int) -> float:
         return self._cost.topology.contributors[machine].flops_per_s()
+
+
+def _label(kind: str) -> str:
+    return next(facts.label for known, facts in KINDS.items() if known == kind)
 
 
 def _machines(count: int) -> str:

@@ -102,7 +102,7 @@ def _form_stages(problem: SearchProblem) -> list[list[int]]:
     groups = [alike[start : start + size] for start in range(0, len(alike), size)]
     if any(len({cost.kinds[machine] for machine in group}) > 1 for group in groups):
         raise PlanInfeasible(
-            "a stage would mix machines with and without GPU",
+            "a stage would mix different kinds of devices",
             hint="let machines join with --device cpu, or set parallelism.members_per_stage: 1",
         )
     return groups
