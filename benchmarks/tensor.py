@@ -1,6 +1,7 @@
-"""Compare training with two ranks of one thread each with parallelize_module of torch, and with one process.
+"""Compare two ranks of one thread each with tensor parallelism of torch and of transformers, and with one process.
 
-All sides train the same Llama layers of hidden size 1024 with AdamW, and take turns.
+Training: all sides train the same Llama layers of hidden size 1024 with AdamW, and take turns. Decoding: see
+`_tensor_decode`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 from _harness import Rival, arguments, print_figure, reported_blocks
+from _tensor_decode import measure as measure_decoding
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -111,6 +113,7 @@ def parallelized(stage: Stage, world: int) -> None:
 def main() -> None:
     """Measure and print."""
     options = arguments(__doc__ or "")
+    measure_decoding(options)
     sides = {side: Rival(worker, world, side) for side, world in PLANS.items()}
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     gap = 0.0

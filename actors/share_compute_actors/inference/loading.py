@@ -20,6 +20,7 @@ from share_compute.shards import Shard
 from share_compute_actors.group.allocator import passing_through, trim
 from share_compute_actors.group.fetching import SourceClient, fill, fits
 from share_compute_actors.inference.messages import Held, ServingSetup
+from share_compute_actors.inference.ranks import DividedShard, ServingRanks
 from share_compute_actors.inference.step_engine import StepEngine
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import Sources, server_source
@@ -30,6 +31,7 @@ def load_shard(
     setup: ServingSetup,
     weights: Any,
     shard: Shard,
+    ranks: ServingRanks | None = None,
     *,
     keeps_plain: bool,
     is_awaited: bool,
@@ -41,6 +43,8 @@ def load_shard(
         setup: parameters of the member.
         weights: the `ServedWeights` actor.
         shard: layers of the model.
+        ranks: other processes that compute the shard together with this one; None if there are none. They load a whole
+            new shard, and it is sealed at once.
         keeps_plain: see `ServingMember.load`.
         is_awaited: see `ServingMember.load`.
 
@@ -49,23 +53,29 @@ def load_shard(
     """
     loaded_bytes = 0
     engine.keeps_plain = keeps_plain
+    if ranks is not None and not ranks.process_ids:
+        engine.stage = None  # they ended after an error
     if engine.stage is not None:
         engine.stage.clear()
         if not keeps_plain:  # frees the unpacked weights before anything is loaded
             engine.stage.seal(keeps_plain=False)
     if engine.stage is None or engine.stage.shard != shard:
-        stage, missing = build_shard(setup, weights, shard, engine.stage)
+        if ranks is not None:
+            engine.stage = None
+        stage, missing = build_shard(setup, weights, shard, engine.stage, ranks)
         engine.stage = None  # frees the memory of the parts that are not taken over
         loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
         fill_shard(setup, weights, stage, missing)
         engine.stage = stage
-        if not (is_awaited and stage.draws):
+        if ranks is not None or not (is_awaited and stage.draws):
             with fits(shard, setup.name):
                 stage.seal(keeps_plain=keeps_plain)
                 stage.warm_up()
     trim()  # freed KV caches of the previous epoch must not count as resident
     is_elsewhere = setup.device != "cpu"
     resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
+    if resident_bytes is not None and ranks is not None:
+        resident_bytes += ranks.resident_bytes
     if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
         resident_bytes += sum(
             tensor.nbytes for name, tensor in engine.stage.tensors().items() if not is_quantized(name)
@@ -74,7 +84,11 @@ def load_shard(
 
 
 def build_shard(
-    setup: ServingSetup, weights: Any, shard: Shard, before: EngineStage | None
+    setup: ServingSetup,
+    weights: Any,
+    shard: Shard,
+    before: EngineStage | None,
+    ranks: ServingRanks | None = None,
 ) -> tuple[EngineStage, dict[str, Tensor]]:
     """Build a shard's module, and return it with the tensors that must still be loaded, by stored name.
 
@@ -84,19 +98,20 @@ def build_shard(
         shard: layers of the model.
         before: the member's current module, whose tensors are reused and which is unusable afterwards; None if there
             is none.
+        ranks: see `load_shard`.
 
     Raises:
-        ContributorLost: this process does not see the GPU that was measured.
+        ContributorLost: this process does not see the GPU that was measured, or a rank was lost.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the model cannot be served.
     """
     torch.set_num_threads(setup.threads)
     with fits(shard, setup.name):
-        stage = _stage(setup, weights, shard)
+        stage = _stage(setup, weights, shard, ranks)
         return stage, stage.tensors() if before is None else stage.take_over(before)
 
 
-def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> EngineStage:
+def _stage(setup: ServingSetup, weights: Any, shard: Shard, ranks: ServingRanks | None) -> EngineStage:
     config, device = setup.blueprint.config or {}, measured_device(setup.device, setup.gpu)
     quantizes = setup.dtype == "int8"
     dtype: torch.dtype = torch.float32 if quantizes else getattr(torch, setup.dtype)
@@ -109,6 +124,15 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> EngineStage:
     from share_compute.inference.runtime.stage import ServingStage  # noqa: PLC0415 - transformers is slow to import
 
     tokenizer = _tokenizer(weights) if shard.is_last else None
+    if ranks is not None:
+        divided = DividedShard(
+            config=config,
+            shard=shard,
+            dtype=str(dtype).removeprefix("torch."),
+            quantizes=quantizes,
+            window_tokens=setup.window_tokens,
+        )
+        return ranks.divide(divided, tokenizer=tokenizer)
     return ServingStage(
         config,
         shard,

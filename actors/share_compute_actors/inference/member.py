@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
+from share_compute.errors import ContributorLost
 from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.shards import Shard
 from share_compute_actors.group.answering import answers
@@ -32,14 +33,20 @@ from share_compute_actors.inference.messages import (
     Row,
     ServingSetup,
     ToServer,
+    Trouble,
     pack_to_server,
 )
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.wire import NOTHING
 
 if TYPE_CHECKING:
+    from share_compute_actors.inference.ranks import ServingRanks
     from share_compute_actors.inference.step_engine import StepEngine
 
+_RANK_DEADLINE_S = 120.0
+"""Longest wait of the ranks of a member for each other, in seconds."""
+_LAST_MESSAGE_S = 2.0
+"""Longest wait until the server has the last message of a member that ends, in seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,6 +73,11 @@ class ServingMember(LinkedMember):
         self._server = server, key
         self._outgoing: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
         self._engine = StepEngine(self._outgoing.put)
+        self._ranks: ServingRanks | None = None
+        if setup.ranks > 1:
+            from share_compute_actors.inference.ranks import ServingRanks  # noqa: PLC0415 - loads torch
+
+            self._ranks = ServingRanks(setup.ranks, setup.threads, _RANK_DEADLINE_S, self._end)
         self._lifeline: Lifeline | None = None
         threading.Thread(target=self._notify, name="notify", daemon=True).start()
 
@@ -86,6 +98,15 @@ class ServingMember(LinkedMember):
             _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
             os._exit(1)  # the server notices the end of this process at once, by the pending call of `live`
 
+    def _end(self, lost: ContributorLost) -> None:
+        """End this process, because a rank of it was lost; the server gets the error first, if it answers."""
+        _log.error("%s exits: %s", self._setup.name, lost.message)
+        server, key = self._server
+        trouble = pack_to_server(Trouble(self._engine.epoch, lost))
+        answer = server.receive.remote(self._setup.worker, key, [trouble])
+        ray.wait([answer], timeout=_LAST_MESSAGE_S)
+        os._exit(1)
+
     # -- between epochs ----------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
@@ -101,7 +122,8 @@ class ServingMember(LinkedMember):
                 the `StepEngine`.
 
         Raises:
-            ContributorLost: weights arrived damaged, or this process does not see the GPU that was measured.
+            ContributorLost: weights arrived damaged, this process does not see the GPU that was measured, or a rank
+                was lost.
             ShardStoreLost: the `ServedWeights` actor died.
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the model cannot be served, or its weights do not belong to its configuration.
@@ -112,7 +134,7 @@ class ServingMember(LinkedMember):
         return engine.order(
             partial(
                 load_shard,
-                *(engine, self._setup, weights, shard),
+                *(engine, self._setup, weights, shard, self._ranks),
                 keeps_plain=keeps_plain,
                 is_awaited=is_awaited,
             )
@@ -125,6 +147,8 @@ class ServingMember(LinkedMember):
         from share_compute_actors.group.allocator import trim  # noqa: PLC0415 - loads torch
 
         self._engine.order(self._engine.unload)
+        if self._ranks is not None:
+            self._engine.order(self._ranks.drop)
         trim()
 
     @ray.method(concurrency_group="orders")
@@ -178,7 +202,8 @@ class ServingMember(LinkedMember):
             is_computing=self._engine.is_computing,
             computed_s=self._engine.computed_s,
             at_s=time.monotonic(),
-            resident_bytes=psutil.Process().memory_info().rss,
+            resident_bytes=psutil.Process().memory_info().rss
+            + (0 if self._ranks is None else self._ranks.resident_bytes),
             cache_bytes=0 if stage is None else stage.held_tokens * stage.bytes_per_token,
         )
 

@@ -39,6 +39,8 @@ class ServingSetup:
     """UUID of the GPU that the member must use; empty for a CPU, or if it is unknown."""
     pooling: Pooling | None = None
     """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
+    ranks: int = 1
+    """Number of processes that compute the member's layers together."""
 
     @property
     def scope(self) -> str:

@@ -129,6 +129,7 @@ class ServingGroup(WorkerGroup):
             device=machine.device.kind,
             gpu=machine.device.uuid,
             pooling=self._assignment.pooling,
+            ranks=self._assignment.spec.parallelism.tensor,
         )
 
     def _start(self, worker: Worker) -> Any:

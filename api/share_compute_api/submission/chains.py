@@ -14,7 +14,7 @@ from share_compute_api.submission.batches import check_batch, check_inputs
 from share_compute_api.submission.data_roots import DataRoots
 from share_compute_api.submission.deployments import check_deployment, check_length
 from share_compute_api.submission.jobs import config_of
-from share_compute_api.submission.model_folders import Problems, below, check_stages, refused
+from share_compute_api.submission.model_folders import Problems, below, check_ranks, check_stages, refused
 from share_compute_api.submission.placement import check_selection
 from share_compute_api.workers.isolated.messages import CheckModel
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
@@ -56,6 +56,7 @@ def _check_serve(serve: ServeLinkSpec, spec: TrainJob, store: Store, processes: 
     check_length(serve.max_seq, sizes.window)
     check_selection(serve.parallelism, store)
     check_stages(serve.parallelism.stages, sizes.layers)
+    check_ranks(serve.parallelism.tensor, config_of(spec))
 
 
 class LinkStarter:

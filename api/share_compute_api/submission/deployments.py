@@ -13,6 +13,7 @@ from share_compute.store import Store
 from share_compute_api.submission.data_roots import require_no_links, require_unlinked
 from share_compute_api.submission.model_folders import (
     check_model_folder,
+    check_ranks,
     check_stages,
     check_token_ids,
     check_weights,
@@ -75,6 +76,7 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     config = read_json(folder / "config.json", field)
     check_token_ids(largest_token_id(folder, field, processes), whole_number(config, "vocab_size"), field)
     check_stages(spec.parallelism.stages, whole_number(config, *LAYER_KEYS))
+    check_ranks(spec.parallelism.tensor, config)
     try:
         is_encoder = pooling_of(folder, config) is not None
     except UserError as failure:
@@ -82,6 +84,12 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     if is_encoder and spec.dtype == "int8":
         raise refused(
             "dtype", "int8 is for models that write text, and this is an encoder", "choose bfloat16"
+        )
+    if is_encoder and spec.parallelism.tensor > 1:
+        raise refused(
+            "parallelism.tensor",
+            "ranks share the layers of models that write text, and this is an encoder",
+            "leave it out, and lend more threads in its place",
         )
     check_length(spec.max_seq, model_window(folder, config, is_stretched=True))
 

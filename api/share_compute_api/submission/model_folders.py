@@ -11,7 +11,7 @@ from typing import Any
 from share_compute.errors import UserError
 from share_compute.files.json_files import MOST_JSON_BYTES, read_json_file
 from share_compute.models.huggingface.encoder_types import encoder_window, is_encoder, trained_window
-from share_compute.models.huggingface.sizes import WINDOW_KEYS, whole_number
+from share_compute.models.huggingface.sizes import KV_HEAD_KEYS, WINDOW_KEYS, whole_number
 from share_compute_api.workers.isolated.messages import FindLargestId
 from share_compute_api.workers.isolated.remembered import Asks
 
@@ -198,6 +198,18 @@ def check_stages(stages: int | None, layers: int | None) -> None:
             "parallelism.stages",
             f"{stages} stages cannot share {layers} layers: each needs at least one",
             f"ask for at most {layers} stages",
+        )
+
+
+def check_ranks(ranks: int, config: Mapping[str, Any]) -> None:
+    """Raise UserError if ranks cannot share a model's KV heads evenly; skip the check if their number is unknown."""
+    heads = whole_number(config, *KV_HEAD_KEYS)
+    if heads is not None and heads > 0 and heads % ranks:
+        fitting = [str(count) for count in range(1, min(heads, 64) + 1) if heads % count == 0]
+        raise refused(
+            "parallelism.tensor",
+            f"{ranks} ranks cannot share {heads} KV heads evenly: each rank has the cache of its own heads",
+            f"set it to one of {', '.join(fitting)}",
         )
 
 

@@ -12,7 +12,7 @@ from share_compute.planning.network.regions import complete
 from share_compute.planning.plan import Plan, layer_span
 from share_compute.planning.report import ServingPrediction
 from share_compute.planning.search.strategies import with_nominal_speeds
-from share_compute.planning.serving.cost import ServingCost
+from share_compute.planning.serving.cost import PROCESS_BYTES, ServingCost
 from share_compute.planning.serving.plan import plan_serving
 from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
@@ -26,8 +26,6 @@ _MOST_STEP_TOKENS = 512
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
 """Smallest chunk of a prompt, in tokens, that uses a machine efficiently."""
-_PROCESS_BYTES = 480 * 2**20
-"""Estimated memory of a member's process, without its shard and caches."""
 _MOST_QUEUED = 512
 """Maximum number of sequences that wait to start."""
 _MOST_QUEUED_TEXTS = 8192
@@ -65,8 +63,8 @@ class Holding:
     cache_token_bytes: int
     """Memory that the shard's caches take for one token of a sequence."""
     resident_bytes: int | None
-    """Memory of the process, including packed weights that it has yet to create; None if it does not compute on
-    the CPU."""
+    """Memory of the member's processes, including packed weights that they have yet to create; None if it does not
+    compute on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +194,9 @@ def _memory_budgets(
         spare_bytes = usable_bytes - int(with_caches.needed_bytes[stage.start, stage.stop])
         memory_budgets[worker] = MemoryBudget(
             usable_bytes,
-            needed_bytes - int(cost.held_bytes[stage.start, stage.stop]),
+            needed_bytes - int(cost.held_bytes[stage.start, stage.stop]) - cost.process_bytes,
             usable_bytes - needed_bytes,
-            holds_weights_twice=spare_bytes >= packed_bytes + _PROCESS_BYTES,
+            holds_weights_twice=spare_bytes >= packed_bytes + PROCESS_BYTES,
         )
     return memory_budgets
 

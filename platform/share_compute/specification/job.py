@@ -15,7 +15,6 @@ from pydantic import (
 )
 
 from share_compute.files.problem_words import problem_text
-from share_compute.labels import Labelled
 from share_compute.specification.base import Group, SpecModel, Tags, known
 from share_compute.specification.boundaries import (
     BoundaryCompression,
@@ -92,20 +91,10 @@ class ParallelismSpec(SelectionSpec):
             return len(self.plan.names)
         return (self.stages or 1) * (self.members_per_stage or 1)
 
-    def why_not(self, machine: Labelled) -> str | None:
-        """Return why the machine is not used, in words; None if it may be used."""
-        if self.tensor > machine.most_ranks:
-            return (
-                f"too small: it can run {machine.most_ranks} of the {self.tensor} ranks of parallelism.tensor"
-            )
-        return super().why_not(machine)
-
     @property
-    def words(self) -> str:
-        """The machines that may be used, such as ``a machine with gpu=yes``; empty if all may be used."""
-        if self.tensor == 1:
-            return super().words
-        return f"{super().words or 'a machine'} that computes with {self.tensor} CPU threads or more"
+    def ranks(self) -> int:
+        """Number of processes on each machine that compute each layer together."""
+        return self.tensor
 
     @model_validator(mode="after")
     def _ranks_have_threads(self) -> Self:

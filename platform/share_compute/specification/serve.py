@@ -60,6 +60,13 @@ class ServingParallelismSpec(SelectionSpec):
     """Number of pipeline stages, one shard each; default: the best number for the objective."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
+    tensor: int = Field(default=1, ge=1, le=64, title="Tensor parallelism")
+    """Number of processes on each machine that compute each layer together. They share its CPU threads."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes on each machine that compute each layer together."""
+        return self.tensor
 
 
 class DeploymentName(SpecModel):

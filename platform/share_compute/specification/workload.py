@@ -80,6 +80,8 @@ class ServingWorkload:
     next_token_limit_s: float | None = None
     """For objective throughput, the maximum time per further token (TPOT) in seconds; None for no limit."""
     dtype: str = "float32"
+    ranks: int = 1
+    """Number of processes of each member, which compute its layers together."""
 
 
 Workload: TypeAlias = TrainingWorkload | ServingWorkload
@@ -95,4 +97,5 @@ def serving_workload(spec: ServeJob) -> ServingWorkload:
         first_token_limit_s=spec.first_token_limit_s,
         next_token_limit_s=spec.next_token_limit_s,
         dtype=spec.dtype,
+        ranks=spec.parallelism.tensor,
     )

@@ -311,6 +311,23 @@ def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_stages
     assert served.status().recoveries == 1
 
 
+def test_a_deployment_with_ranks_goes_on_after_the_loss_of_one(
+    serve: Callable[..., Served], topology: Topology, expected: Callable[[list[int], int], list[int]]
+) -> None:
+    machines = tuple(replace(machine, cpu_threads=2) for machine in topology.contributors)
+    served = serve({"parallelism": {"stages": 2, "tensor": 2}}, topology=Topology(machines))
+    first = served.submit(0, PROMPTS, 120)
+    served.pull_until(lambda: served.has(0, 20))
+    member = served.wait_for_stages(2).stages[1].process_id
+    (rank,) = (child for child in psutil.Process(member).children() if "ranks" in " ".join(child.cmdline()))
+    rank.send_signal(signal.SIGKILL)
+    served.pull_until(lambda: served.have_ended(first))
+    for sequence, prompt in zip(first, PROMPTS, strict=True):
+        assert served.tokens[sequence] == expected(prompt, 120)
+    assert served.status().recoveries == 1
+    assert not psutil.pid_exists(member or 0)
+
+
 def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
     serve: Callable[..., Served], topology: Topology, tmp_path: Path
 ) -> None:

@@ -300,11 +300,17 @@ def test_folders_that_cannot_be_served_are_refused(
 
 def test_more_than_the_model_has_is_refused(client: Client, model: Path) -> None:
     (model / "model.safetensors.index.json").unlink()  # the names of the files are enough here
+    (model / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 2}))
     wanted = {"name": "llama", "model": {"path": str(model)}}
     with pytest.raises(UserError, match="max_seq: 129 tokens are more than the 128"):
         client.deploy({**wanted, "max_seq": 129})
     with pytest.raises(UserError, match="3 stages cannot share 2 layers"):
         client.deploy({**wanted, "parallelism": {"stages": 3}})
+    with pytest.raises(
+        UserError, match=r"parallelism\.tensor: 3 ranks cannot share 2 KV heads evenly"
+    ) as refused:
+        client.deploy({**wanted, "parallelism": {"tensor": 3}})
+    assert refused.value.hint == "set it to one of 1, 2"
     assert client.deploy({**wanted, "max_seq": 128, "parallelism": {"stages": 2}}).state == "pending"
 
 
@@ -313,6 +319,9 @@ def test_encoders_are_not_served_in_int8(served: Plane, model: Path) -> None:
     spec = parse_deployment({"name": "bert", "model": {"path": str(model)}, "dtype": "int8"})
     with pytest.raises(UserError, match="dtype: int8 is for models that write text"):
         check_deployment(spec, served.store, served.app.state.context.isolated)
+    several = parse_deployment({**spec.model_dump(), "dtype": "float32", "parallelism": {"tensor": 2}})
+    with pytest.raises(UserError, match=r"parallelism\.tensor: .* this is an encoder"):
+        check_deployment(several, served.store, served.app.state.context.isolated)
     check_deployment(
         spec.model_copy(update={"dtype": "bfloat16"}), served.store, served.app.state.context.isolated
     )

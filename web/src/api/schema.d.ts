@@ -3754,7 +3754,8 @@ export interface components {
              *       "avoid": [],
              *       "channel": "auto",
              *       "only": [],
-             *       "stages": null
+             *       "stages": null,
+             *       "tensor": 1
              *     }
              */
             parallelism: components["schemas"]["ServingParallelismSpecRequest"];
@@ -10077,7 +10078,8 @@ export interface components {
              * @default {
              *       "avoid": [],
              *       "channel": "auto",
-             *       "only": []
+             *       "only": [],
+             *       "tensor": 1
              *     }
              */
             parallelism: components["schemas"]["ServingParallelismSpec"];
@@ -10164,7 +10166,8 @@ export interface components {
              * @default {
              *       "avoid": [],
              *       "channel": "auto",
-             *       "only": []
+             *       "only": [],
+             *       "tensor": 1
              *     }
              */
             parallelism: components["schemas"]["ServingParallelismSpec"];
@@ -10255,7 +10258,8 @@ export interface components {
              *       "avoid": [],
              *       "channel": "auto",
              *       "only": [],
-             *       "stages": null
+             *       "stages": null,
+             *       "tensor": 1
              *     }
              */
             parallelism: components["schemas"]["ServingParallelismSpecRequest"];
@@ -10388,6 +10392,12 @@ export interface components {
              * @description Number of pipeline stages, one shard each; default: the best number for the objective.
              */
             stages?: number | null;
+            /**
+             * Tensor parallelism
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @default 1
+             */
+            tensor: number;
         };
         /**
          * ServingParallelismSpec
@@ -10419,6 +10429,12 @@ export interface components {
              * @default null
              */
             stages: number | null;
+            /**
+             * Tensor parallelism
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @default 1
+             */
+            tensor: number;
         };
         /**
          * ServingPrediction

@@ -81,6 +81,10 @@ def serve(
     stages: Annotated[
         int | None, typer.Option(min=1, help="Number of stages among which the layers are divided.")
     ] = None,
+    tensor: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Processes on each machine that compute each layer together."),
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Serve a model to OpenAI clients. A job file of kind serve has more options: share-compute submit FILE."""
@@ -96,7 +100,7 @@ def serve(
             "max_concurrent": max_concurrent,
             "dtype": dtype,
             "objective": objective,
-            "parallelism": {"stages": stages},
+            "parallelism": {"stages": stages, "tensor": tensor},
         }
         made = once_fetched(lambda: client.deploy(wanted), as_json=as_json)
         report_deployment(made, client.url, as_json=as_json)

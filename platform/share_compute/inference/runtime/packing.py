@@ -8,6 +8,7 @@ too.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ def count_uses(module: nn.Module) -> Counter[Tensor]:
     return Counter(parameter for part in module.modules() for parameter in part.parameters(recurse=False))
 
 
-def pack(module: nn.Module, *, keeps_plain: bool) -> None:
+def pack(module: nn.Module, *, keeps_plain: bool, shared: Sequence[Tensor] = ()) -> None:
     """Pack the linear layers inside a module, except small ones in float32.
 
     A second call with ``keeps_plain=False`` frees second copies of weights. Layers that share their weights with other
@@ -103,6 +104,7 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
     Args:
         module: module whose weights are filled.
         keeps_plain: whether plain weights are kept in addition to packed ones, which takes twice the memory.
+        shared: weights inside the module that modules elsewhere use as well.
     """
     uses = count_uses(module)
     # The list has names, because references to layers would keep the plain weights of packed layers in memory.
@@ -112,7 +114,8 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
     for part, name in places:
         layer = getattr(part, name)
         if not isinstance(layer, PackedLinear):
-            layer = _packed(layer, keeps_plain=keeps_plain, is_shared=uses[layer.weight] > 1)
+            is_shared = uses[layer.weight] > 1 or any(layer.weight is tensor for tensor in shared)
+            layer = _packed(layer, keeps_plain=keeps_plain, is_shared=is_shared)
         elif not keeps_plain:
             layer = layer.smaller()
         setattr(part, name, layer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from share_compute.errors import ShareComputeError
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.fusion import fuse_linears
-from share_compute.inference.runtime.kv_slots import KVSlots
+from share_compute.inference.runtime.kv_slots import KVSlots, LayerCache
 from share_compute.inference.runtime.packing import can_pack, pack
 from share_compute.inference.runtime.quantization import quantize
 from share_compute.inference.runtime.ragged import (
@@ -27,7 +28,7 @@ from share_compute.inference.runtime.ragged import (
 )
 from share_compute.inference.runtime.sampling import Sampler
 from share_compute.inference.runtime.streamlining import call_directly, fuse_norms
-from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, SampledToken
+from share_compute.inference.scheduler.engine_steps import EngineStep, Opening, SampledToken
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.decoder import HuggingFaceStage
@@ -53,6 +54,8 @@ class ServingStage(EngineStage):
     """
 
     draws = True
+    is_first_rank = True
+    """Whether this process samples; False in other ranks than the first, if several compute a shard together."""
 
     def __init__(
         self,
@@ -82,8 +85,13 @@ class ServingStage(EngineStage):
             self._require_plain()
             attend_raggedly(self.module)
             settle_positions(self.module, window_tokens or self._text.max_position_embeddings, device)
-            self._slots = KVSlots(self._probe(), dtype, device)
-        self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer) if shard.is_last else None
+            self._slots = KVSlots(self._kept(self._probe()), dtype, device)
+        draws = shard.is_last and self.is_first_rank
+        self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer) if draws else None
+
+    def _kept(self, caches: list[LayerCache]) -> list[LayerCache]:
+        """Return the shapes of the keys and values that this process keeps, of those of the whole layers."""
+        return caches
 
     def _require_plain(self) -> None:
         model_type = self._text.model_type
@@ -194,22 +202,30 @@ class ServingStage(EngineStage):
         Raises:
             UserError: as `open`.
         """
+        self._change_slots(step)
+        if not step.chunks:
+            return () if self.shard.is_last else inputs.new_empty(0, self._text.hidden_size, dtype=self.dtype)
+        outputs = self._outputs(step, inputs)
+        if self._sampler is None:
+            return outputs
+        return self._sampler.sample(outputs, [chunk for chunk in step.chunks if chunk.samples])
+
+    def _change_slots(self, step: EngineStep) -> None:
         for sequence in step.closes:
             self.close(sequence)
         for growth in step.grows:
             self._slots.grow(growth.sequence, growth.capacity_tokens)
         for opening in step.opens:
             self.open(opening)
-        if not step.chunks:
-            return () if self.shard.is_last else inputs.new_empty(0, self._text.hidden_size, dtype=self.dtype)
+
+    def _outputs(self, step: EngineStep, inputs: Tensor) -> Tensor:
+        """Compute the chunks of a step; return as `_run`, with a row for each chunk that samples."""
         attention = Attention(
             [AttentionChunk(self._slots[chunk.sequence], chunk.start, chunk.count) for chunk in step.chunks]
         )
-        sampling, rows = _sampled_rows(step)
-        outputs = self._run(attention, inputs.to(self.device), _positions(step, self.device), rows)
-        if self._sampler is None:
-            return outputs
-        return self._sampler.sample(outputs, sampling)
+        return self._run(
+            attention, inputs.to(self.device), _positions(step, self.device), _sampled_rows(step)
+        )
 
     def _run(self, attention: Attention, inputs: Tensor, positions: Tensor, rows: list[int]) -> Tensor:
         """Run the shard on a step's inputs.
@@ -239,15 +255,10 @@ def _positions(step: EngineStep, device: torch.device) -> Tensor:
     return torch.cat(runs).to(device)
 
 
-def _sampled_rows(step: EngineStep) -> tuple[list[Chunk], list[int]]:
-    """Return the chunks with `samples` set, and the row of each chunk's last token in the step's inputs."""
-    chunks, rows, stop = [], [], 0
-    for chunk in step.chunks:
-        stop += chunk.count
-        if chunk.samples:
-            chunks.append(chunk)
-            rows.append(stop - 1)
-    return chunks, rows
+def _sampled_rows(step: EngineStep) -> list[int]:
+    """Return the row of the last token of each chunk with `samples` set, in the step's inputs."""
+    stops = accumulate(chunk.count for chunk in step.chunks)
+    return [stop - 1 for chunk, stop in zip(step.chunks, stops, strict=True) if chunk.samples]
 
 
 def settle_positions(model: nn.Module, window_tokens: int, device: torch.device) -> None:

@@ -10,6 +10,9 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Keys under which Hugging Face configurations store the longest sequence, in tokens."""
 
+KV_HEAD_KEYS = ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads")
+"""Keys under which Hugging Face configurations store the number of heads of keys and values; the first one counts."""
+
 
 def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
     """Return the first integer under ``keys`` in a configuration, then in its ``text_config``; None if not found."""

@@ -26,8 +26,8 @@ new tokens of a sequence, one prompt must be processed ::
     next token = max(round(b), n * step(p), n * carry(p)) over all stages p
     tokens/s   = c / next token
 
-A machine's memory holds weights, the cache of c sequences of P + N tokens, and the largest working memory that one of
-its layers needs for a prompt.
+A machine's memory holds weights, the cache of c sequences of P + N tokens, the largest working memory that one of its
+layers needs for a prompt, and the further processes of a member with several ranks.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from share_compute.planning.network.network import Floats, transfer_s
 from share_compute.specification.workload import BYTES, WEIGHT_BYTES, ServingWorkload
 
 TOKEN_ID_BYTES = 8
+PROCESS_BYTES = 480 * 2**20
+"""Estimated memory of a process of a member, without its shard and caches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +68,17 @@ class ServingCost(CostTables):
         caches = sums(cache * number * self.workload.concurrent)
         needed = self.held_bytes + caches[None, :] - caches[:, None]
         prompt = self.workload.prompt_tokens
+        needed += self.process_bytes
         working = self._of_layers(lambda layer: layer.activation_bytes.at(prompt) * number / FLOAT_BYTES)
         for start in range(self.num_layers):
             needed[start, start + 1 :] += np.maximum.accumulate(working[start:])
         needed[np.tril_indices(span)] = np.inf
         return needed
+
+    @property
+    def process_bytes(self) -> int:
+        """Bytes of the further processes of a member, without their parts of its weights and caches."""
+        return (self.workload.ranks - 1) * PROCESS_BYTES
 
     @cached_property
     def held_bytes(self) -> Floats:

@@ -50,12 +50,21 @@ class SelectionSpec(SpecModel):
             raise ValueError(f"only and avoid both name {both[0]!r}: leave it out of one of them")
         return self
 
+    @property
+    def ranks(self) -> int:
+        """Number of processes on each machine that compute each layer together."""
+        return 1
+
     def allows(self, machine: Labelled) -> bool:
         """Return whether the machine may be used."""
         return self.why_not(machine) is None
 
     def why_not(self, machine: Labelled) -> str | None:
         """Return why the machine is not used, in words; None if it may be used."""
+        if self.ranks > machine.most_ranks:
+            return (
+                f"too small: it can run {machine.most_ranks} of the {self.ranks} ranks of parallelism.tensor"
+            )
         avoided = next((each for each in self.avoid if matches(each, machine)), None)
         if avoided is not None:
             return f"avoided by the job: parallelism.avoid names {avoided}"
@@ -66,6 +75,13 @@ class SelectionSpec(SpecModel):
     @property
     def words(self) -> str:
         """The machines that may be used, such as ``a machine with gpu=yes``; empty if all may be used."""
+        if self.ranks > 1:
+            return f"{self._selected or 'a machine'} that computes with {self.ranks} CPU threads or more"
+        return self._selected
+
+    @property
+    def _selected(self) -> str:
+        """The machines that ``only`` and ``avoid`` allow, in words; empty if all are allowed."""
         if not self.only and not self.avoid:
             return ""
         names, labels = _sorted_out(self.only)

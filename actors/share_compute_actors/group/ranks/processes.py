@@ -1,0 +1,279 @@
+"""Ranks of a member: child processes that compute its layers together with it (``parallelism.tensor``).
+
+The member is rank 0. It sends commands through a socket to each other rank, which answers with one byte when it is
+ready, or with a reason before it ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, NamedTuple
+
+import psutil
+import torch
+from torch import Tensor
+
+from share_compute.errors import ContributorLost, as_ours
+from share_compute_actors.group.allocator import is_out_of_memory
+from share_compute_actors.machine.processes import tied
+
+READY = b"."
+"""Answer of a rank that has carried out a command."""
+_FAILED = b"!"
+MOST_BYTES = 1 << 24
+"""Maximum size of the description of a stage, in bytes."""
+_MOST_WORDS = 2000
+"""Maximum size of the reason of a rank that fails, in bytes."""
+START_S = 600.0
+"""Time limit for the start of the ranks, and for building a stage, in seconds."""
+_END_S = 5.0
+"""Time limit for the end of a rank whose connection broke, in seconds."""
+_POLL_S = 0.02
+"""Time between two looks at which ranks have ended, in seconds."""
+
+
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+
+class RankProcesses:
+    """The other ranks of a member.
+
+    Use them on one thread only, which must live as long as the member: the ranks end with it.
+
+    Args:
+        module: module that the ranks run; it calls `follow_member`.
+        count: number of ranks, with the member itself.
+        threads: CPU threads of the machine, which the ranks share.
+        deadline_s: longest wait for another rank, in seconds.
+        on_lost: called before an error is raised because a rank was lost. The others are ended by then.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        count: int,
+        threads: int,
+        deadline_s: float,
+        on_lost: Callable[[ContributorLost], None] = lambda _: None,
+    ) -> None:
+        self.count = count
+        self.deadline_s = deadline_s
+        self.share = max(1, threads // count)
+        """CPU threads of each rank while all of them compute."""
+        self._module = module
+        self._on_lost = on_lost
+        self._children: list[_Child] = []
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Ids of the processes of the other ranks."""
+        return [child.process.pid for child in self._children]
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the other ranks, without memory that they share. Callable on any thread."""
+        found = 0
+        for process_id in self.process_ids:
+            with suppress(psutil.NoSuchProcess):
+                used = psutil.Process(process_id).memory_info()
+                found += used.rss - getattr(used, "shared", 0)
+        return found
+
+    @property
+    def connections(self) -> list[socket.socket]:
+        """Sockets to the other ranks, in their order."""
+        return [child.connection for child in self._children]
+
+    def launch(self, rank: int, arguments: Sequence[str], files: Sequence[int] = ()) -> None:
+        """Start the process of a rank; its first answer shows that it runs.
+
+        Args:
+            rank: number of the rank, from 1, in order.
+            arguments: texts that its function for `follow_member` gets.
+            files: descriptors that it inherits, under the same numbers.
+        """
+        here, there = socket.socketpair()
+        with there:
+            place = [there.fileno(), rank, self.count, self.share, self.deadline_s]
+            process = subprocess.Popen(
+                tied([sys.executable, "-m", self._module, *map(str, place), *arguments]),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno(), *files],
+            )
+        self._children.append(_Child(process, here))
+
+    def tell(self, message: bytes) -> None:
+        """Send bytes to all other ranks; call this in the context of `computing`."""
+        if not self._children:
+            raise ConnectionError("another rank was lost before")
+        for child in self._children:
+            child.connection.sendall(message)
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Wait until all other ranks have carried out the last command.
+
+        Args:
+            limit_s: longest wait in seconds; None for that of all waits.
+        """
+        with self.computing():
+            for child in self._children:
+                child.connection.settimeout(limit_s or self.deadline_s)
+                if child.connection.recv(1) != READY:
+                    raise ConnectionError
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Raise ContributorLost if the context fails while another rank has ended or is unresponsive.
+
+        After any other error, too, the other ranks are ended, because they may wait for a tensor.
+        """
+        try:
+            yield
+        except Exception as failure:
+            lost = self._lost(failure)
+            self.close()
+            if lost is None:
+                raise
+            self._on_lost(lost)
+            raise lost from failure
+
+    def _lost(self, failure: Exception) -> ContributorLost | None:
+        """Return the error for a lost rank; None if the failure has another cause."""
+        if is_out_of_memory(failure) or not isinstance(failure, (RuntimeError, OSError)):
+            return None
+        found = self._first_ended()
+        if found is not None:
+            rank, status = found
+            what = f"rank {rank} was ended by signal {-status}"
+            if status >= 0:
+                what = f"rank {rank} failed: {_last_words(self._children[rank - 1].connection)}"
+        elif isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower():
+            return None  # all ranks run, and this one has failed
+        elif self._children:
+            what = f"a rank did not answer within {self.deadline_s:g} s"
+        else:
+            what = f"the ranks cannot be reached: {failure}"
+        return ContributorLost(
+            f"{what}: a member with parallelism.tensor {self.count} cannot compute without it",
+            hint="no action needed: the work continues without this member",
+            details={"rank": True},
+        )
+
+    def _first_ended(self) -> tuple[int, int] | None:
+        """Return a rank that ended, and its exit status; None if all others run on for `_END_S`.
+
+        After the end of one rank, the others fail, too. So one that a signal ended is preferred, and then the first.
+        """
+        first, until = None, time.monotonic() + _END_S
+        while True:
+            states = [(rank, child.process.poll()) for rank, child in enumerate(self._children, start=1)]
+            ended = [(rank, status) for rank, status in states if status is not None]
+            first = next(
+                ((rank, status) for rank, status in ended if status < 0), first or next(iter(ended), None)
+            )
+            is_clear = first is not None and first[1] < 0
+            if is_clear or len(ended) == len(states) or time.monotonic() > until:
+                return first
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        for child in self._children:
+            child.connection.close()
+            child.process.kill()
+            child.process.wait()
+        self._children.clear()
+
+
+def _last_words(connection: socket.socket) -> str:
+    """Return the reason that a rank sent before it ended."""
+    with suppress(OSError):
+        connection.settimeout(0)
+        kind, _, words = connection.recv(_MOST_WORDS).partition(_FAILED)
+        return words.decode(errors="replace") or f"it sent {kind!r}"
+    return "it sent no reason"
+
+
+class RankPlace(NamedTuple):
+    """A rank, as its own process knows it."""
+
+    connection: socket.socket
+    """Socket to the member."""
+    rank: int
+    """Number of this rank, from 1."""
+    ranks: int
+    """Number of ranks, with the member."""
+    deadline_s: float
+    """Longest wait for another rank, in seconds."""
+
+    def received(self, size: int) -> memoryview:
+        """Return the next bytes from the member.
+
+        Raises:
+            EOFError: the member ended.
+        """
+        found = rest = memoryview(bytearray(size))
+        while rest:
+            count = self.connection.recv_into(rest)
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return found
+
+    def received_file(self) -> int:
+        """Return the descriptor that the member sends with one byte."""
+        _, (file,), _, _ = socket.recv_fds(self.connection, 1, 1)
+        return file
+
+    def answer(self) -> None:
+        """Tell the member that this rank is ready."""
+        self.connection.sendall(READY)
+
+
+def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None:
+    """Run a rank until the member ends. If it fails, the member gets the reason.
+
+    Args:
+        arguments: command line of the process.
+        follow: carries out the commands of the member; gets the `RankPlace`, and the arguments given to `launch`.
+    """
+    file, rank, count, threads, deadline_s, *rest = arguments
+    place = RankPlace(socket.socket(fileno=int(file)), int(rank), int(count), float(deadline_s))
+    torch.set_num_threads(int(threads))
+    try:
+        place.answer()
+        follow(place, *rest)
+    except EOFError:
+        return
+    except Exception as failure:
+        with suppress(OSError):
+            place.connection.sendall(_FAILED + as_ours(failure).message.encode()[:_MOST_WORDS])
+        raise
+
+
+def memory_file(size: int) -> BinaryIO:
+    """Return a file of ``size`` bytes without a name, in main memory where the system has such files."""
+    if sys.platform == "linux":
+        file: BinaryIO = os.fdopen(os.memfd_create("ranks"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.truncate(size)
+    return file
+
+
+def mapped(file: int, size: int) -> Tensor:
+    """Return a file as bytes that all processes share, ``[size]``, uint8; mapped as long as the tensor is used."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)

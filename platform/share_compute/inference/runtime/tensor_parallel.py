@@ -1,0 +1,320 @@
+"""Divide the layers of a serving stage between ranks, each of which has the KV cache of its own heads.
+
+The cuts are those of the architecture's plan in transformers (``_tp_plan``), which follows Megatron-LM
+(arXiv:1909.08053). A ``colwise`` linear layer computes some of the outputs on each rank. The ``rowwise`` one after it
+has the weights for these, so that the sum of all ranks is the whole output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from share_compute.errors import UserError
+from share_compute.inference.runtime.kv_slots import LayerCache
+from share_compute.inference.runtime.quantization import Int8Linear
+from share_compute.models.huggingface.decoder import PassThrough
+
+_COLUMNS, _ROWS, _GATHERED = "colwise", "rowwise", "colwise_gather_output"
+_WHOLE = frozenset({"replicated_with_grad_allreduce", "replicate"})
+"""Styles of modules that each rank computes as a whole."""
+_ALIGNMENT = 64
+"""Bytes to whose multiples tensors in shared memory are aligned."""
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+
+class RankGroup(Protocol):
+    """The ranks of a member, as one of them sees them. All ranks make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank; 0 is the member itself."""
+
+    @property
+    def count(self) -> int:
+        """Number of ranks."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Return the sum of the tensors of all ranks, with the same bits on each."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        """Return the tensors of all ranks, concatenated along the last dimension; other ranks return ``part``."""
+
+
+class SummedLinear(nn.Module):
+    """A linear layer of which each rank has some inputs.
+
+    Args:
+        layer: this rank's part, without bias.
+        bias: bias of the whole layer, ``[out]``.
+        group: the ranks.
+    """
+
+    def __init__(self, layer: nn.Module, bias: Tensor | None, group: RankGroup) -> None:
+        super().__init__()
+        self.layer = layer
+        self._bias = bias
+        self._sum = group.sum
+
+    @property
+    def weight(self) -> Any:
+        """Weights of this rank's part; some models read their dtype."""
+        return self.layer.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Multiply this rank's part of the inputs, ``[..., in / ranks]``; return the whole outputs ``[..., out]``."""
+        outputs = self._sum(self.layer(inputs))
+        return outputs if self._bias is None else outputs + self._bias
+
+    __call__ = forward
+    """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer of which each rank computes some outputs, and of which the first rank gets all.
+
+    Args:
+        layer: this rank's part.
+        group: the ranks.
+    """
+
+    def __init__(self, layer: nn.Module, group: RankGroup) -> None:
+        super().__init__()
+        self.layer = layer
+        self._gather = group.gather
+
+    @property
+    def weight(self) -> Any:
+        """Weights of this rank's part; some models read their dtype."""
+        return self.layer.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Multiply ``[..., in]``; return ``[..., out]`` on the first rank, and this rank's part on others."""
+        return self._gather(self.layer(inputs))
+
+    __call__ = forward
+    """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""
+
+
+class TensorPlan:
+    """The linear layers of a stage that ranks divide.
+
+    Args:
+        model: model of transformers, in which only the stage's layers compute.
+        layers: the stage's layers, by index.
+        caches: shapes of the keys and values of the whole layers.
+        count: number of ranks.
+
+    Raises:
+        UserError: transformers has no plan for this architecture, or one with other cuts; or sizes are not divisible.
+    """
+
+    def __init__(
+        self, model: Any, layers: Mapping[int, nn.Module], caches: Sequence[LayerCache], count: int
+    ) -> None:
+        self._model = model
+        self._count = count
+        self._type = model.config.get_text_config().model_type
+        self._styles: dict[str, str] = dict(model._tp_plan or {})  # noqa: SLF001 - it has no public name
+        names = {id(module): name for name, module in model.named_modules()}
+        self._names = {id(layer): names[id(layer)] for layer in layers.values()}
+        for layer in layers.values():
+            self._check(names[id(layer)], layer)
+        self.caches = [self._part_of(cache) for cache in caches]
+        """Shapes of the keys and values that each rank has."""
+
+    def _part_of(self, cache: LayerCache) -> LayerCache:
+        if cache.heads % self._count:
+            raise _refused(
+                f"{self._count} ranks cannot share {cache.heads} KV heads evenly",
+                "set parallelism.tensor to a number that divides the KV heads",
+            )
+        return LayerCache(cache.heads // self._count, cache.key_size, cache.value_size)
+
+    def _style(self, name: str) -> str | None:
+        return self._styles.get(_NUMBER.sub(".*", name))
+
+    def _check(self, path: str, layer: nn.Module) -> None:
+        tensors = [f"{path}.{name}" for name, _ in layer.named_parameters()]
+        found = set()
+        for name, module in [(f"{path}.{name}", module) for name, module in layer.named_modules()]:
+            style = self._style(name)
+            if style is None or style in _WHOLE:
+                continue
+            if style not in (_COLUMNS, _ROWS) or not _is_linear(module):
+                raise self._unplanned()
+            size = module.in_features if style == _ROWS else module.out_features
+            if size % self._count:
+                sizes = f"{size} inputs" if style == _ROWS else f"{size} outputs"
+                raise _refused(
+                    f"{self._count} ranks cannot share the {sizes} of {name} evenly",
+                    "set parallelism.tensor to a number that divides the sizes of the model",
+                )
+            found.add(style)
+        if found != {_COLUMNS, _ROWS} or any(map(self._style, tensors)):
+            raise self._unplanned()
+
+    def _unplanned(self) -> UserError:
+        return _refused(
+            f"transformers has no plan for architecture {self._type!r} that gives each rank its own heads",
+            "set parallelism.tensor to 1, or choose an architecture such as llama, qwen3, gemma3 or mistral",
+        )
+
+    def cut_layer(self, layer: nn.Module, group: RankGroup) -> None:
+        """Keep this rank's part of a layer, in memory of its own."""
+        path = self._names[id(layer)]
+        for parent_name, parent in list(layer.named_modules()):
+            for name, child in list(parent.named_children()):
+                style = self._style(".".join(filter(None, (path, parent_name, name))))
+                if style == _COLUMNS:
+                    setattr(parent, name, _columns(child, group))
+                elif style == _ROWS:
+                    setattr(parent, name, SummedLinear(_rows(child, group), _own(child.bias), group))
+        _own_tensors(layer)
+
+    def cut_head(self, group: RankGroup, tied: Mapping[str, str]) -> Tensor | None:
+        """Divide the head between the ranks; if it cannot be divided, the first rank computes it alone.
+
+        Args:
+            group: the ranks.
+            tied: names of tied tensors and of those that they are tied to.
+
+        Returns:
+            The weights of this rank's part if they are also those of the embedding.
+        """
+        for name, head in list(self._model.named_children()):
+            if self._style(name) != _GATHERED or not _is_linear(head):
+                continue
+            if head.out_features % group.count:
+                if group.rank:
+                    setattr(self._model, name, PassThrough())
+                return None
+            part = _columns(head, group)
+            setattr(self._model, name, GatheredLinear(part, group))
+            if f"{name}.weight" in tied:
+                weight: Tensor = part.weight
+                return weight
+            _own_tensors(part)
+        return None
+
+
+def _refused(problem: str, hint: str) -> UserError:
+    return UserError(f"parallelism.tensor: {problem}", hint=hint)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) in (nn.Linear, Int8Linear)
+
+
+def _own(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _own_tensors(module: nn.Module) -> None:
+    """Move the tensors of a module from shared memory to memory of its own."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    for owner, name, buffer in _persistent_buffers(module):
+        owner._buffers[name] = buffer.clone()  # noqa: SLF001 - it has no public name
+
+
+def _columns(layer: Any, group: RankGroup) -> Any:
+    """Return the part of a linear layer that computes this rank's outputs."""
+    size = layer.out_features // group.count
+    first = size * group.rank
+    part = _blank(layer, layer.in_features, size, has_bias=layer.bias is not None)
+    for name, parameter in layer.named_parameters():
+        rows = parameter.detach()[first : first + size]
+        setattr(part, name, nn.Parameter(rows, requires_grad=False))
+    return part
+
+
+def _rows(layer: Any, group: RankGroup) -> Any:
+    """Return the part of a linear layer for this rank's inputs, without bias."""
+    size = layer.in_features // group.count
+    first = size * group.rank
+    part = _blank(layer, size, layer.out_features, has_bias=False)
+    for name, parameter in layer.named_parameters():
+        if name == "bias":
+            continue
+        whole = parameter.detach()
+        own = whole if whole.dim() == 1 else whole[:, first : first + size]  # scales belong to outputs
+        setattr(part, name, nn.Parameter(own, requires_grad=False))
+    return part
+
+
+def _blank(layer: Any, inputs: int, outputs: int, *, has_bias: bool) -> Any:
+    with torch.device("meta"):
+        plain = nn.Linear(inputs, outputs, bias=has_bias)
+    return Int8Linear(plain) if isinstance(layer, Int8Linear) else plain
+
+
+# -- shared memory -------------------------------------------------------------------------------------------------
+
+
+class SharedTensors:
+    """The tensors of a stage in the order in which all ranks place them in shared memory, in several parts.
+
+    Each layer is a part, so that its memory is free as soon as all ranks have copied what they need of it. Each other
+    tensor is a part, too.
+
+    Args:
+        model: model of transformers, in which only the stage's layers compute.
+        layers: the stage's layers.
+    """
+
+    def __init__(self, model: nn.Module, layers: Iterable[nn.Module]) -> None:
+        groups = [list(_places(layer)) for layer in layers]
+        inside = {id(tensor) for group in groups for _, _, tensor in group}
+        self._parts = [*groups, *([place] for place in _places(model) if id(place[2]) not in inside)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each part."""
+        return [sum(_aligned(tensor.nbytes) for _, _, tensor in part) for part in self._parts]
+
+    def place(self, memories: Sequence[Tensor]) -> None:
+        """Move all tensors into memory, without their values.
+
+        Args:
+            memories: memory of each part, ``[bytes]``, uint8.
+        """
+        for part, memory in zip(self._parts, memories, strict=True):
+            start = 0
+            for owner, name, tensor in part:
+                view = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                start += _aligned(tensor.nbytes)
+                if isinstance(tensor, nn.Parameter):
+                    tensor.data = view
+                else:
+                    owner._buffers[name] = view  # noqa: SLF001 - it has no public name
+        self._parts.clear()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+_Place = tuple[nn.Module, str, Tensor]
+"""Owner and name of a tensor, and the tensor."""
+
+
+def _places(module: nn.Module) -> Iterator[_Place]:
+    seen = set()
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield owner, name, parameter
+    yield from _persistent_buffers(module)
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[_Place]:
+    for owner in module.modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            if name not in owner._non_persistent_buffers_set:  # noqa: SLF001 - it has no public name
+                yield owner, name, buffer

@@ -1,0 +1,184 @@
+"""Ranks of a member serve together as one process does, and a lost rank ends the member."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.platform.inference.stages import (
+    CPU,
+    LAYERS,
+    Serving,
+    fill,
+    model_of,
+    opening,
+    prompt_of,
+    small_config,
+    stages_of,
+)
+from torch import Tensor
+
+from share_compute.errors import ContributorLost, UserError
+from share_compute.inference.runtime.stage import ServingStage
+from share_compute.inference.runtime.tensor_stage import LeadingStage
+from share_compute.shards import Shard
+from share_compute_actors.group.ranks.exchange import Exchange, exchange_bytes
+from share_compute_actors.inference.ranks import DividedShard, ServingRanks
+
+TOKENS = 12
+KEEPS_PLAIN = (True, False)
+PROMPTS = {sequence: prompt_of(12 + 7 * sequence, sequence) for sequence in range(3)}
+together = pytest.mark.xdist_group("ranks")
+
+
+def shard_of(config: dict[str, Any], cut: tuple[int, int] = (0, LAYERS), **options: Any) -> DividedShard:
+    shard = Shard("m", *cut, LAYERS)
+    return DividedShard(
+        **{
+            "config": config,
+            "shard": shard,
+            "dtype": "float32",
+            "quantizes": False,
+            "window_tokens": 128,
+            **options,
+        }
+    )
+
+
+def texts(*stages: ServingStage) -> tuple[dict[int, list[int]], list[float]]:
+    """Return the tokens of each sequence, and the log-probabilities of all."""
+    serving = Serving(stages)
+    plans = {
+        opening(sequence, prompt, logprobs=0): [5, len(prompt) - 5] for sequence, prompt in PROMPTS.items()
+    }
+    found = serving.run(plans, TOKENS)
+    return found, [one.logprob or 0.0 for one in serving.sampled]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[ServingRanks]:
+    found = ServingRanks(request.param, request.param, 120)
+    yield found
+    found.close()
+
+
+def divided(
+    ranks: ServingRanks, model_type: str, cut: tuple[int, int] = (0, LAYERS), **wider: Any
+) -> LeadingStage:
+    stage = ranks.divide(shard_of({**small_config(model_type), **wider}, cut))
+    assert stage.bytes_per_token == ServingStage(small_config(model_type), stage.shard, CPU).bytes_per_token
+    return stage
+
+
+def require_same(found: Any, expected: Any) -> None:
+    assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1], abs=1e-5)
+
+
+@pytest.mark.slow
+@together
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma2", "gpt_neox"])
+def test_ranks_draw_the_tokens_of_one_process(ranks: ServingRanks, model_type: str) -> None:
+    if small_config(model_type).get("num_key_value_heads", 4) % ranks.count:
+        with pytest.raises(UserError, match="4 ranks cannot share 2 KV heads evenly"):
+            ranks.divide(shard_of(small_config(model_type)))
+        return
+    expected = texts(*stages_of(model_type, [(0, LAYERS)]))
+    stage = divided(ranks, model_type)
+    fill(stage, model_of(model_type), *KEEPS_PLAIN)
+    require_same(texts(stage), expected)
+    stage.clear()
+    require_same(texts(stage), expected)
+    first, _ = stages_of(model_type, [(0, 1), (1, LAYERS)])
+    second = divided(ranks, model_type, (1, LAYERS))  # gets hidden states
+    fill(second, model_of(model_type), *KEEPS_PLAIN[1:])
+    require_same(texts(first, second), expected)
+
+
+@pytest.mark.slow
+@together
+def test_other_types_of_weights_are_divided() -> None:
+    ranks = ServingRanks(2, 2, 120)
+    for options in ({"quantizes": True}, {"dtype": "bfloat16"}):
+        dtype = torch.bfloat16 if "dtype" in options else torch.float32
+        alone = ServingStage(
+            small_config("llama"), Shard("m", 0, LAYERS, LAYERS), CPU, dtype, quantizes="quantizes" in options
+        )
+        stage = ranks.divide(shard_of(small_config("llama"), **options))
+        source = torch.Generator().manual_seed(2)
+        for name, tensor in alone.tensors().items():
+            if tensor.dtype == torch.int8:
+                drawn: Tensor = torch.randint(-127, 128, tensor.shape, generator=source, dtype=torch.int8)
+            else:
+                drawn = torch.rand(tensor.shape, generator=source) * (0.002 if "scale" in name else 0.3)
+            tensor.copy_(drawn)
+            stage.tensors()[name].copy_(drawn)
+        found = []
+        for each in (alone, stage):
+            each.seal()
+            serving = Serving([each])
+            serving.run({opening(0, PROMPTS[0], logprobs=0): [len(PROMPTS[0])]}, 1)
+            found.append(serving.sampled[0].logprob)
+        assert found[1] == pytest.approx(found[0], abs=0.05)
+    ranks.close()
+
+
+@pytest.mark.slow
+@together
+def test_a_lost_rank_ends_the_member() -> None:
+    lost: list[ContributorLost] = []
+    before = set(psutil.Process().children())
+    ranks = ServingRanks(2, 2, 120, lost.append)
+    stage = ranks.divide(shard_of(small_config("llama")))
+    fill(stage, model_of("llama"))
+    texts(stage)
+    (child,) = set(psutil.Process().children()) - before
+    assert ranks.process_ids == [child.pid]
+    assert ranks.resident_bytes > 0
+    os.kill(child.pid, signal.SIGKILL)
+    stage_again = Serving([stage])
+    with pytest.raises(ContributorLost, match="rank 1 was ended by signal 9"):
+        stage_again.run({opening(9, PROMPTS[0]): [len(PROMPTS[0])]}, 1)
+    assert [each.details for each in lost] == [{"rank": True}]
+    ranks.divide(shard_of(small_config("llama")))  # new processes
+    assert ranks.process_ids
+    ranks.close()
+
+
+def test_sums_have_the_same_bits_on_all_ranks() -> None:
+    count, numbers = 3, (1 << 20) + 7
+    memory = torch.zeros(exchange_bytes(count), dtype=torch.uint8)
+    ends: dict[int, list[socket.socket]] = {rank: [] for rank in range(count)}
+    for pair in combinations(range(count), 2):
+        for rank, end in zip(pair, socket.socketpair(), strict=True):
+            ends[rank].append(end)
+    groups = [Exchange(rank, ends[rank], memory, 60) for rank in range(count)]
+    parts = torch.randn(count, 2, numbers)
+
+    def play(rank: int) -> list[Tensor]:
+        group, part = groups[rank], parts[rank]
+        small = [group.sum(part[:, :5].to(torch.bfloat16)) for _ in range(3)]
+        assert group.gather(part[:0]).numel() == 0  # no sequence draws
+        return [group.sum(part), *small, group.gather(part[:, :3])]
+
+    with ThreadPoolExecutor(count) as pool:
+        whole, *others = pool.map(play, range(count))
+    expected: list[Callable[[Tensor], Tensor]] = [
+        lambda p: p,
+        *[lambda p: p[:, :, :5].bfloat16().float()] * 3,
+    ]
+    for place, of in enumerate(expected):
+        own = of(parts)
+        assert torch.equal(whole[place].float(), (own[0] + own[1] + own[2]).to(whole[place].dtype).float())
+        assert all(torch.equal(whole[place], other[place]) for other in others)
+    assert torch.equal(whole[-1], torch.cat(list(parts[:, :, :3]), -1))
+    for group in groups:
+        group.close()
