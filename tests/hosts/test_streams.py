@@ -63,7 +63,7 @@ def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float
     has_begun = threading.Event()
 
     def hold() -> None:
-        assert has_begun.wait(60.0)
+        assert has_begun.wait(240.0)
         with cut:
             time.sleep(seconds)
 
