@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from tests.programs import pytest_runtest_makereport, pytest_terminal_summary
 from tests.quarantine import QUARANTINE, why_never_repeated
 from tests.ray_nodes import attempt, nodes, ray_cluster, topology
@@ -55,6 +56,9 @@ Found = TypeVar("Found")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Commands print in the language of the locale.
 os.environ["LC_ALL"] = "C.UTF-8"
+# httpx's default of five seconds would fail on a busy machine.
+for _part in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _part, DEADLINE_S)
 # Generated jobs name models of the Hugging Face Hub. No test may contact the Hub; nothing listens at this address.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 
@@ -219,7 +223,7 @@ class RunningServer:
     command: RunningCommand
 
     def client(self) -> Client:
-        return Client(self.url, self.api_key)
+        return Client(self.url, self.api_key, timeout_s=DEADLINE_S)
 
 
 @contextmanager

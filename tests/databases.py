@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.orm import Session
+from tests.held_ports import HeldPort
 from tests.programs import missing
 
 from share_compute.store import Store, upgrade
@@ -86,15 +86,13 @@ class PostgresServer:
         self._folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
         if account:
             os.chown(self._folder, pwd.getpwnam(account).pw_uid, pwd.getpwnam(account).pw_gid)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self._port}"
+        self._port = HeldPort()
+        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self._port.number}"
         self._run("initdb", "-U", "postgres", "-A", "trust", "-N")
         self.start()
 
     def start(self) -> None:
-        options = f"-p {self._port} -h 127.0.0.1 -k {self._folder} -F"
+        options = f"-p {self._port.number} -h 127.0.0.1 -k {self._folder} -F"
         self._run("pg_ctl", "-o", options, "-l", str(self._folder / "log"), "-w", "start")
 
     def stop(self) -> None:

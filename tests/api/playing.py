@@ -123,7 +123,7 @@ class Cluster:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the supervisor while the block runs; a failure of the supervisor cancels the block and is raised."""
-        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(240), asyncio.TaskGroup() as group:
             task = group.create_task(self.supervisor.run())
             yield
             task.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.conftest import descendants
+from tests.held_ports import HeldPort
 
 from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.store import EventRecord
@@ -45,11 +45,6 @@ def join_command(client: Client, url: str, name: str) -> list[str]:
     return ["join", url, "--invite", code, "--name", name, *lent]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def events(client: Client, job_id: str) -> list[EventRecord]:
     recorded: list[EventRecord] = []
     while page := client.events(job_id, after=recorded[-1].seq if recorded else 0).events:
@@ -77,9 +72,9 @@ def child(process: psutil.Process, name: str) -> psutil.Process:
 def test_a_job_outlives(
     victims: list[str], tmp_path: Path, run_server: Any, run_command: Any, wait_for: Callable[..., Any]
 ) -> None:
-    port = free_port()
+    port = HeldPort()
     with ExitStack() as servers, ExitStack() as machines:
-        server = servers.enter_context(run_server(tmp_path, port=port))
+        server = servers.enter_context(run_server(tmp_path, port=port.number))
         with server.client() as client:
             for name in ("ada", "bob"):
                 machines.enter_context(run_command(tmp_path, *join_command(client, server.url, name)))
@@ -93,7 +88,7 @@ def test_a_job_outlives(
                 if victim == "the server":
                     process.kill()
                     server.command.process.wait()
-                    server = servers.enter_context(run_server(tmp_path, port=port))
+                    server = servers.enter_context(run_server(tmp_path, port=port.number))
                 else:
                     child(process, victim).kill()
                 wait_for(lambda last=attempt: client.job(job_id).attempt > last, "the next attempt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,16 +12,12 @@ import psutil
 import pytest
 from tests.api.speaking import make_llama
 from tests.conftest import descendants, run_contributor, served
+from tests.held_ports import HeldPort
 
 from share_compute_api.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.exact]
 OPTIONS = {"max_tokens": 300, "temperature": 0.8, "ignore_eos": True}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def ask(client: Client, number: int, pieces: list[str]) -> None:
@@ -35,9 +30,11 @@ def test_streams_outlive_the_server(
     tmp_path: Path, run_server: Callable[..., Any], wait_for: Callable[..., Any]
 ) -> None:
     folder = make_llama(tmp_path / "files" / "model", window=512, hidden_size=64, num_hidden_layers=4)
-    port = free_port()
+    port = HeldPort()
     with ExitStack() as servers, ExitStack() as machines, ThreadPoolExecutor() as threads:
-        server = servers.enter_context(run_server(tmp_path / "data", port=port, data_root=folder.parent))
+        server = servers.enter_context(
+            run_server(tmp_path / "data", port=port.number, data_root=folder.parent)
+        )
         joined = [machines.enter_context(run_contributor(server)) for _ in range(2)]
         with server.client() as client:
             client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
@@ -55,7 +52,9 @@ def test_streams_outlive_the_server(
             server.command.process.kill()
             server.command.process.wait()
             before = [len(pieces) for pieces in texts]
-            server = servers.enter_context(run_server(tmp_path / "data", port=port, data_root=folder.parent))
+            server = servers.enter_context(
+                run_server(tmp_path / "data", port=port.number, data_root=folder.parent)
+            )
             for one in running:
                 one.result()
             assert ["".join(pieces) for pieces in texts] == ["".join(pieces) for pieces in expected]

@@ -9,7 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.chaos.test_server_takeover import free_port, join_command, ready
+from tests.chaos.test_server_takeover import join_command, ready
+from tests.held_ports import HeldPort
 
 from share_compute.lifecycle.states import JobState
 
@@ -35,9 +36,9 @@ SWEEP = {
 def test_a_sweep_outlives_the_server(
     tmp_path: Path, run_server: Any, run_command: Any, wait_for: Callable[..., Any]
 ) -> None:
-    port = free_port()
+    port = HeldPort()
     with ExitStack() as servers, ExitStack() as machines:
-        server = servers.enter_context(run_server(tmp_path, port=port))
+        server = servers.enter_context(run_server(tmp_path, port=port.number))
         with server.client() as client:
             for name in ("ada", "bob"):
                 machines.enter_context(run_command(tmp_path, *join_command(client, server.url, name)))
@@ -47,7 +48,7 @@ def test_a_sweep_outlives_the_server(
             before = {one.number: one.job_id for one in client.trials(sweep_id).trials if one.job_id}
             psutil.Process(server.command.process.pid).kill()
             server.command.process.wait()
-            server = servers.enter_context(run_server(tmp_path, port=port))
+            server = servers.enter_context(run_server(tmp_path, port=port.number))
             wait_for(lambda: client.job(sweep_id).state.is_final, "the end of the sweep", 600)
             over, view = client.job(sweep_id), client.trials(sweep_id)
             assert (over.state, over.step) == (JobState.succeeded, 4)

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from tests.held_ports import HeldPort
 from tests.isolated import shared_processes
 from tests.programs import missing, require
 
@@ -35,8 +36,9 @@ FLAGS = [
 ]
 
 
-# Playwright's default of five seconds would fail on a busy machine.
-expect.set_options(timeout=60_000)
+PATIENCE_MS = 60_000
+"""Time limit of expectations and actions. Playwright's defaults, 5 s and 30 s, would fail on a busy machine."""
+expect.set_options(timeout=PATIENCE_MS)
 
 
 class Server:
@@ -45,7 +47,8 @@ class Server:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
         self._store = store
-        self.port = 0
+        self._held = HeldPort()
+        self.port = self._held.number
         self.start()
 
     def make_app(self) -> FastAPI:
@@ -60,7 +63,6 @@ class Server:
         self._server = uvicorn.Server(config)
         self._listener = config.bind_socket()
         self._listener.listen()  # a browser may be faster than the server's thread
-        self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()
 
@@ -72,7 +74,7 @@ class Server:
     def stop(self) -> None:
         end_streams(self._app)
         self._server.should_exit = True
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         self._listener.close()
         assert not self._thread.is_alive(), "the server did not stop"
 
@@ -130,6 +132,11 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+def copied(page: Page) -> str:
+    """Return the text on the clipboard; a page writes it there some time after a click."""
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
 class Complaints(list[str]):
     """Errors and warnings in the browser's console."""
 
@@ -153,6 +160,7 @@ def complaints() -> Iterator[Complaints]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1200, "height": 800})
+    context.set_default_timeout(PATIENCE_MS)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     yield context
     context.close()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from tests.e2e.conftest import Cluster, Complaints
+from tests.conftest import wait_for
+from tests.e2e.conftest import Cluster, Complaints, copied
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
 from tests.e2e.screenshots import appearances, screenshots, violations
 
@@ -201,14 +202,14 @@ def test_an_invite_is_made_copied_and_revoked(page: Page) -> None:
     expect(line).to_contain_text("share-compute join http://127.0.0.1:")
     copy = line.locator("..").get_by_role("button")  # another line says how to install
     copy.click()
-    assert page.evaluate("navigator.clipboard.readText()") == line.inner_text()
+    wait_for(lambda: copied(page) == line.inner_text(), "the copied line")
     # Browsers give pages no clipboard if the pages come without TLS from another host.
     page.evaluate("navigator.clipboard.writeText('')")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
     copy.click()
     expect(copy).to_have_text("Copied")
     page.evaluate("delete navigator.clipboard")
-    assert page.evaluate("navigator.clipboard.readText()") == line.inner_text()
+    wait_for(lambda: copied(page) == line.inner_text(), "the copied line")
     row = page.get_by_role("row", name=re.compile("laptop of Ada"))
     row.get_by_role("button", name="Revoke").click()
     expect(row).to_contain_text("revoked")

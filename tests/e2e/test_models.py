@@ -44,7 +44,7 @@ def test_a_model_is_found_planned_and_deployed_in_one_click(page: Page, cluster:
     expect(page.get_by_role("article")).to_have_count(3)
     expect(card(page, "Far away")).to_contain_text("It is fetched from the Hub")
     poet = card(page, "poet")
-    expect(poet).to_contain_text("LlamaForCausalLM", timeout=30_000)
+    expect(poet).to_contain_text("LlamaForCausalLM")
     expect(poet).to_contain_text("chat")
     expect(card(page, "base")).to_contain_text("no chat template")
 
@@ -102,5 +102,5 @@ def test_the_page_is_accessible_and_fits(
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()
         page.goto(f"{cluster.url}/models")
-        expect(card(page, "poet")).to_contain_text("LlamaForCausalLM", timeout=30_000)
+        expect(card(page, "poet")).to_contain_text("LlamaForCausalLM")
         seen.take("models")

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.e2e.conftest import Cluster, Complaints
+from tests.conftest import wait_for
+from tests.e2e.conftest import Cluster, Complaints, copied
 from tests.e2e.scenes import digits, join, lose, measure, start
 from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
@@ -116,7 +117,7 @@ def test_a_key_is_made_shown_once_and_revoked(admin: Page, cluster: Cluster) -> 
     bearer = {"Authorization": f"Bearer {line.inner_text()}"}
     assert httpx.get(f"{cluster.url}/v1/models", headers=bearer).status_code == 200
     keys.get_by_role("button", name="Copy").click()
-    assert admin.evaluate("navigator.clipboard.readText()") == line.inner_text()
+    wait_for(lambda: copied(admin) == line.inner_text(), "the copied key")
     keys.get_by_role("button", name="Revoke the key Ada's scripts").click()
     admin.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(keys.get_by_role("row", name=re.compile("Ada"))).to_have_count(0)

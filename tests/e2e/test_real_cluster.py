@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.chaos, pytest.m
 READY_MS = 120_000
 DONE_MS = 240_000
 LENT = ("--memory", "700MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
-STEPS = 250
+STEPS = 500
 NAMES = iter(("ann", "bob", "eve", "gus", "ida", "kim", "leo", "mia", "ned", "ora"))
 
 

@@ -39,7 +39,7 @@ def submitted(cluster: Cluster) -> TrainJob:
 def submit(page: Page) -> None:
     page.get_by_role("button", name="Submit", exact=True).click()
     # The first job of a server waits for the process that checks what submitters send.
-    expect(page).to_have_url(re.compile("/jobs/job-"), timeout=30_000)
+    expect(page).to_have_url(re.compile("/jobs/job-"))
 
 
 def to_yaml(page: Page) -> Locator:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, FloatRect, Locator, Page, expect
 from tests.api.conftest import wait_until
-from tests.e2e.conftest import Cluster, Complaints, open_cluster
+from tests.conftest import wait_for
+from tests.e2e.conftest import Cluster, Complaints, copied, open_cluster
 from tests.e2e.scenes import join, measure
 from tests.e2e.screenshots import appearances, screenshots
 from tests.e2e.talking import TalkingServer, make_model
@@ -61,7 +62,7 @@ def open_playground(page: Page, cluster: Cluster, names: str = "poet") -> None:
     page.goto(f"{cluster.url}/playground?with={names}")
     for name in names.split(","):
         button = page.get_by_role("group", name="Models").get_by_role("button", name=name, exact=True)
-        expect(button).to_have_attribute("aria-pressed", "true", timeout=20_000)
+        expect(button).to_have_attribute("aria-pressed", "true")
 
 
 def answer(page: Page, model: str) -> Locator:
@@ -104,7 +105,7 @@ def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cl
     expect(page.get_by_label(re.compile("^Name"))).to_have_value("poet")
     page.get_by_role("button", name="Deploy", exact=True).click()
     expect(page.get_by_role("heading", name="poet", level=1)).to_be_visible()
-    expect(page.get_by_text("ready", exact=True)).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("ready", exact=True)).to_be_visible()
     placement = page.get_by_role("figure", name=re.compile("Placement of 4 layers"))
     expect(placement).to_contain_text("birch")
     stages = page.get_by_role("group", name="Stages")
@@ -178,7 +179,7 @@ def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) 
     assert text(page, "poet").inner_text() == first
     expect(page.get_by_role("article")).to_have_count(1)
     answer(page, "poet").get_by_role("button", name="Copy").click()
-    assert page.evaluate("navigator.clipboard.readText()").strip() == first.strip()
+    wait_for(lambda: copied(page).strip() == first.strip(), "the copied answer")
 
     page.get_by_role("button", name="New conversation").click()
     expect(page.get_by_role("article")).to_have_count(0)
@@ -257,23 +258,32 @@ def test_two_models_answer_side_by_side_one_of_them_without_a_template(
     machines(cluster, "ash")
     deploy(cluster, "poet", poet)
     open_playground(page, cluster)
-    expect(page.get_by_role("button", name="poet", exact=True)).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("button", name="poet", exact=True)).to_be_visible()
     machines(cluster, "birch")
     deploy(cluster, "base", base)
     open_playground(page, cluster, "poet,base")
     limit(page, Most_tokens="24", Temperature="0")  # a drawn token may end an answer earlier
     say(page, "the quick brown")
-    expect(answer(page, "poet")).to_contain_text("24 tokens", timeout=20_000)
-    expect(answer(page, "base")).to_contain_text("24 tokens", timeout=20_000)
+    expect(answer(page, "poet")).to_contain_text("24 tokens")
+    expect(answer(page, "base")).to_contain_text("24 tokens")
     expect(answer(page, "base")).to_contain_text("no chat template")
-    left, right = answer(page, "poet").bounding_box(), answer(page, "base").bounding_box()
-    assert left is not None and right is not None  # noqa: PT018 - for the type checker
-    assert left["y"] == right["y"]
-    assert left["x"] + left["width"] <= right["x"]
+
+    def boxes() -> tuple[FloatRect, FloatRect]:
+        left, right = answer(page, "poet").bounding_box(), answer(page, "base").bounding_box()
+        assert left is not None and right is not None  # noqa: PT018 - for the type checker
+        return left, right
+
+    def are_beside_each_other() -> bool:
+        left, right = boxes()
+        return left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+
+    def are_below_each_other() -> bool:
+        left, right = boxes()
+        return left["y"] + left["height"] <= right["y"]
+
+    wait_for(are_beside_each_other, "two columns")
     page.set_viewport_size({"width": 390, "height": 800})
-    left, right = answer(page, "poet").bounding_box(), answer(page, "base").bounding_box()
-    assert left is not None and right is not None  # noqa: PT018
-    assert left["y"] + left["height"] <= right["y"]
+    wait_for(are_below_each_other, "one column")
     # The browser logs requests that the server refuses.
     assert [said for said in complaints if "400" not in said] == []
     complaints.clear()
@@ -339,7 +349,7 @@ def test_an_answer_continues_after_a_restart_and_a_reload(
     assert bare(kept)
     # Another server starts, in whose process the model runs again: the stream continues without a click.
     cluster.server.start()
-    expect(answer(page, "poet")).to_contain_text("60 tokens", timeout=30_000)
+    expect(answer(page, "poet")).to_contain_text("60 tokens")
     expect(answer(page, "poet").get_by_role("status")).to_have_count(0)
     whole = bare(text(page, "poet").inner_text())
     assert whole.startswith(bare(kept))

@@ -137,6 +137,17 @@ class Host:
                 self._iptables("-D", chain, *match, "-j", "DROP")
 
     @contextmanager
+    def losing(self, connection: socket.socket) -> Iterator[None]:
+        """Drop all packets that this host sends on a TCP connection of its own inside the block."""
+        ports = ("--sport", str(connection.getsockname()[1]), "--dport", str(connection.getpeername()[1]))
+        rule = ("OUTPUT", "-p", "tcp", *ports, "-j", "DROP")
+        self._iptables("-I", *rule)
+        try:
+            yield
+        finally:
+            self._iptables("-D", *rule)
+
+    @contextmanager
     def firewall(self, open_ports: tuple[int, int]) -> Iterator[None]:
         """Drop new incoming TCP connections and UDP packets inside the block.
 

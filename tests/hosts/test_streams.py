@@ -28,7 +28,7 @@ def openai(cluster: Cluster) -> Iterator[OpenAI]:
     with (
         cluster.server.client() as client,
         OpenAI(
-            base_url=f"{cluster.server.url}/v1", api_key=cluster.server.api_key, max_retries=0, timeout=90
+            base_url=f"{cluster.server.url}/v1", api_key=cluster.server.api_key, max_retries=0, timeout=240
         ) as openai,
     ):
         client.deploy({"name": NAME, "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
@@ -63,7 +63,7 @@ def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float
     has_begun = threading.Event()
 
     def hold() -> None:
-        assert has_begun.wait(60.0)
+        assert has_begun.wait(240.0)
         with cut:
             time.sleep(seconds)
 

@@ -214,7 +214,7 @@ def test_a_server_that_was_replaced_ends_and_says_why(tmp_path: Path, run_server
         process = psutil.Process(server.command.process.pid)
         family = process.children(recursive=True)
         database = tmp_path / "share-compute.db"
-        with closing(sqlite3.connect(database, timeout=10)) as other:
+        with closing(sqlite3.connect(database, timeout=60)) as other:
             other.execute("UPDATE server_epoch SET epoch = epoch + 1, holder = 'another host, process 7'")
             other.commit()
         status = server.command.process.wait(DEADLINE_S)

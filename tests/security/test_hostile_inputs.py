@@ -433,7 +433,7 @@ def test_signs_of_life_have_threads_of_their_own(plane: Plane, http: httpx.Clien
     record, key = plane.store.contributors.join(invite, name="ada", host="host", versions={}, limits={})
     hog = Hog("hog", make_tokenizer(tmp_path), lambda _: (5, 6, 7))
     plane.app.state.context.engines.add(hog)
-    with ThreadPoolExecutor(1) as executor, httpx.Client(base_url=plane.url, timeout=10) as agent:
+    with ThreadPoolExecutor(1) as executor, httpx.Client(base_url=plane.url, timeout=60) as agent:
         response = executor.submit(chat, http, "hog")
         try:
             wait_until(lambda: hog.received)

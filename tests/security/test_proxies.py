@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from openai import OpenAI
 from tests.api.conftest import DEADLINE_S, Plane, wait_until
 from tests.api.speaking import Speaker, make_tokenizer
+from tests.held_ports import HeldPort
 from tests.programs import require
 from tests.security.certificates import write_certificate
 from tests.security.planes import open_plane
@@ -26,11 +26,6 @@ ANSWER = "the quick brown fox jumps over the lazy dog"
 
 def snippet(language: str) -> str:
     return PAGE.read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def nginx(folder: Path, port: int, behind: int) -> list[str]:
@@ -63,7 +58,8 @@ def caddy(folder: Path, port: int, behind: int) -> list[str]:
 def proxied(folder: Path, plane: Plane, make: object) -> Iterator[httpx.Client]:
     """Run a proxy in front of the server inside the block; gives a client of the proxy."""
     write_certificate(folder / "share.pem", folder / "share.key", ["127.0.0.1"])
-    port = free_port()
+    held = HeldPort()  # until the proxy has ended
+    port = held.number
     command = make(folder, port, plane.server.port)  # type: ignore[operator]
     context = ssl.create_default_context(cafile=str(folder / "share.pem"))
     environment = {"HOME": str(folder), "XDG_DATA_HOME": str(folder), "PATH": "/usr/bin:/bin"}

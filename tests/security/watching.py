@@ -40,7 +40,7 @@ class Watch:
 
     def _watch(self) -> None:
         try:
-            with httpx.Client(base_url=self._url, timeout=30) as client:
+            with httpx.Client(base_url=self._url, timeout=60) as client:
                 while not self._is_over.wait(0.02) or not self.answers:
                     busy_s = time.process_time()
                     client.get("/api/v1/health").raise_for_status()

@@ -41,7 +41,7 @@ def python(code: str) -> list[str]:
 
 def is_gone(process: psutil.Process) -> bool:
     try:
-        process.wait(10)
+        process.wait(60)
     except psutil.NoSuchProcess:
         return True
     return not process.is_running()
@@ -56,7 +56,7 @@ def children(tmp_path: Path):
 
 def started(children: ChildProcesses, code: str, wait_for: Wait):
     child = children.start("child", python(code), environment={})
-    wait_for(lambda: "up" in child.log.read_text(), "the child", 20)
+    wait_for(lambda: "up" in child.log.read_text(), "the child")
     return child
 
 
@@ -76,7 +76,7 @@ def test_a_child_that_ignores_sigterm_is_killed(children: ChildProcesses, wait_f
 
 def test_a_child_that_ended_by_itself_is_no_trouble(children: ChildProcesses):
     child = children.start("brief", python("raise SystemExit(3)"), environment={})
-    assert child.wait(20) == 3
+    assert child.wait(60) == 3
     children.stop(child)
     assert child.exit_code == 3
 
@@ -85,7 +85,7 @@ def test_a_grandchild_whose_parent_died_is_ended_too(children: ChildProcesses, w
     child = started(children, PARENT, wait_for)
     grandchild = next(member for member in child.family() if member.pid != child.pid)
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(10)
+    child.wait(60)
     assert grandchild.is_running()
     children.stop(child)
     assert is_gone(grandchild)
@@ -102,7 +102,7 @@ def test_a_child_dies_with_a_killed_parent(tmp_path: Path, wait_for: Wait):
     with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        wait_for(lambda: "up" in (tmp_path / "child.log").read_text(), "the child", 20)
+        wait_for(lambda: "up" in (tmp_path / "child.log").read_text(), "the child")
         parent.kill()
     assert is_gone(child)
 
@@ -116,7 +116,7 @@ def test_leftovers_are_ended_only_when_they_are_the_same_process(tmp_path: Path)
         rows = [[identity.pid, identity.start] for identity in (real, mistaken)]
         (tmp_path / "processes.json").write_text(json.dumps(rows))
         assert ChildProcesses(tmp_path).end_leftovers() == 1
-        assert left.wait(10) is not None
+        assert left.wait(60) is not None
         assert other.poll() is None
     finally:
         for process in (left, other):
@@ -205,7 +205,7 @@ def test_who_comes_while_a_folder_is_swept_gets_a_new_one():
         coming = other.submit(open_run_folder, "key")
         close_run_folder(swept)
         sweeping.close()
-        opened = coming.result(20)
+        opened = coming.result(60)
     assert [file.name for file in opened.folder.iterdir()] == ["lock"]
     assert sweep() == 0
     close_run_folder(opened)

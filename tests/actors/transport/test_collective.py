@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from operator import le
 from typing import Any
 
 import psutil
@@ -19,6 +20,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tests.conftest import wait_for
 
 from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute.protocol.tree import Node, SummationTree
@@ -27,7 +29,9 @@ from share_compute_actors.transport.collective.expression import expression
 from share_compute_actors.transport.keys import Keys, Peer
 from share_compute_actors.transport.rendezvous import Rendezvous
 
-HANGS_S = 25.0
+DEADLINE_S = 240.0
+"""Deadline of groups, and of everything that only a hang exceeds."""
+HANGS_S = 120.0
 """Less than the deadline of a group: a wait that ends sooner was aborted. Benchmarks measure how fast that is."""
 LARGE = 3 * 2**20 + 1
 """Elements: several pieces, and not a multiple of anything."""
@@ -72,12 +76,12 @@ class Worker:
     def until(self, sums: int) -> None:
         """Return when this many sums are complete."""
         with self.progress:
-            assert self.progress.wait_for(lambda: self.sums >= sums, 30.0)
+            assert self.progress.wait_for(lambda: self.sums >= sums, DEADLINE_S)
 
     def until_joining(self, group: str) -> None:
         """Return when this member waits for the others of a group."""
         with self.progress:
-            assert self.progress.wait_for(lambda: group in self.waiting, 30.0)
+            assert self.progress.wait_for(lambda: group in self.waiting, DEADLINE_S)
 
     def process_id(self) -> int:
         return os.getpid()
@@ -206,17 +210,21 @@ class Worker:
     def abort(self, name: str) -> bool:
         from share_compute_actors.transport.collective.backend import abort_group
 
+        is_known = abort_group(name)  # first, because an interrupted `join` forgets the group
         self.channel.interrupt()
-        return abort_group(name)
+        return is_known
 
-    def leave(self, name: str) -> int:
-        """Leave the group; return how many descriptors remain open."""
+    def leave(self, name: str) -> None:
+        """Leave the group."""
         from ray.util import collective
 
         collective.destroy_collective_group(name)
         self.group = None
         self.channel.close()
         self.channel = None
+
+    def descriptors(self) -> int:
+        """Return how many descriptors are open."""
         return psutil.Process().num_fds()
 
 
@@ -234,18 +242,18 @@ class Crew:
         self.process_ids = ray.get([worker.process_id.remote() for worker in self.workers])
 
     def join(
-        self, name: str, size: int | None = None, timeout_s: float = 30.0, algorithm: Any = "auto"
+        self, name: str, size: int | None = None, timeout_s: float = DEADLINE_S, algorithm: Any = "auto"
     ) -> None:
         """Let the first ``size`` form a group."""
         joining = self.start_joining(name, size, self.workers[:size], timeout_s, algorithm)
-        ray.get(joining, timeout=60)
+        ray.get(joining, timeout=DEADLINE_S)
 
     def start_joining(
         self,
         name: str,
         size: int | None,
         come: Sequence[Any],
-        timeout_s: float = 30.0,
+        timeout_s: float = DEADLINE_S,
         algorithm: Any = "auto",
     ) -> list[Any]:
         """Let the workers that take part join a group of the first ``size`` ranks."""
@@ -359,12 +367,20 @@ def test_what_is_not_the_whole_sum_is_refused() -> None:
 
 
 def test_groups_leave_nothing_behind(crew: Crew) -> None:
-    left = []
+    members = crew.workers[:2]
+
+    def left_open() -> list[int]:
+        return ray.get([worker.descriptors.remote() for worker in members])  # type: ignore[no-any-return]
+
+    before: list[int] = []
     for turn in range(6):
         crew.join(f"turn/{turn}", 2)
-        assert ray.get([worker.allreduce.remote(1000) for worker in crew.workers[:2]]) == [[3.0]] * 2
-        left.append(ray.get([worker.leave.remote(f"turn/{turn}") for worker in crew.workers[:2]]))
-    assert left[-1] == left[1]
+        assert ray.get([worker.allreduce.remote(1000) for worker in members]) == [[3.0]] * 2
+        ray.get([worker.leave.remote(f"turn/{turn}") for worker in members])
+        if turn == 1:
+            before = left_open()
+    # On a busy machine gloo closes its connections a while after a member has left.
+    wait_for(lambda: all(map(le, left_open(), before)), "closed connections")
 
 
 @pytest.mark.chaos
@@ -413,7 +429,8 @@ def test_a_message_that_is_half_through_keeps_nobody(mortals: Crew, *, dies: boo
 
 @pytest.mark.chaos
 def test_an_unresponsive_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
-    mortals.join("job/1/0/0", timeout_s=2.0)
+    mortals.join("job/1/0/0")  # what members import takes no part of the short deadline
+    mortals.join("job/1/1/0", timeout_s=10.0)
     running = [worker.sum_for_ever.remote(2**22, by_tree=False) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGSTOP)

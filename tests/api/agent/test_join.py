@@ -27,7 +27,7 @@ def join_fails(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]
     """Return exit status and error of a join that must fail."""
     command = own_command("join", *arguments, "--json", "--device", "cpu")
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **environment}
+        command, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **environment}
     )
     return done.returncode, json.loads(done.stderr.strip().splitlines()[-1])["error"]
 
@@ -41,7 +41,7 @@ def test_a_machine_joins_is_measured_leaves_and_comes_back_without_an_invite(
     with server.client() as client:
         code = client.create_invite().code
         with run_command(tmp_path, "join", server.url, *lent, **own, SHARE_COMPUTE_INVITE=code) as first:
-            machine = wait_for(lambda: ready(client, "kept"), "the machine", 180)
+            machine = wait_for(lambda: ready(client, "kept"), "the machine")
             (device,) = machine.capacity
             assert device.kind == "cpu"
             assert device.flops_per_s["float32"] > 1e8
@@ -52,7 +52,7 @@ def test_a_machine_joins_is_measured_leaves_and_comes_back_without_an_invite(
         assert not any(is_alive(process) for process in family)
         assert client.contributor(machine.id).state is ContributorState.left
         with run_command(tmp_path, "join", server.url, *lent, **own) as second:
-            assert wait_for(lambda: ready(client, "kept"), "the machine again", 180).id == machine.id
+            assert wait_for(lambda: ready(client, "kept"), "the machine again").id == machine.id
             client.remove_contributor(machine.id, keep_token=True)
             assert second.process.wait(120) == 0
 
@@ -75,15 +75,15 @@ def test_a_node_that_dies_is_started_again_and_a_killed_agent_is_noticed(
         return record.state is ContributorState.ready and record.node_id != machine.record.node_id
 
     with server.client() as client:
-        wait_for(is_back, "the machine back", 180)
+        wait_for(is_back, "the machine back")
     family = psutil.Process(machine.command.process.pid).children(recursive=True)
     before = len(server.command.text())
     machine.command.process.kill()
     machine.command.process.wait()
     with server.client() as client:
-        wait_for(lambda: client.contributor(machine.record.id).state is ContributorState.lost, "lost", 90)
+        wait_for(lambda: client.contributor(machine.record.id).state is ContributorState.lost, "lost")
         assert client.contributor(machine.record.id).reason
-    wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone", 60)
+    wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone")
     # The terminal gets one line of ours; the output of Ray is in Ray's own log.
     lines = server.command.text()[before:].splitlines()
     (line,) = (line for line in lines if machine.record.name in line)

@@ -198,7 +198,7 @@ def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane:
     context.cluster.nodes = nodes  # type: ignore[union-attr,method-assign]
     with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
         assert agent.online(node_id="cd", address="192.0.2.7").state == "probing"
-        assert tried.wait(20)
+        assert tried.wait(60)
         client.remove_contributor(joined.contributor_id)
         with pytest.raises(Conflict):
             agent.online(node_id="cd", address="192.0.2.7")

@@ -159,7 +159,7 @@ class House:
         unsubscribe = self.store.on_commit(self.notifier.notify)
         try:
             # If the supervisor fails, the group cancels the test's body and raises that failure.
-            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(240), asyncio.TaskGroup() as group:
                 task = group.create_task(supervisor.run())
                 yield
                 task.cancel()

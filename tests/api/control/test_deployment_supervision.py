@@ -207,7 +207,7 @@ class House:
         unsubscribe = self.store.on_commit(self.notifier.notify)
         task = asyncio.create_task(supervisor.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 yield
         finally:
             task.cancel()

@@ -58,14 +58,14 @@ def prompt_of(speaker: Speaker) -> str:
 
 @pytest.fixture
 def openai_client(served: Plane) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=20) as client:
+    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=240) as client:
         yield client
 
 
 @pytest.fixture
 def raw(served: Plane) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {served.api_key}"}
-    with httpx.Client(base_url=f"{served.url}/v1", headers=headers, timeout=20) as client:
+    with httpx.Client(base_url=f"{served.url}/v1", headers=headers, timeout=240) as client:
         yield client
 
 

@@ -97,7 +97,7 @@ def run(tmp_path: Path, story: Callable[[RayEngine], Awaitable[None]]) -> None:
     async def main() -> None:
         facts = ModelFacts("poet", "generate", 0, 128, tmp_path)
         engine = RayEngine(facts, ServingMetrics(CollectorRegistry()).of("poet"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             await story(engine)
         await engine.close(ContributorLost("over"))
 

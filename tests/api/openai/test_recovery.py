@@ -67,7 +67,7 @@ def ready(router: Router, replica: Replica, tokens_per_s: float = 1.0, now_s: fl
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             await story()
 
     asyncio.run(main())

@@ -68,7 +68,7 @@ def test_text_goes_on_when_a_machine_dies(
     ready = [ContributorState.ready]
     with (
         server.client() as client,
-        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=90) as openai,
+        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=240) as openai,
     ):
         client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
         wait_for(lambda: [model.id for model in openai.models.list()] == ["llama"], "the model")
@@ -153,7 +153,7 @@ def test_a_reserved_machine_keeps_its_process_without_weights(
     machine = contributors()
     with (
         server.client() as client,
-        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=90) as openai,
+        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=240) as openai,
     ):
         replicas = {"min": 0, "max": 1, "downscale_to_zero_delay_s": 1, "reserve": True}
         deployed = client.deploy({"name": "llama", "model": {"path": str(folder)}, "replicas": replicas})

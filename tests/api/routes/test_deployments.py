@@ -519,4 +519,4 @@ def test_control_c_stops_an_answer_and_control_d_leaves(plane: Plane, speaker: S
         terminal.type("And?\n")
         terminal.sees("2 said\r\n> ")
         terminal.type("\x04")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.api.conftest import wait_until
 
 from share_compute import __version__
 from share_compute.errors import NotAuthorized, PlanInfeasible, Unavailable, UserError, VerificationFailed
@@ -277,9 +277,7 @@ def test_a_server_that_ends_does_not_wait_for_plans(plane: Any) -> None:
     with Client(plane.url, plane.api_key) as client, ThreadPoolExecutor() as threads:
         pending = threads.submit(client.plan, llama(), topology=TopologyDocument.model_validate(machines()))
         # Only a plan that no process has answered yet can be cancelled.
-        deadline = time.monotonic() + 20
-        while plans.under_way == 0 and not pending.done():
-            assert time.monotonic() < deadline
+        wait_until(lambda: plans.under_way or pending.done())
         plane.server.stop()
         with pytest.raises(Unavailable):
             pending.result()

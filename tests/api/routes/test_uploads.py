@@ -58,7 +58,7 @@ def put(http: httpx.Client, upload: str, path: str, content: bytes, **headers: s
 
 def raw_put(plane: Any, target: str, headers: dict[str, str], body: bytes = b"") -> socket.socket:
     """Send a request as it is: HTTP clients normalize paths, and send all bytes that they announce."""
-    line = socket.create_connection(("127.0.0.1", plane.server.port), timeout=20)
+    line = socket.create_connection(("127.0.0.1", plane.server.port), timeout=60)
     lines = [f"PUT /api/v1/uploads/{target} HTTP/1.1", "Host: x", f"Authorization: Bearer {plane.api_key}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     line.sendall("\r\n".join([*lines, "", ""]).encode() + body)

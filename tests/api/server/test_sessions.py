@@ -124,7 +124,7 @@ def test_a_stream_ends_with_its_key(
     monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
     record, key = plane.store.keys.create("lent", [Scope.read])
     sign_in(browser, key)
-    with browser.stream("GET", "/api/v1/events", timeout=30) as stream:
+    with browser.stream("GET", "/api/v1/events", timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
         plane.store.keys.revoke(record.id)

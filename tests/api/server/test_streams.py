@@ -76,10 +76,10 @@ def test_following_goes_on_through_a_restart_and_ends_with_the_job(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert noticed.wait(20)
+    assert noticed.wait(60)
     plane.restart(pause=lambda: note(plane, job_id, "meanwhile"))
     end(plane, job_id)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert followed == client.events(job_id).events
 

@@ -101,7 +101,7 @@ def children(tmp_path: Path) -> Iterator[ChildProcesses]:
 def start(children: ChildProcesses, command: list[str], folder: Path) -> Child:
     """Start a program, and return when it has detached a process."""
     child = children.start("program", command, environment={})
-    wait_for((folder / "detached").exists, "a detached process", 30)
+    wait_for((folder / "detached").exists, "a detached process")
     assert is_left(folder)
     return child
 
@@ -136,7 +136,7 @@ def test_the_end_of_a_program_ends_a_detached_process(
 ) -> None:
     child = start(children, command(SLEEPS), tmp_path)
     (tmp_path / "end").touch()
-    assert child.wait(30) == 7
+    assert child.wait(60) == 7
     assert not is_left(tmp_path)
 
 
@@ -145,15 +145,15 @@ def test_a_guard_ends_with_the_signal_that_ended_its_program(
     children: ChildProcesses, command: Command, number: signal.Signals
 ) -> None:
     child = children.start("program", command(f"os.kill(os.getpid(), {int(number)})"), environment={})
-    assert child.wait(30) == -number
+    assert child.wait(60) == -number
 
 
 def test_the_death_of_the_starter_ends_a_detached_process(tmp_path: Path, command: Command) -> None:
     arguments = [str(tmp_path / "roster"), json.dumps(command(DEAF))]
     with subprocess.Popen([sys.executable, "-c", STARTER, *arguments]) as starter:
-        wait_for((tmp_path / "detached").exists, "a detached process", 30)
+        wait_for((tmp_path / "detached").exists, "a detached process")
         starter.kill()
-    wait_for(lambda: not is_left(tmp_path), "the end of the detached process", 30)
+    wait_for(lambda: not is_left(tmp_path), "the end of the detached process")
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_stop_ends_a_detached_process_whose_guard_was_killed(
     child = start(children, command(DEAF), tmp_path)
     children.refresh()
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(30)
+    child.wait(60)
     children.stop(child)
     assert not is_left(tmp_path)
 
@@ -172,7 +172,7 @@ def test_stop_ends_a_detached_process_whose_guard_was_killed(
 def test_a_program_cannot_signal_its_guard(children: ChildProcesses) -> None:
     code = "import os; os.kill(os.getppid(), 9)"
     child = children.start("program", confined([sys.executable, "-c", code], Policy()), environment={})
-    assert child.wait(30) == 1
+    assert child.wait(60) == 1
     assert "PermissionError" in child.log_tail()
 
 
@@ -181,4 +181,4 @@ def test_a_program_links_across_folders(tmp_path: Path, children: ChildProcesses
     child = children.start(
         "program", command("os.rename(folder / 'held', folder / 'inner/held')"), environment={}
     )
-    assert child.wait(30) == 0, child.log_tail()
+    assert child.wait(60) == 0, child.log_tail()

@@ -225,7 +225,7 @@ def test_nothing_that_was_detached_on_the_head_outlives_it(
         detach()
         if end == "kill":
             own.command.process.kill()
-            wait_for(lambda: not any(is_held(file) for file in files), "the end of what was detached", 30)
+            wait_for(lambda: not any(is_held(file) for file in files), "the end of what was detached")
         else:
             client.rotate_token()
             assert not any(is_held(file) for file in files)

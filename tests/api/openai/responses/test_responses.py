@@ -474,7 +474,9 @@ def test_an_idle_stream_sends_comments(served: Plane, says: Says, monkeypatch: p
     speaker.pause_after = 2
     headers = {"Authorization": f"Bearer {served.api_key}"}
     body = {"model": speaker.facts.name, "input": "Hello", "stream": True}
-    with httpx.stream("POST", f"{served.url}/v1/responses", json=body, headers=headers, timeout=20) as answer:
+    with httpx.stream(
+        "POST", f"{served.url}/v1/responses", json=body, headers=headers, timeout=240
+    ) as answer:
         lines = answer.iter_lines()
         assert any(line == ": still here" for line in lines)
         speaker.go_on.set()
