@@ -7584,7 +7584,7 @@ export interface components {
              * @default {}
              */
             strategies: {
-                [key: string]: "batch" | "sequence" | "heads" | "column" | "row" | "replicated";
+                [key: string]: "batch" | "sequence" | "heads" | "expert" | "column" | "row" | "replicated";
             };
         };
         /**
@@ -7611,7 +7611,7 @@ export interface components {
              * @default {}
              */
             strategies: {
-                [key: string]: "batch" | "sequence" | "heads" | "column" | "row" | "replicated";
+                [key: string]: "batch" | "sequence" | "heads" | "expert" | "column" | "row" | "replicated";
             };
         };
         /**
