@@ -11,6 +11,7 @@ from share_compute.models.configuration import (
     declared_config,
     is_trainable_encoder,
     model_vocab_size,
+    require_no_auxiliary_loss,
     require_positions,
     require_single_texts,
 )
@@ -124,7 +125,8 @@ def blueprint_of(
 
     Raises:
         UserError: the model's configuration cannot be read or has an invalid ``vocab_size``, or its context window is
-            shorter than ``training.sequence_length``; or a declared embedding has another padding token than the data.
+            shorter than ``training.sequence_length``; or a declared embedding has another padding token than the data;
+            or the configuration asks for the auxiliary loss of routers.
     """
     model, training = spec.model, spec.training
     heads = _heads(spec, objectives)
@@ -145,6 +147,7 @@ def blueprint_of(
     config = declared_config(model)
     if spec.data.images is not None:
         return _for_images(spec, config, objective, sample_shape or _expected_shape(spec), classes)
+    require_no_auxiliary_loss(config)
     if model_vocab_size(model) is None:
         config["vocab_size"] = vocab_size
     length, window = training.sequence_length, config.get("max_position_embeddings")

@@ -53,6 +53,20 @@ def declared_config(model: ModelSpec) -> dict[str, Any]:
     return read_json_file(file, dict, shown=str(file))
 
 
+def require_no_auxiliary_loss(config: Mapping[str, Any]) -> None:
+    """Raise UserError if a configuration of a mixture of experts asks for the auxiliary loss of its routers.
+
+    transformers computes it from the routers of all layers together, which no stage of a cut model has.
+    """
+    text = config.get("text_config")
+    if config.get("output_router_logits") or (isinstance(text, dict) and text.get("output_router_logits")):
+        raise UserError(
+            "output_router_logits: the auxiliary loss that balances the load of experts is not supported in training",
+            hint="set output_router_logits to false in the model's configuration; the task's loss then trains the "
+            "routers alone",
+        )
+
+
 def model_vocab_size(model: ModelSpec) -> int | None:
     """Return the vocabulary size of a model; None if neither its configuration nor its first embedding has one.
 

@@ -12,14 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, distributed, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.utils._pytree import tree_flatten
 
+from share_compute.models.huggingface.experts import computed_experts
 from share_compute.planning.operators.graph import Operator, OperatorGraph
 from share_compute.planning.operators.plan import LayerOperators
-from share_compute.planning.operators.strategies import REPLICATED, Strategy, TensorLayout, options_of
+from share_compute.planning.operators.strategies import (
+    PARTIAL,
+    REPLICATED,
+    Strategy,
+    TensorLayout,
+    options_of,
+)
 from share_compute.planning.operators.trace import TracedLayer, traced
 from share_compute.sharding.layouts import WHOLE, placement_of, redistribute, text_of
 from share_compute.sharding.operations import (
@@ -190,9 +197,23 @@ class ShardedLayer(nn.Module):
         ]
         if node is None:
             return _Placed(locals_[0], strategy.output)
+        if operator.kind == "experts":
+            return _Placed(self._part_of_experts(operator, strategy, locals_), strategy.output)
         rank, devices = self.mesh.get_local_rank(), self.mesh.size()
         part = computed_part(node, operator, strategy, locals_, rank=rank, devices=devices)
         return _Placed(part, strategy.output)
+
+    def _part_of_experts(self, operator: Operator, strategy: Strategy, tensors: list[Tensor]) -> Tensor:
+        """Return what this device's experts add to the output, or the output of this device's tokens."""
+        hidden, index, *others = tensors
+        first = 0
+        if strategy.output.value == PARTIAL:
+            # If a near tie was decided in another way on another device, a token would be lost or counted twice.
+            index = index.contiguous()
+            distributed.broadcast(index, group=self.mesh.get_group(), group_src=0)
+            first = self.mesh.get_local_rank() * others[1].shape[0]
+        module = self.layer.get_submodule(operator.module)
+        return computed_experts(module, [hidden, index, *others], first)
 
     def _chosen(self, plan: LayerOperators) -> list[Strategy]:
         """Return the strategy of each operator of the graph."""

@@ -18,7 +18,16 @@ _SIZED = {"view", "reshape", "_unsafe_view", "expand"}
 """Operations whose second argument is the shape of the output."""
 _BIASED = {"linear", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "convolution"}
 """Operations that add inputs which the summed axis does not run over, such as a bias."""
-_SUMS = _BIASED | {"matmul", "mm", "bmm", "sum", "_grouped_mm", "grouped_mm", "grouped_mm_fallback"}
+_SUMS = _BIASED | {
+    "matmul",
+    "mm",
+    "bmm",
+    "sum",
+    "_grouped_mm",
+    "grouped_mm",
+    "grouped_mm_fallback",
+    "experts",
+}
 """Operations whose results on parts of the summed axis add up to the result on all of it."""
 _LOCAL_SIZES = {"narrow", "split_with_sizes", "unflatten"}
 """Operations with other arguments that are sizes of the whole tensor."""

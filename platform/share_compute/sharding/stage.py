@@ -26,6 +26,7 @@ from share_compute.errors import UserError
 from share_compute.models.blocks import Heads
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.boundary import boundary_shape
+from share_compute.models.huggingface.experts import experts_as_operations
 from share_compute.models.profiles.profiling import UNCOUNTABLE
 from share_compute.models.stage import Stage
 from share_compute.planning.operators.cost import DeviceGroup
@@ -525,7 +526,9 @@ def _recipe(layer: nn.Module, call: _Call, mesh: DeviceMesh, operators: Operator
         return f"{name} depends on more than its first argument"
     group = DeviceGroup(mesh.size(), _FLOPS_PER_S, _MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S, _LINK_LATENCY_S)
     try:
-        leaving = _empty(layer).to("meta")(*tree_map(_on_meta, arguments), **tree_map(_on_meta, options))
+        blank = _empty(layer).to("meta")
+        with experts_as_operations(blank):
+            leaving = blank(*tree_map(_on_meta, arguments), **tree_map(_on_meta, options))
         with naming_field():
             plan = plan_layer(
                 trace(_empty(layer), arguments, options, name=name),

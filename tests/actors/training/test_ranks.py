@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8}
 LLAMA = {"model_type": "llama", "vocab_size": 64, "num_key_value_heads": 4, **SIZES}
 VIT = {"model_type": "vit", "image_size": 32, "patch_size": 8, "num_labels": 4, **SIZES}
+EXPERTS = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "head_dim": 16,
+}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 CLASSES = Objective(task="image_classification", classes=4)
 MODELS = {
     "llama": Blueprint(config=LLAMA),
@@ -39,6 +49,7 @@ MODELS = {
     "six-heads": Blueprint(
         config={**LLAMA, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
     ),
+    "qwen3_moe": Blueprint(config=EXPERTS),
     "vit": Blueprint(config=VIT, objective=CLASSES, sample_shape=(3, 32, 32)),
     "declared": Blueprint.model_validate(
         {
@@ -135,6 +146,45 @@ def test_given_strategies_are_kept() -> None:
     gradients = together.trained()
     for name, parameter in alone.trained().items():
         torch.testing.assert_close(gradients[name].grad, parameter.grad, atol=2e-5, rtol=0)
+    ranks.close()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_divide_experts_without_dropping_tokens(count: int) -> None:
+    given = OperatorsSpec(strategies={"mlp.experts": "expert"})
+    with closing(Ranks(count, count, 120, operators=given)) as ranks:
+        for is_even in (True, False):
+            blueprint = Blueprint(config={**MIXTRAL, "num_experts_per_tok": 2 if is_even else 1})
+            alone, together = stage_of(blueprint), stage_of(blueprint)
+            divided = ranks.divide(together, blueprint, BATCH, LENGTH)
+            for plan in divided.plans.values():
+                (experts,) = [each for each in plan.operators if each.name == "mlp.experts"]
+                assert set(experts.parameters.values()) == {"Shard(0)"}
+            losses = []
+            for stage in (alone, together):
+                stage.initialize(3)
+                for name, parameter in stage.trained().items():
+                    if not is_even and name.endswith("gate.weight"):
+                        # With equal scores, each token goes to the same expert.
+                        torch.nn.init.zeros_(parameter)
+                losses.append(loss_of(stage, blueprint, 1))
+                losses[-1].backward()
+            assert losses[1].item() == pytest.approx(losses[0].item(), abs=1e-5)
+            unused = 0
+            for name, parameter in alone.trained().items():
+                found = together.trained()[name].grad
+                assert found is not None, name
+                torch.testing.assert_close(found, parameter.grad, atol=1e-5, rtol=0)
+                unused += "experts" in name and sum(not rows.any() for rows in found)
+            # In both layers, 3 of 4 experts get no token, and each has two parameters.
+            assert unused == (0 if is_even else 12)
+
+
+def test_experts_that_ranks_cannot_divide_are_refused() -> None:
+    blueprint = Blueprint(config={**MIXTRAL, "num_local_experts": 5})
+    ranks = Ranks(2, 2, 120, operators=OperatorsSpec(strategies={"mlp.experts": "expert"}))
+    with pytest.raises(UserError, match=r"strategies: mlp.experts cannot have .* cannot divide 5 evenly"):
+        ranks.divide(stage_of(blueprint), blueprint, BATCH, LENGTH)
     ranks.close()
 
 
@@ -251,3 +301,16 @@ def test_a_job_recovers_from_the_loss_of_a_rank(attempt: Attempt, tmp_path: Path
     assert losses["calm"] == losses["killed"]
     alone = losses_of(attempt(job(corpus), number=3, folder=tmp_path / "alone"))
     assert losses["calm"] == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_job_trains_divided_experts(attempt: Attempt, tmp_path: Path) -> None:
+    corpus = tmp_path / "licence.txt"
+    corpus.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 4)
+    losses = []
+    for number, parallelism in enumerate(
+        ({}, {"tensor": 2, "operators": {"strategies": {"mlp.experts": "expert"}}}), start=1
+    ):
+        given = {**job(corpus, **parallelism), "model": {"config": {**EXPERTS, "vocab_size": 300}}}
+        losses.append(losses_of(attempt(given, number=number, folder=tmp_path / str(number))))
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    assert losses[1][6] < losses[1][1]

@@ -7585,7 +7585,7 @@ export interface components {
              * @default {}
              */
             strategies: {
-                [key: string]: "batch" | "sequence" | "heads" | "column" | "row" | "replicated";
+                [key: string]: "batch" | "sequence" | "heads" | "expert" | "column" | "row" | "replicated";
             };
         };
         /**
@@ -7612,7 +7612,7 @@ export interface components {
              * @default {}
              */
             strategies: {
-                [key: string]: "batch" | "sequence" | "heads" | "column" | "row" | "replicated";
+                [key: string]: "batch" | "sequence" | "heads" | "expert" | "column" | "row" | "replicated";
             };
         };
         /**

@@ -181,9 +181,13 @@ def sketch(
     """
     try:
         with _sketching():
-            model: PreTrainedModel = kind.from_config(
-                hub_configuration(config), dtype=dtype, trust_remote_code=False
-            )
+            read = hub_configuration(config)
+            text = read.get_text_config()
+            if getattr(text, "output_router_logits", False):
+                text.output_router_logits = (
+                    False  # for the auxiliary loss, which no stage needs or can compute
+                )
+            model: PreTrainedModel = kind.from_config(read, dtype=dtype, trust_remote_code=False)
     except (
         ValueError,
         TypeError,
@@ -342,7 +346,7 @@ class HuggingFaceStage(Stage):
 
     def _follow_cells(self, blueprint: Blueprint, outline: PartNames) -> None:
         draws = any(
-            "drop" in name and isinstance(value, float) and value > 0
+            ("drop" in name or "jitter" in name) and isinstance(value, float) and value > 0
             for name, value in vars(self._model.config).items()
         ) or (blueprint.lora is not None and blueprint.lora.dropout > 0)
         for place, layer in self.layers.items():

@@ -18,6 +18,7 @@ OperatorKind = Literal[
     "copy",
     "elementwise",
     "embedding",
+    "experts",
     "fork",
     "input",
     "matmul",
@@ -65,6 +66,9 @@ class Axis:
     """Number of pieces that cannot be cut: an axis of 6 heads with 64 numbers each has 6."""
     contracted: bool = False
     """Whether the operator sums over the axis, so that a device with a part of it computes a partial sum."""
+    has_factors: bool = False
+    """Whether inputs without this contracted axis are factors of each summand: a device has a part of their gradient.
+    Otherwise, they are added once, like a bias."""
     refusal: str = ""
     """Reason why the axis cannot be cut; empty if it can."""
 

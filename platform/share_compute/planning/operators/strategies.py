@@ -84,8 +84,10 @@ def options_of(operator: Operator, graph: OperatorGraph, devices: int) -> Strate
 
 def _cut(operator: Operator, letter: str) -> Strategy:
     output = operator.output_letters
-    # An input without a summed axis is added once, like the bias of a linear layer: its gradient is no partial sum.
-    missing = TensorLayout(REPLICATE, PARTIAL if letter in output else REPLICATE)
+    # An input without a summed axis may be added once, like the bias of a linear layer. Then its gradient is no partial
+    # sum.
+    is_partial = letter in output or operator.axes[letter].has_factors
+    missing = TensorLayout(REPLICATE, PARTIAL if is_partial else REPLICATE)
     inputs = tuple(
         _same(shard(own.index(letter))) if letter in own else missing for own in operator.input_letters
     )

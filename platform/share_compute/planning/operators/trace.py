@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.experts import experts_as_operations
 from share_compute.models.profiles.profiling import UNCOUNTABLE
+from share_compute.planning.operators.calls import Dims, TracedCall
 from share_compute.planning.operators.graph import (
     FEATURES,
     Operator,
@@ -31,7 +33,7 @@ from share_compute.planning.operators.graph import (
     input_operator,
 )
 from share_compute.planning.operators.plan import naming_field, require_legal
-from share_compute.planning.operators.rules import Dims, TracedCall, describe, is_counted
+from share_compute.planning.operators.rules import describe, is_counted
 from share_compute.specification import TrainJob
 
 _SKIPPED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
@@ -179,11 +181,46 @@ def traced(
     """Return the exported program of a call to a layer, too. Arguments and errors are those of `trace`."""
     call = _Call(layer.to("meta"), (arguments, dict(options)))
     leaves = [leaf for leaf in tree_flatten((arguments, dict(options)))[0] if isinstance(leaf, Tensor)]
-    with _traceable(name):
+    with _traceable(name), experts_as_operations(call):
         program = torch.export.export(call, tuple(leaf.to("meta") for leaf in leaves), strict=False)
+        _replace_changes_in_place(program.graph)
         reader = _Reader(program, call)
         graph = reader.graph(name)
     return TracedLayer(program, graph, reader.tensors)
+
+
+def _replace_changes_in_place(graph: fx.Graph) -> None:
+    """Let operations such as ``div_`` compute a new tensor, where nothing reads the changed one afterwards."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        changed = node.args[0] if node.args else None
+        functional = _functional(node.target)
+        if functional is None or not isinstance(changed, fx.Node) or not _is_fresh(changed):
+            continue
+        others = [user for user in changed.users if user is not node]
+        if all(order[user] < order[node] and _is_new(user) for user in others):
+            node.target = functional
+
+
+def _functional(target: Any) -> Any:
+    """Return the operation that computes what an operation writes into its first argument; None if there is none."""
+    if not isinstance(target, OpOverload) or not target._schema.is_mutable:  # noqa: SLF001 - no public name
+        return None
+    name = target._opname  # noqa: SLF001
+    packet = getattr(getattr(torch.ops, target.namespace), name.removesuffix("_"), None)
+    return getattr(packet, target._overloadname, None) if name.endswith("_") else None  # noqa: SLF001
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    """Return whether a node's tensor is neither an input nor a view of another tensor."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, fx.Node) and _is_new(source)
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Return whether the outputs of an operation share no memory with its inputs."""
+    returns = node.target._schema.returns if isinstance(node.target, OpOverload) else ()  # noqa: SLF001
+    return bool(returns) and all(each.alias_info is None for each in returns)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pydantic import Field
 from share_compute.specification.base import SpecModel
 
 SearchName: TypeAlias = Literal["dynamic_programming", "recursive_programming", "sharding_propagation"]
-StrategyName: TypeAlias = Literal["batch", "sequence", "heads", "column", "row", "replicated"]
+StrategyName: TypeAlias = Literal["batch", "sequence", "heads", "expert", "column", "row", "replicated"]
 _Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 
 

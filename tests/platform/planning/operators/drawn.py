@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+from share_compute.planning.operators.calls import Dims, TracedCall
 from share_compute.planning.operators.cost import CostGraph, DeviceGroup, LayerCost, Workload
 from share_compute.planning.operators.graph import Operator, OperatorGraph, TensorSpec, input_operator
-from share_compute.planning.operators.rules import Dims, TracedCall, describe
+from share_compute.planning.operators.rules import describe
 from share_compute.planning.operators.strategies import options_of
 
 

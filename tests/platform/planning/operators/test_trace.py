@@ -58,6 +58,12 @@ def test_a_llama_layer_comes_out_as_megatron_cuts_it() -> None:
         ({"mlp.down_projection": "row"}, "no operator matches 'mlp.down_projection'", "mlp.down_proj"),
         ({"self_attn.scaled*": "sequence"}, "cannot have the strategy sequence", "heads"),
         (
+            {"mlp.*_proj": "expert"},
+            "mlp.gate_proj cannot have the strategy expert: mlp.gate_proj (matmul) has no such strategy",
+            "give one of: ",
+        ),
+        ({"mlp.experts": "expert"}, "no operator matches 'mlp.experts'", "names of operators are"),
+        (
             {"mlp.up*": "row", "mlp.up_proj": "column"},
             "two strategies: row by 'mlp.up*'",
             "leave one of them out",
@@ -99,19 +105,42 @@ def test_declared_layers_are_one_graph() -> None:
     assert plan_layer(graph, slow).communication_s == 0
 
 
-def test_products_of_experts_are_counted() -> None:
-    experts = {
-        "model_type": "qwen3_moe",
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-    }
-    config = {**LLAMA, **experts, "hidden_size": 64, "head_dim": 4, "num_hidden_layers": 1}
+MIXTURE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "hidden_size": 64,
+    "head_dim": 4,
+    "num_hidden_layers": 1,
+}
+
+
+@pytest.mark.parametrize("implementation", ["grouped_mm", "eager"])
+def test_the_experts_of_a_layer_are_one_operator(implementation: str) -> None:
+    config = {**MIXTURE, "experts_implementation": implementation}
     ((graph, _),) = layer_graphs(Blueprint(config=config), batch=2, length=16)
-    found = [each for each in graph.operators if "grouped_mm" in each.target]
+    (experts,) = [each for each in graph.operators if each.kind == "experts"]
     rows = 2 * 16 * 2
-    assert sum(each.flops for each in found) == 2 * rows * 64 * 3 * 32
-    assert all({"row", "column"} <= set(options_of(each, graph, 2).names) for each in found)
+    assert experts.flops == 2 * rows * 64 * 3 * 32
+    assert options_of(experts, graph, 2).names == ("batch", "expert", "replicated")
+    (by_expert,) = [each for each in options_of(experts, graph, 2).strategies if each.name == "expert"]
+    hidden, _, weights, *parameters = by_expert.inputs
+    assert hidden == weights == ("Replicate()", "Partial()")
+    assert set(parameters) == {("Shard(0)", "Shard(0)")}
+    assert by_expert.output == ("Partial()", "Replicate()")
+    refused = options_of(experts, graph, 4).refused["expert"]
+    assert refused == "4 devices cannot divide 6 evenly (expert of mlp.experts)"
+
+
+def test_slow_devices_divide_experts() -> None:
+    ((graph, _),) = layer_graphs(Blueprint(config=MIXTURE), batch=1, length=17)
+    plan = plan_layer(graph, DeviceGroup(2, 1e9, 1e11, 1e10, 1e-7))
+    found = {each.name: each for each in plan.operators}
+    assert found["mlp.experts"].strategy == "expert"
+    whole = 6 * 3 * 32 * 64 * 4
+    assert found["mlp.experts"].parameter_bytes == whole // 2
 
 
 class Products(nn.Module):
@@ -135,6 +164,24 @@ def test_all_products_are_counted() -> None:
         "matmul": 2 * 2 * 4 * 6,
         "einsum": 2 * 2 * 4 * (6 * 8 + 8 * 5),
     }
+
+
+class Scaling(nn.Module):
+    """Divides in place: a new tensor, a view, and a tensor of which a view is read later."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        fresh, viewed, read = x + 1, x.exp().view(-1, 8), x * 2
+        view = read.view(-1, 8)
+        fresh /= 2
+        viewed /= 2
+        read /= 2
+        return fresh + viewed + view
+
+
+def test_a_change_in_place_of_an_unread_tensor_is_a_new_tensor() -> None:
+    graph = trace(Scaling(), (torch.zeros(2, 8),), {}, name="Scaling")
+    targets = [each.target for each in graph.operators if each.name.startswith("div")]
+    assert targets == ["aten.div.Tensor", "aten.div_.Tensor", "aten.div_.Tensor"]
 
 
 class Recurrent(nn.Module):
