@@ -180,6 +180,7 @@ def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorW
         flops_per_s=contributor.machine().flops_per_s() if contributor.capacity else None,
         head_latency_s=None if head is None or head.is_dead else head.latency_s,
         head_bytes_per_s=None if head is None or head.is_dead else head.bytes_per_s,
+        contributed=context.store.work.total(contributor.id),
         wanted="leave" if leaving else "run",
     )
 
