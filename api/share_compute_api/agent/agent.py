@@ -239,7 +239,8 @@ class Agent:
         if identity is None:
             raise UserError(
                 f"this machine did not join {url} as {name} before",
-                hint=f"ask the operator for an invite, and set {INVITE_VARIABLE} or name a file: --invite-file",
+                hint="ask the operator of the server, who makes an invite with share-compute invite; then run "
+                f"{INVITE_VARIABLE}=CODE share-compute join {url}",
             )
         fingerprint = self._options.fingerprint or identity.fingerprint
         self._options = replace(self._options, fingerprint=fingerprint)

@@ -17,6 +17,7 @@ from share_compute_actors.machine.ports import DEFAULT_RANGE
 from share_compute_api.cli.contributor.showing import ChangeLines, JsonLines, agent_table
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.terminal.completion import complete_device
+from share_compute_api.terminal.language import heading
 from share_compute_api.terminal.options import PRIVATE_UMASK, about_option
 from share_compute_api.terminal.output import console
 
@@ -149,7 +150,8 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         port_range=port_range,
         leave_within=leave_within,
     )
-    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
+    is_known = identities.of_host(url, name) is not None
+    code = read_invite(invite, invite_file, is_known=is_known, command=f"share-compute join {url}")
     devices = lending.devices(code)
     try:
         if as_json:
@@ -255,7 +257,7 @@ def _parsed(option: str, parse: Callable[[Given], Parsed], given: Given | None) 
         return parse(given) if given else None
 
 
-def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
+def read_invite(given: str | None, file: Path | None, *, is_known: bool, command: str) -> str | None:
     """Return the given invite, or read one from a file or a prompt; remove the invite from the environment.
 
     Args:
@@ -263,6 +265,7 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str 
         file: file to read, ``-`` for standard input. Default: prompt on a terminal.
         is_known: whether the machine has joined before. Such a machine needs no invite: without ``given`` and ``file``,
             the result is None.
+        command: command that needs the invite, for the hint.
 
     Raises:
         UserError: there is no invite and no terminal for a prompt, or the file is empty or cannot be read.
@@ -271,18 +274,22 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str 
     os.environ.pop(INVITE_VARIABLE, None)
     if given or (file is None and is_known):
         return given
-    return _read_invite(file)
+    return _read_invite(file, command)
 
 
-def _read_invite(file: Path | None) -> str:
+def _read_invite(file: Path | None, command: str) -> str:
     from share_compute.errors import UserError
 
     if file is None and sys.stdin.isatty():
-        return str(typer.prompt("Invite", hide_input=True))
+        console.print(
+            "This machine needs an invite. The operator of the server makes one with [bold]share-compute invite[/]."
+        )
+        return str(typer.prompt(heading("Invite"), hide_input=True))
     if file is None:
         raise UserError(
-            "no invite is given",
-            hint=f"set {INVITE_VARIABLE}, or name a file with --invite-file (- is standard input)",
+            "no invite is given, and this machine has not joined before",
+            hint="ask the operator of the server, who makes an invite with share-compute invite; then run "
+            f"{INVITE_VARIABLE}=CODE {command}",
         )
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
