@@ -201,6 +201,7 @@ class ContributorWork(ResponseBody):
     reason: str
     job: str | None
     """Id of the job that the contributor is leased to."""
+    job_name: str | None = None
     deployment: str | None = None
     """Name of the deployment that the contributor is leased to."""
     shard: str | None

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from share_compute.lifecycle.states import JobState
+from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.store.records import WorkSums
 from share_compute_api.agent.agent import AgentStatus
 from share_compute_api.app.server import Running
 from share_compute_api.cli.contributor.showing import ChangeLines, JsonLines, agent_table
 from share_compute_api.cli.operator.up import server_text
 from share_compute_api.cli.submitter import following
-from share_compute_api.schemas.agents import Contributed
+from share_compute_api.schemas.agents import Contributed, ContributorWork
 from share_compute_api.schemas.utilization import Utilization
 
 
@@ -76,6 +76,17 @@ def test_a_machine_without_a_terminal_prints_a_dated_line_for_each_change(
     first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ada  joins", first)
     assert second.endswith("  ada  ready [/x]; warning: no resolver")
+
+
+def test_the_job_of_a_machine_has_its_name_and_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    work = ContributorWork(
+        state=ContributorState.ready, reason="", job="job-1", job_name="poet", shard="layer 0 of 3",
+        tokens_per_s=None, wanted="run",
+    )  # fmt: skip
+    view = AgentStatus("ada", "http://192.0.2.1", "working", datetime.now(UTC), work=work)
+    assert "layer 0 of 3 of poet (job-1)" in shown(agent_table(view), width=80)
+    ChangeLines()(view)
+    assert "holds layer 0 of 3 of poet (job-1)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_first", [True, False])

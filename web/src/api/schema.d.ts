@@ -3397,6 +3397,8 @@ export interface components {
              * @description Id of the job that the contributor is leased to.
              */
             job: string | null;
+            /** Job Name */
+            job_name?: string | null;
             /** Reason */
             reason: string;
             /**

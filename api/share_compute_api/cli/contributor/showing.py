@@ -56,7 +56,7 @@ class ChangeLines:
         """Print the state of a machine if it differs from the last one."""
         work = view.work
         reason = f": {translated(work.reason)}" if work and work.reason else ""
-        holds = f"; holds {work.shard} of {work.job or work.deployment}" if work and work.shard else ""
+        holds = f"; holds {work.shard} of {_holder(work)}" if work and work.shard else ""
         warnings = "".join(translated(f"; warning: {warning}") for warning in view.warnings)
         line = f"{view.name}  {translated(view.phase)}{reason}{translated(holds)}{warnings}"
         if self._last.get(view.name) != line:
@@ -110,6 +110,13 @@ def _celsius(degrees: float) -> str:
     return f"{degrees:.0f} °C"
 
 
+def _holder(work: ContributorWork) -> str:
+    """Return the name of the deployment, or the name and the id of the job, that a machine works for."""
+    if work.job is None:
+        return work.deployment or ""
+    return f"{work.job_name} ({work.job})" if work.job_name else work.job
+
+
 def _measured(work: ContributorWork | None) -> str:
     """Return the measured speed of a machine, and its link to the server."""
     from share_compute.quantities import flops_text, rate_text, seconds_text
@@ -158,7 +165,7 @@ def _present_work(view: AgentStatus) -> list[tuple[str, str]]:
     work = view.work
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
     return [
-        ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
+        ("holds", escape(f"{work.shard} of {_holder(work)}") if work and work.shard else "-"),
         ("total speed", speed),
         ("this machine", _measured(work)),
         ("in use", utilization_text(view.utilization) if view.utilization else "-"),

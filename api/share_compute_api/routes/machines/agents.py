@@ -174,6 +174,7 @@ def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorW
         state=contributor.state,
         reason=contributor.reason,
         job=job.id if job else None,
+        job_name=job.name if job else None,
         deployment=deployed.name if deployed else None,
         shard=next((shard for plan in plans if (shard := _shard(plan, contributor.id))), None),
         tokens_per_s=job.tokens_per_s if job else _served_tokens_per_s(context, deployed),
