@@ -468,7 +468,7 @@ def test_an_unknown_model_comes_with_the_nearest_name(openai_client: OpenAI, say
 def test_a_model_that_is_not_there_is_distinguished_from_one_that_is_not_ready(
     openai_client: OpenAI, served: Plane
 ) -> None:
-    with pytest.raises(openai.NotFoundError, match="no model zebra;.* GET /v1/models lists") as caught:
+    with pytest.raises(openai.NotFoundError, match=r"no model zebra;.* GET /v1/models lists") as caught:
         openai_client.chat.completions.create(model="zebra", messages=HELLO)
     assert (error(caught)["code"], error(caught)["param"]) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError):
