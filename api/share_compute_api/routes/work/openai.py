@@ -205,8 +205,9 @@ async def _engine(context: Context, name: str) -> ServingEngine:
     if deployment is None:
         served = {model.name.lower(): model.name for model in context.engines.models()}
         near = nearest(name.lower(), [*served]) or (next(iter(served)) if len(served) == 1 else None)
-        lists = "GET /v1/models lists what is served"
-        hint = lists if near is None else f"did you mean {served[near]!r}? {lists}"
+        hint = "GET /v1/models lists what is served"
+        if near is not None:
+            hint = f"did you mean {served[near]!r}? GET /v1/models lists what is served"
         raise NotFound(f"there is no model {name}", hint=hint, details=details)
     raise Unavailable(
         f"model {name} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
