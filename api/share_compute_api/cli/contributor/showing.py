@@ -55,7 +55,7 @@ class ChangeLines:
     def __call__(self, view: AgentStatus) -> None:
         """Print the state of a machine if it differs from the last one."""
         work = view.work
-        reason = f": {translated(work.reason)}" if work and work.reason else ""
+        reason = f": {translated(_reason(view))}" if _reason(view) else ""
         holds = f"; holds {work.shard} of {_holder(work)}" if work and work.shard else ""
         warnings = "".join(translated(f"; warning: {warning}") for warning in view.warnings)
         line = f"{view.name}  {translated(view.phase)}{reason}{translated(holds)}{warnings}"
@@ -110,6 +110,11 @@ def _celsius(degrees: float) -> str:
     return f"{degrees:.0f} °C"
 
 
+def _reason(view: AgentStatus) -> str:
+    """Return the reason of a machine's state; empty while it works, because it says how the machine became ready."""
+    return "" if view.work is None or view.phase == "working" else view.work.reason
+
+
 def _holder(work: ContributorWork) -> str:
     """Return the name of the deployment, or the name and the id of the job, that a machine works for."""
     if work.job is None:
@@ -143,7 +148,7 @@ def _has_left(phase: str) -> bool:
 def agent_table(view: AgentStatus) -> Table:
     """Return the table that shows the state of an agent to the machine's owner."""
     minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
-    reason = f"[dim]{escape(translated(view.work.reason))}[/]" if view.work else ""
+    reason = f"[dim]{escape(translated(_reason(view)))}[/]"
     table = Table.grid(padding=(0, 2))
     for label, value in (
         ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
