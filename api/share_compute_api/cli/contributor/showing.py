@@ -58,7 +58,7 @@ class ChangeLines:
         reason = f": {translated(_reason(view))}" if _reason(view) else ""
         holds = f"; holds {work.shard} of {_holder(work)}" if work and work.shard else ""
         warnings = "".join(translated(f"; warning: {warning}") for warning in view.warnings)
-        line = f"{view.name}  {translated(view.phase)}{reason}{translated(holds)}{warnings}"
+        line = f"{view.name}  {_label(view.phase)}{reason}{translated(holds)}{warnings}"
         if self._last.get(view.name) != line:
             self._last[view.name] = line
             now = datetime.now().astimezone()
@@ -82,7 +82,7 @@ def utilization_text(used: Utilization) -> str:
         ("sends", used.sent_bytes_per_s, rate_text),
         ("receives", used.received_bytes_per_s, rate_text),
     )
-    return "  ".join(f"{name} {text(value)}".strip() for name, value, text in parts if value is not None)
+    return "  ".join(f"{_label(name)} {text(value)}" for name, value, text in parts if value is not None)
 
 
 def contribution_text(work: WorkSums) -> str:
@@ -141,6 +141,11 @@ def _about_keys(phase: str) -> str:
     return "" if _has_left(phase) else "Ctrl-C leaves"
 
 
+def _label(name: str) -> str:
+    """Return a label of one or several words, or a phase, in the language of the terminal."""
+    return translated(name) if " " in name else heading(name)
+
+
 def _has_left(phase: str) -> bool:
     return phase.startswith("left")
 
@@ -153,7 +158,7 @@ def agent_table(view: AgentStatus) -> Table:
     for label, value in (
         ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
         ("server", escape(view.url)),
-        ("state", f"{escape(translated(view.phase))} {reason}"),
+        ("state", f"{escape(_label(view.phase))} {reason}"),
         # After the end of the stay, the table is its summary.
         *([] if _has_left(view.phase) else _present_work(view)),
         *_contributed(view),
@@ -161,7 +166,7 @@ def agent_table(view: AgentStatus) -> Table:
         *(("warning", f"[yellow]{escape(translated(warning))}[/]") for warning in view.warnings),
         ("", f"[dim]{translated(_about_keys(view.phase))}[/]"),
     ):
-        table.add_row(f"[dim]{translated(label)}[/]", translated(value))
+        table.add_row(f"[dim]{_label(label)}[/]", translated(value))
     return table
 
 
