@@ -39,7 +39,7 @@ from share_compute_api.connection.backoff import ExponentialBackoff
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.schemas.agents import (
     ClusterAccess,
-    Contributed,
+    ContributedWork,
     ContributorWork,
     Joined,
     JoinRequest,
@@ -87,7 +87,7 @@ class AgentStatus:
     work: ContributorWork | None = None
     utilization: Utilization | None = None
     """Last measurement of this machine; None before the first one."""
-    contributed: Contributed | None = None
+    contributed: ContributedWork | None = None
     """Work of this machine; None before the server has reported it."""
     warnings: tuple[str, ...] = ()
     """Warnings from the checks of this machine and of the connections to other machines."""
@@ -346,7 +346,7 @@ class Agent:
     def _count(self, work: ContributorWork) -> None:
         total, known = work.contributed, self._view.contributed
         if total is not None:
-            contributed = Contributed.begin(total) if known is None else known.until(total)
+            contributed = ContributedWork.begin(total) if known is None else known.until(total)
             self._view = replace(self._view, contributed=contributed)
 
     def _show_work(self, work: ContributorWork) -> None:

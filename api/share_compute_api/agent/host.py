@@ -20,7 +20,7 @@ from share_compute_api.agent.agent import Agent, AgentStatus
 from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions, resolve_limits
 from share_compute_api.agent.systemd import GRACE_S, RETRY_S
-from share_compute_api.schemas.agents import Contributed, ContributorWork
+from share_compute_api.schemas.agents import ContributedWork, ContributorWork
 from share_compute_api.schemas.utilization import Utilization
 from share_compute_api.terminal.children import Interrupts, own_command
 
@@ -194,7 +194,7 @@ class Host:
             utilization=Utilization.model_validate(printed["utilization"])
             if printed["utilization"]
             else None,
-            contributed=Contributed.model_validate(printed["contributed"])
+            contributed=ContributedWork.model_validate(printed["contributed"])
             if printed["contributed"]
             else None,
             warnings=tuple(printed["warnings"]),

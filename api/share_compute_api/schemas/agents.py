@@ -219,7 +219,7 @@ class ContributorWork(ResponseBody):
     """``leave``: the machine must hand its shards over, then leave."""
 
 
-class Contributed(ResponseBody):
+class ContributedWork(ResponseBody):
     """Work of a machine as its owner sees it."""
 
     this_stay: WorkSums

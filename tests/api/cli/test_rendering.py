@@ -20,7 +20,7 @@ from share_compute_api.app.server import Running
 from share_compute_api.cli.contributor.showing import ChangeLines, JsonLines, agent_table
 from share_compute_api.cli.operator.up import server_text
 from share_compute_api.cli.submitter import following
-from share_compute_api.schemas.agents import Contributed, ContributorWork
+from share_compute_api.schemas.agents import ContributedWork, ContributorWork
 from share_compute_api.schemas.utilization import Utilization
 
 
@@ -98,7 +98,7 @@ def test_a_stay_ends_with_what_the_machine_contributed(
     if not is_first:
         before = WorkSums(seconds=7200, steps=0, microbatches=0, tokens=0)
     total = WorkSums(**{name: value + getattr(before, name) for name, value in stay})
-    contributed = Contributed.begin(before).until(total)
+    contributed = ContributedWork.begin(before).until(total)
     view = AgentStatus("ada", "http://192.0.2.1", "left", datetime.now(UTC), contributed=contributed)
     table = shown(agent_table(view), width=80)
     assert "40 steps, 1,280 tokens or samples, in 3 min 12 s of work" in table
@@ -120,7 +120,7 @@ def test_a_server_that_lost_records_takes_nothing_from_a_stay() -> None:
         WorkSums(seconds=seconds, steps=steps, microbatches=steps, tokens=steps)
         for seconds, steps in ((100, 10), (110, 12), (50, 3))
     )
-    contributed = Contributed.begin(first).until(second).until(lost)
+    contributed = ContributedWork.begin(first).until(second).until(lost)
     assert (contributed.this_stay.steps, contributed.in_all.steps) == (2, 3)
 
 
