@@ -250,8 +250,8 @@ def _own_tokens(data: Mapping[str, Any], tokens: int) -> int:
     """Return a machine's share of the tokens of all machines."""
     if not data.get("microbatches"):
         return 0
-    own: int = tokens * data["microbatches"]
-    return round(own / data["of_microbatches"])
+    own: float = tokens * data["microbatches"] / data["of_microbatches"]
+    return round(own)
 
 
 def _counted(session: Session, contributor_id: str, total: _Total, newest: int, most_events: int) -> _Total:
