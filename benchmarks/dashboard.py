@@ -10,7 +10,7 @@ Each page that changes with the events is measured: the map, an open island, the
 jobs, the page of a machine, and the page of a job that plays its step. With each event a machine reports its
 utilization. Frames are measured with ``requestAnimationFrame``; the browser's own long tasks are reported, too. With
 ``--soak`` pages are watched for longer, by default the map and the page of the job. The goal is that their memory grows
-by at most 5 % per hour.
+by at most 5% per hour.
 """
 
 from __future__ import annotations

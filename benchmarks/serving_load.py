@@ -2,7 +2,7 @@
 
 A server, a contributor and a tiny Llama are started as users start them. One key has three times as many clients as
 the other; both should get equal shares. Each client sends its next request as soon as it has its answer, and after a
-429 as soon as ``Retry-After`` allows. Memory should stay the same within 1 % in a run of 64 clients and half an hour
+429 as soon as ``Retry-After`` allows. Memory should stay the same within 1% in a run of 64 clients and half an hour
 (``--clients 64 --seconds 1800``); in shorter ones, caches still grow.
 """
 

@@ -193,6 +193,15 @@ def test_links_between_documents_lead_somewhere(file: Path) -> None:
     assert missing == []
 
 
+def test_percent_signs_follow_their_numbers() -> None:
+    """Texts say 95%, not 95 %, in English and in Chinese."""
+    spaced = re.compile(r"[0-9}] %(?= of\b|[^\w (]|$)", re.MULTILINE)
+    web = ROOT / "web" / "src"
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *web.rglob("*.ts"), *web.rglob("*.tsx")]
+    files += [*web.rglob("*.json"), PACKAGES["share_compute"] / "translations" / "zh.json", *MODULES]
+    assert [shown(file) for file in files if spaced.search(file.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=shown)
 def test_examples_say_how_to_run_them(file: Path) -> None:
     text = file.read_text(encoding="utf-8")

@@ -209,7 +209,7 @@ def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, clu
         re.compile("birch: stage 2")
     )
     expect(placement).to_contain_text("microbatches 0\N{EN DASH}3 (4 of 4)")
-    expect(placement).to_contain_text("computes 42 % of a step")
+    expect(placement).to_contain_text("computes 42% of a step")
     width = placement.get_by_role("option", name=re.compile("^ash")).evaluate("one => one.style.width")
     placement.get_by_text("memory", exact=True).click()
     expect(placement.get_by_role("option", name=re.compile("^ash"))).not_to_have_css("width", width)
@@ -255,11 +255,11 @@ def test_machines_show_how_busy_they_are_and_what_they_send(page: Page, cluster:
     )
     sent = LinkBytes(sent_bytes=4_000_000, received_bytes=1_000_000)
     tell(cluster.store, job, measured, TrafficMeasured(step=10, machines={ash.id: sent}))
-    expect(block).to_contain_text("25 %")
+    expect(block).to_contain_text("25%")
     expect(block).to_have_accessible_name(
-        re.compile(r"^ash: measured: computes 25 % of a step, sends .*B/s, receives .*B/s, stage 1")
+        re.compile(r"^ash: measured: computes 25% of a step, sends .*B/s, receives .*B/s, stage 1")
     )
-    expect(page.get_by_role("option", name=re.compile("^birch"))).to_contain_text("50 %")
+    expect(page.get_by_role("option", name=re.compile("^birch"))).to_contain_text("50%")
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster: Cluster) -> None:

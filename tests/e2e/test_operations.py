@@ -71,11 +71,11 @@ def test_equal_alerts_are_one_line_and_acknowledged_ones_come_back_when_they_cha
         cluster.store.contributors.set_state(
             cluster.store.contributors.get(machine.id), ContributorState.lost, "its Ray node died"
         )
-    summary = alerts.get_by_text("2 machines: was lost: its Ray node died.")
+    summary = alerts.get_by_text("Each of 2 machines was lost: its Ray node died.")
     expect(badge).to_have_accessible_name("Admin 3 alerts")
     summary.click()
     expect(alerts.get_by_role("link", name="birch")).to_be_visible()
-    alerts.get_by_role("button", name=re.compile("Acknowledge: 2 machines")).click()
+    alerts.get_by_role("button", name=re.compile("Acknowledge: Each of 2 machines")).click()
     expect(badge).to_have_accessible_name("Admin 1 alert")
     admin.reload()
     expect(alerts.get_by_text("2 acknowledged in this browser")).to_be_visible()

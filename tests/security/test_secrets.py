@@ -233,7 +233,7 @@ def test_compose_has_no_default_password() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text", "words"),
     [
-        ([], None, "no invite is given"),
+        ([], None, "=CODE share-compute join http://127.0.0.1:9"),
         (["--invite-file", "missing"], None, "missing"),
         (["--invite-file", "-"], " \n", "empty"),
     ],

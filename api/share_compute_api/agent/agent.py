@@ -39,6 +39,7 @@ from share_compute_api.connection.backoff import ExponentialBackoff
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.schemas.agents import (
     ClusterAccess,
+    ContributedWork,
     ContributorWork,
     Joined,
     JoinRequest,
@@ -86,6 +87,8 @@ class AgentStatus:
     work: ContributorWork | None = None
     utilization: Utilization | None = None
     """Last measurement of this machine; None before the first one."""
+    contributed: ContributedWork | None = None
+    """Work of this machine; None before the server has reported it."""
     warnings: tuple[str, ...] = ()
     """Warnings from the checks of this machine and of the connections to other machines."""
 
@@ -236,7 +239,8 @@ class Agent:
         if identity is None:
             raise UserError(
                 f"this machine did not join {url} as {name} before",
-                hint=f"ask the operator for an invite, and set {INVITE_VARIABLE} or name a file: --invite-file",
+                hint="ask the operator of the server, who makes an invite with share-compute invite; then run "
+                f"{INVITE_VARIABLE}=CODE share-compute join {url}",
             )
         fingerprint = self._options.fingerprint or identity.fingerprint
         self._options = replace(self._options, fingerprint=fingerprint)
@@ -333,10 +337,17 @@ class Agent:
                 raise
             work = client.heartbeat(None)  # an older server does not know one of the figures
         self._unreachable.reset()
+        self._count(work)
         # In state `joining`, the server still waits for the report of the node (`AgentClient.online`).
         if work.state in (ContributorState.lost, ContributorState.joining):
             raise ContributorLost(work.reason, hint="it connects again by itself")
         return work
+
+    def _count(self, work: ContributorWork) -> None:
+        total, known = work.contributed, self._view.contributed
+        if total is not None:
+            contributed = ContributedWork.begin(total) if known is None else known.until(total)
+            self._view = replace(self._view, contributed=contributed)
 
     def _show_work(self, work: ContributorWork) -> None:
         if time.monotonic() - self._node_started > _SOUND_S:
@@ -446,7 +457,9 @@ class Agent:
                 self._show("leaving; its shards move to other machines first")
             while state is ContributorState.draining and time.monotonic() < deadline:
                 self._sleep(0.2)
-                state = client.heartbeat().state
+                work = client.heartbeat()
+                self._count(work)
+                state = work.state
         except ShareComputeError as failure:
             self._show(f"left; the server was not notified: {failure.message}")
         else:

@@ -20,7 +20,7 @@ from share_compute_api.agent.agent import Agent, AgentStatus
 from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions, resolve_limits
 from share_compute_api.agent.systemd import GRACE_S, RETRY_S
-from share_compute_api.schemas.agents import ContributorWork
+from share_compute_api.schemas.agents import ContributedWork, ContributorWork
 from share_compute_api.schemas.utilization import Utilization
 from share_compute_api.terminal.children import Interrupts, own_command
 
@@ -193,6 +193,9 @@ class Host:
             work=ContributorWork.model_validate(printed["work"]) if printed["work"] else None,
             utilization=Utilization.model_validate(printed["utilization"])
             if printed["utilization"]
+            else None,
+            contributed=ContributedWork.model_validate(printed["contributed"])
+            if printed["contributed"]
             else None,
             warnings=tuple(printed["warnings"]),
         )

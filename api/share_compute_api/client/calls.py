@@ -9,6 +9,7 @@ from functools import update_wrapper, wraps
 from inspect import signature
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from urllib.parse import quote
 
 from pydantic import BaseModel
 
@@ -88,3 +89,12 @@ class RequestMethod(Generic[Given, Result]):
 def request(describe: Callable[Concatenate[Any, Given], ApiCall[Result]]) -> RequestMethod[Given, Result]:
     """Make a method that sends a call from a function that describes it."""
     return RequestMethod(describe)
+
+
+def path_part(identifier: str) -> str:
+    """Return an id or a name as one part of a URL's path, whatever its characters.
+
+    Dots alone are encoded too: HTTP libraries resolve the parts ``.`` and ``..`` (RFC 3986, section 5.2.4).
+    """
+    quoted = quote(identifier, safe="")
+    return quoted.replace(".", "%2E") if quoted in {".", ".."} else quoted

@@ -14,7 +14,7 @@ from share_compute.files.series import SeriesFormat
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.records import ContributorRecord, EventRecord, JobRecord
 from share_compute_api.client import chatting, downloads, sending
-from share_compute_api.client.calls import ApiCall, Result, Sender
+from share_compute_api.client.calls import ApiCall, Result, Sender, path_part
 from share_compute_api.client.following import FollowedEvents, is_last, may_be_last
 from share_compute_api.client.progress import JobProgress
 from share_compute_api.client.requests import ApiRequests
@@ -119,7 +119,9 @@ class Client(ApiRequests, Sender):
 
     def metrics_file(self, job_id: str, format_: SeriesFormat, take: Callable[[bytes], object]) -> None:
         """Pass the pieces of a file with a job's series to ``take``, while they arrive."""
-        downloads.fetch_pieces(self._transport, f"/jobs/{job_id}/metrics/file?format={format_}", take)
+        downloads.fetch_pieces(
+            self._transport, f"/jobs/{path_part(job_id)}/metrics/file?format={format_}", take
+        )
 
     def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
         """Return the machines in these states, in order of joining; default: all but those gone for more than a day."""

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from share_compute.errors import Conflict, Unavailable, UserError
+from share_compute_api.client.calls import path_part
 from share_compute_api.connection.transport import Transport, raise_for_problem
 from share_compute_api.schemas.bodies import ArtifactFiles, FileEntry
 
@@ -27,7 +28,7 @@ def download(
     partial = folder / f".{target.name}-{artifact.id}.part"
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        base = f"/jobs/{artifact.job_id}/artifacts/{quote(artifact.name)}/files"
+        base = f"/jobs/{path_part(artifact.job_id)}/artifacts/{path_part(artifact.name)}/files"
         for entry in result.files:
             _fetch(transport, f"{base}/{quote(entry.path)}", entry, partial / _relative(entry.path), progress)
         partial.rename(target)

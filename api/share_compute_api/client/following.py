@@ -10,6 +10,7 @@ from httpx_sse import ServerSentEvent
 
 from share_compute.lifecycle.states import JobState
 from share_compute.store.records import EventRecord, JobRecord
+from share_compute_api.client.calls import path_part
 from share_compute_api.connection.backoff import ExponentialBackoff
 
 _READ_TIMEOUT_S = 30.0
@@ -28,7 +29,7 @@ class FollowedEvents:
     """
 
     def __init__(self, job_id: str, after: int, patience_s: float) -> None:
-        self.path = f"/jobs/{job_id}/events"
+        self.path = f"/jobs/{path_part(job_id)}/events"
         self.seen = after
         """Number of the last event that arrived."""
         self._patience_s = patience_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
-from urllib.parse import quote
 
 from share_compute.files.topology_file import TopologyDocument
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -21,7 +20,7 @@ from share_compute.store.records import (
     MetricRecord,
     QueuedJob,
 )
-from share_compute_api.client.calls import ApiCall, call, request
+from share_compute_api.client.calls import ApiCall, call, path_part, request
 from share_compute_api.client.job_file import Submission, job_body
 from share_compute_api.schemas.bodies import (
     Alert,
@@ -134,12 +133,12 @@ class ApiRequests:
     @request
     def job(self, job_id: str) -> ApiCall[JobRecord]:
         """Return one job."""
-        return call(JobRecord, "GET", f"/jobs/{job_id}")
+        return call(JobRecord, "GET", f"/jobs/{path_part(job_id)}")
 
     @request
     def label(self, /, job_id: str, **labels: Any) -> ApiCall[JobRecord]:
         """Change ``tags``, ``group`` or ``note`` of a job."""
-        return call(JobRecord, "PATCH", f"/jobs/{job_id}", json=labels)
+        return call(JobRecord, "PATCH", f"/jobs/{path_part(job_id)}", json=labels)
 
     @request
     def compare(self, job_ids: Sequence[str]) -> ApiCall[JobComparison]:
@@ -149,33 +148,33 @@ class ApiRequests:
     @request
     def trials(self, job_id: str) -> ApiCall[SweepView]:
         """Return the trials of a sweep, best first."""
-        return call(SweepView, "GET", f"/jobs/{job_id}/trials")
+        return call(SweepView, "GET", f"/jobs/{path_part(job_id)}/trials")
 
     @request
     def rounds(self, job_id: str) -> ApiCall[RoundsView]:
         """Return the last rounds of a training job, oldest first."""
-        return call(RoundsView, "GET", f"/jobs/{job_id}/rounds")
+        return call(RoundsView, "GET", f"/jobs/{path_part(job_id)}/rounds")
 
     @request
     def cancel(self, job_id: str) -> ApiCall[JobRecord]:
         """Cancel a queued job, or ask a running job to stop."""
-        return call(JobRecord, "POST", f"/jobs/{job_id}/cancel")
+        return call(JobRecord, "POST", f"/jobs/{path_part(job_id)}/cancel")
 
     @request
     def delete_job(self, job_id: str, *, cancel: bool = False) -> ApiCall[Deleted]:
         """Delete a finished job and its data; with ``cancel``, stop an unfinished job and delete it afterwards."""
         params = {"cancel": True} if cancel else {}
-        return call(Deleted, "DELETE", f"/jobs/{job_id}", params=params)
+        return call(Deleted, "DELETE", f"/jobs/{path_part(job_id)}", params=params)
 
     @request
     def delete_artifact(self, job_id: str, name: str) -> ApiCall[Deleted]:
         """Delete one artifact of a job."""
-        return call(Deleted, "DELETE", f"/jobs/{job_id}/artifacts/{quote(name, safe='')}")
+        return call(Deleted, "DELETE", f"/jobs/{path_part(job_id)}/artifacts/{path_part(name)}")
 
     @request
     def delete_deployment(self, key: str) -> ApiCall[Deleted]:
         """Delete the record of a stopped or failed deployment, by its id or its name."""
-        return call(Deleted, "DELETE", f"/deployments/{quote(key, safe='')}/history")
+        return call(Deleted, "DELETE", f"/deployments/{path_part(key)}/history")
 
     @request
     def prune(self, *, dry_run: bool = False) -> ApiCall[PruneReport]:
@@ -199,12 +198,12 @@ class ApiRequests:
             Conflict: the job is not running, or no member runs on that machine now.
         """
         body = {"kind": kind, "contributor_id": contributor_id, "duration_s": duration_s}
-        return call(FailureMade, "POST", f"/jobs/{job_id}/failures", json=body)
+        return call(FailureMade, "POST", f"/jobs/{path_part(job_id)}/failures", json=body)
 
     @request
     def resume(self, job_id: str) -> ApiCall[JobRecord]:
         """Queue a failed or cancelled job again; it continues from its last checkpoint or finished rows, if any."""
-        return call(JobRecord, "POST", f"/jobs/{job_id}/resume")
+        return call(JobRecord, "POST", f"/jobs/{path_part(job_id)}/resume")
 
     @request
     def events(
@@ -212,13 +211,13 @@ class ApiRequests:
     ) -> ApiCall[EventPage]:
         """Return a page of a job's events with numbers above ``after``, except events of the kinds in ``without``."""
         params = {"after": after, "limit": limit, "without": [*without]}
-        return call(EventPage, "GET", f"/jobs/{job_id}/events", params=params)
+        return call(EventPage, "GET", f"/jobs/{path_part(job_id)}/events", params=params)
 
     @request
     def metrics(self, job_id: str, *, after_step: int = 0) -> ApiCall[RecordList[MetricRecord]]:
         """Return the metrics of the steps after ``after_step``."""
         params = {"after_step": after_step}
-        return call(JobMetrics, "GET", f"/jobs/{job_id}/metrics", params=params).then(
+        return call(JobMetrics, "GET", f"/jobs/{path_part(job_id)}/metrics", params=params).then(
             lambda answer: RecordList(answer.metrics)
         )
 
@@ -254,12 +253,12 @@ class ApiRequests:
     @request
     def deployment(self, key: str) -> ApiCall[DeploymentView]:
         """Return one deployment, by its id or its name."""
-        return call(DeploymentView, "GET", f"/deployments/{quote(key, safe='')}")
+        return call(DeploymentView, "GET", f"/deployments/{path_part(key)}")
 
     @request
     def deployment_status(self, key: str) -> ApiCall[DeploymentStatus]:
         """Return the current status of each replica of a deployment, by the deployment's id or name."""
-        return call(DeploymentStatus, "GET", f"/deployments/{quote(key, safe='')}/status")
+        return call(DeploymentStatus, "GET", f"/deployments/{path_part(key)}/status")
 
     @request
     def scale(self, key: str, replicas: int | str | dict[str, Any]) -> ApiCall[DeploymentView]:
@@ -272,13 +271,13 @@ class ApiRequests:
         Raises:
             Conflict: the deployment has ended.
         """
-        path = f"/deployments/{quote(key, safe='')}"
+        path = f"/deployments/{path_part(key)}"
         return call(DeploymentView, "PATCH", path, json={"replicas": replicas})
 
     @request
     def undeploy(self, key: str) -> ApiCall[DeploymentView]:
         """Take a deployment down, by its id or its name."""
-        return call(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
+        return call(DeploymentView, "DELETE", f"/deployments/{path_part(key)}")
 
     # Planning
 
@@ -325,12 +324,14 @@ class ApiRequests:
     @request
     def artifacts(self, job_id: str) -> ApiCall[list[ArtifactRecord]]:
         """Return the artifacts of a job: its finished results."""
-        return call(ArtifactList, "GET", f"/jobs/{job_id}/artifacts").then(lambda answer: answer.artifacts)
+        return call(ArtifactList, "GET", f"/jobs/{path_part(job_id)}/artifacts").then(
+            lambda answer: answer.artifacts
+        )
 
     @request
     def artifact(self, job_id: str, name: str) -> ApiCall[ArtifactFiles]:
         """Return one artifact of a job and the list of its files."""
-        path = f"/jobs/{job_id}/artifacts/{quote(name, safe='')}"
+        path = f"/jobs/{path_part(job_id)}/artifacts/{path_part(name)}"
         return call(ArtifactFiles, "GET", path)
 
     @request
@@ -339,21 +340,21 @@ class ApiRequests:
     ) -> ApiCall[WeightLayout]:
         """Return where the weights of an artifact (its name) or of a checkpoint (its step) are; see `LayoutQuery`."""
         query = {"pattern": pattern, "limit": limit}
-        part = f"artifacts/{quote(source, safe='')}" if isinstance(source, str) else f"checkpoints/{source}"
+        part = f"artifacts/{path_part(source)}" if isinstance(source, str) else f"checkpoints/{source}"
         params = {name: value for name, value in query.items() if value is not None}
-        return call(WeightLayout, "GET", f"/jobs/{job_id}/{part}/layout", params=params)
+        return call(WeightLayout, "GET", f"/jobs/{path_part(job_id)}/{part}/layout", params=params)
 
     @request
     def checkpoints(self, job_id: str) -> ApiCall[list[CheckpointEntry]]:
         """Return the checkpoints of a job that are on the server's disk, oldest first."""
-        return call(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").then(
+        return call(CheckpointList, "GET", f"/jobs/{path_part(job_id)}/checkpoints").then(
             lambda answer: answer.checkpoints
         )
 
     @request
     def export(self, job_id: str, step: int) -> ApiCall[ArtifactRecord]:
         """Export a checkpoint of a job as an artifact: a Hugging Face folder, or adapters."""
-        path = f"/jobs/{job_id}/checkpoints/{step}/export"
+        path = f"/jobs/{path_part(job_id)}/checkpoints/{step}/export"
         return call(ArtifactRecord, "POST", path, timeout=_EXPORT_TIMEOUT_S)
 
     @request
@@ -376,7 +377,7 @@ class ApiRequests:
     @request
     def remove_upload(self, upload_id: str) -> ApiCall[UploadView]:
         """Remove an upload; raise Conflict if an unfinished job or a deployment uses it."""
-        return call(UploadView, "DELETE", f"/uploads/{quote(upload_id, safe='')}")
+        return call(UploadView, "DELETE", f"/uploads/{path_part(upload_id)}")
 
     # Keys, invites and contributors
 
@@ -399,7 +400,7 @@ class ApiRequests:
     @request
     def revoke_key(self, key_id: str) -> ApiCall[ApiKeyRecord]:
         """Revoke an API key."""
-        return call(ApiKeyRecord, "DELETE", f"/keys/{key_id}")
+        return call(ApiKeyRecord, "DELETE", f"/keys/{path_part(key_id)}")
 
     @request
     def create_invite(
@@ -429,7 +430,7 @@ class ApiRequests:
     @request
     def revoke_invite(self, invite_id: str) -> ApiCall[InviteView]:
         """Revoke an invite."""
-        return call(InviteView, "DELETE", f"/invites/{invite_id}")
+        return call(InviteView, "DELETE", f"/invites/{path_part(invite_id)}")
 
     @request
     def contributors_page(
@@ -453,7 +454,7 @@ class ApiRequests:
     @request
     def contributor(self, contributor_id: str) -> ApiCall[ContributorRecord]:
         """Return one machine."""
-        return call(ContributorRecord, "GET", f"/contributors/{contributor_id}")
+        return call(ContributorRecord, "GET", f"/contributors/{path_part(contributor_id)}")
 
     @request
     def remove_contributor(
@@ -463,7 +464,7 @@ class ApiRequests:
 
         The cluster's token is then replaced, unless ``keep_token`` is set.
         """
-        path, params = f"/contributors/{contributor_id}", {"keep_token": keep_token}
+        path, params = f"/contributors/{path_part(contributor_id)}", {"keep_token": keep_token}
         return call(ContributorRecord, "DELETE", path, params=params)
 
     @request
@@ -474,9 +475,9 @@ class ApiRequests:
     @request
     def measure_contributor(self, contributor_id: str) -> ApiCall[ContributorRecord]:
         """Request that a machine be measured again when it is idle; return the machine's current record."""
-        return call(ContributorRecord, "POST", f"/contributors/{contributor_id}/measurement")
+        return call(ContributorRecord, "POST", f"/contributors/{path_part(contributor_id)}/measurement")
 
     @request
     def clear_contributor(self, contributor_id: str) -> ApiCall[ContributorRecord]:
         """End the quarantine of a machine, so that it gets work again."""
-        return call(ContributorRecord, "DELETE", f"/contributors/{contributor_id}/quarantine")
+        return call(ContributorRecord, "DELETE", f"/contributors/{path_part(contributor_id)}/quarantine")

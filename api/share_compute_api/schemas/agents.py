@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, Field, IPvAnyAddress
 
@@ -12,6 +12,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.labels import Labels
 from share_compute.lifecycle.states import ContributorState
 from share_compute.rate_limit import LEAST_BYTES_PER_S
+from share_compute.store.records import WorkSums
 from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
 from share_compute_api.schemas.utilization import Utilization
 
@@ -200,6 +201,7 @@ class ContributorWork(ResponseBody):
     reason: str
     job: str | None
     """Id of the job that the contributor is leased to."""
+    job_name: str | None = None
     deployment: str | None = None
     """Name of the deployment that the contributor is leased to."""
     shard: str | None
@@ -211,5 +213,32 @@ class ContributorWork(ResponseBody):
     head_latency_s: float | None = None
     """One-way latency between the machine and the server; null until it was measured."""
     head_bytes_per_s: float | None = None
+    contributed: WorkSums | None = None
+    """Sums of all work of the contributor; null while the server counts events of earlier runs."""
     wanted: Literal["run", "leave"]
     """``leave``: the machine must hand its shards over, then leave."""
+
+
+class ContributedWork(ResponseBody):
+    """Work of a machine as its owner sees it."""
+
+    this_stay: WorkSums
+    """Work since the command `share-compute join` started."""
+    in_all: WorkSums
+    """Work since the machine joined for the first time."""
+
+    @classmethod
+    def begin(cls, total: WorkSums) -> Self:
+        """Return the work at the start of a stay, of a machine with this sum of work."""
+        return cls(this_stay=WorkSums(seconds=0.0, steps=0, microbatches=0, tokens=0), in_all=total)
+
+    def until(self, total: WorkSums) -> Self:
+        """Return the work at a later time of the stay, when the sum is ``total``.
+
+        The sum is lower than before if the server lost records; then the work of this stay does not change.
+        """
+        more = {
+            name: getattr(self.this_stay, name) + max(0, getattr(total, name) - getattr(self.in_all, name))
+            for name in WorkSums.model_fields
+        }
+        return type(self)(this_stay=WorkSums(**more), in_all=total)

@@ -14,11 +14,13 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
+from rich.text import Text
 
 from share_compute.errors import ShareComputeError
 from share_compute.files.plain_text import plain
 from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.tables import WholeTable
+from share_compute_api.terminal.wide import WideText, is_wide
 
 STATE_STYLES = {
     "queued": "yellow",
@@ -66,9 +68,20 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render an object with the control characters in its text escaped; live displays are rendered here too."""
+        if (
+            isinstance(renderable, Text)
+            and not isinstance(renderable, WideText)
+            and is_wide(renderable.plain)
+        ):
+            renderable = WideText.of(renderable)
         for segment in super().render(renderable, options):
             # This program sets colours as styles, so control characters in text come from untrusted sources.
             yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text with markup as a renderable object, which is measured by the characters of its language."""
+        found = super().render_str(text, **options)
+        return WideText.of(found) if is_wide(found.plain) else found
 
     def on_broken_pipe(self) -> None:
         """Exit like a program that was ended by SIGPIPE, for example in `share-compute plan job.yaml | head -3`."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from share_compute_api.terminal.language import heading, translated
+from share_compute_api.terminal.wide import divided, is_wide, units
 
 _PROSE = frozenset({"reason", "meaning", "value", "label", "model", "why"})
 """Names of columns whose text may continue on the next line."""
@@ -93,7 +94,9 @@ class WholeTable:
             width = self._width(place, self._cells)
             if wraps and name in _PROSE:
                 words = (
-                    cell_len(word) for row in self._cells for word in (row[place] or _DASH).plain.split()
+                    cell_len(word.strip())
+                    for row in self._cells
+                    for word in units((row[place] or _DASH).plain)
                 )
                 longest = max((length for length in words if length <= _MOST_WORD), default=0)
                 width = min(width, max(_LEAST_PROSE, self._names[place].cell_len, longest))
@@ -157,29 +160,16 @@ class WholeTable:
 def _wrapped(text: Text, most: int) -> list[Text]:
     """Return a text as lines of at most ``most`` cells.
 
-    No word is divided, so a longer word has a longer line. Texts with wide characters, which have no spaces between
-    words, are divided anywhere.
+    No word is divided, so a longer word has a longer line.
     """
-    if any(cell_len(character) > 1 for character in text.plain):
-        return _divided(text, most)
+    if is_wide(text.plain):
+        return divided(text, most)
     lines = [Text()]
     for word in text.split(" "):
         if lines[-1] and lines[-1].cell_len + 1 + word.cell_len > most:
             lines.append(Text())
         lines[-1].append(" " if lines[-1] else "").append_text(word)
     return lines
-
-
-def _divided(text: Text, most: int) -> list[Text]:
-    """Return a text as lines of at most ``most`` cells, divided at any character."""
-    places, used = [], 0
-    for place, character in enumerate(text.plain):
-        width = cell_len(character)
-        if used + width > most:
-            places.append(place)
-            used = 0
-        used += width
-    return list(text.divide(places))
 
 
 def _unbroken(text: str) -> str:

@@ -11,7 +11,7 @@ from share_compute.errors import UserError
 _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (
         r"No such command '(.*?)'\.(?: Did you mean '(.*)'\?| Did you mean one of: '(.*)'\?)?",
-        lambda found: f"there is no command {found[1]!r}" + _did_you_mean(found[2] or found[3]),
+        lambda found: f"there is no command {found[1]!r}" + _did_you_mean(_either(found[2] or found[3])),
     ),
     (r"Missing command\.", "a command is missing"),
     (r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", r"there is no place for \1"),
@@ -61,6 +61,11 @@ def _value_problem(message: str) -> str:
     if found is None:
         return problem
     return problem + suggestion(found[1].lower(), re.findall(r"'(.*?)'", found[2]))
+
+
+def _either(quoted: str | None) -> str | None:
+    """Return names without the quotation marks between them: ``serve or clear`` for ``serve', 'clear``."""
+    return quoted and quoted.replace("', '", " or ")
 
 
 def _did_you_mean(near: str | None) -> str:

@@ -174,7 +174,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 """Settings of the papers: DiLoCo (arXiv 2311.08105) and SparseLoCo (arXiv 2508.15706).
 
 SparseLoCo's compression is not a part of the synchronization. Its outer learning rate is the 1 of its authors'
-experiments; they used 0.9 and 0.4 in long runs. In `benchmarks/slow_links.py` the loss is 0.6 % higher with 0.4.
+experiments; they used 0.9 and 0.4 in long runs. In `benchmarks/slow_links.py` the loss is 0.6% higher with 0.4.
 """
 
 

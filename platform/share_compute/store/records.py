@@ -550,19 +550,24 @@ class WorkPeriodRecord(Record):
     """The machine's share of the tokens of ``steps``; samples if the model reads no text. 0 for deployments."""
 
 
-class WorkRecord(Record):
-    """The work that a machine did."""
+class WorkSums(Record):
+    """Sums of the work that a machine did."""
 
-    periods: tuple[WorkPeriodRecord, ...]
-    """The machine's periods of work, newest first."""
-    is_complete: bool
-    """Whether ``periods`` contains all recorded periods. The following sums cover only ``periods``."""
     seconds: float
     """Time in which the machine held a part of a model."""
     steps: int
     microbatches: int
     """Number of microbatches that the machine computed in committed steps."""
     tokens: int
+
+
+class WorkRecord(WorkSums):
+    """The work that a machine did."""
+
+    periods: tuple[WorkPeriodRecord, ...]
+    """The machine's periods of work, newest first."""
+    is_complete: bool
+    """Whether ``periods`` contains all recorded periods. The sums cover only ``periods``."""
 
 
 class BusyRecord(Record):

@@ -8,8 +8,10 @@ deployment are both null when the machine becomes free. When a machine leaves or
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,11 +21,16 @@ from sqlalchemy.orm import Session
 from share_compute.lifecycle.states import GONE
 from share_compute.store.database.database import HAS_EVENTS, Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow
-from share_compute.store.records import BusyRecord, WorkPeriodRecord, WorkRecord
+from share_compute.store.records import BusyRecord, WorkPeriodRecord, WorkRecord, WorkSums
 
 KIND = "work"
 FREE: dict[str, Any] = {"job": None, "deployment": None}
 """Data of the ``work`` event of a machine that has become free."""
+_EVENTS_AT_ONCE = 50_000
+"""Largest range of event numbers in which `WorkHistory.total` counts steps in one call: some tens of milliseconds."""
+_PERIODS_AT_ONCE = 200
+_MOST_TOTALS = 4096
+"""Maximum number of machines whose running totals are kept; those of other machines are counted anew."""
 
 
 def record_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]]) -> None:
@@ -94,6 +101,38 @@ class _Period:
     ended: EventRow | None = None
 
 
+_NOTHING = WorkSums(seconds=0.0, steps=0, microbatches=0, tokens=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Total:
+    """Running total of a machine's work in the events up to number ``seq``."""
+
+    seq: int = 0
+    ended: WorkSums = _NOTHING
+    """Sums of the periods that have ended."""
+    data: Mapping[str, Any] | None = None
+    """Data of the event with which the present period began; None while the machine is free."""
+    began_at: datetime | None = None
+    steps: int = 0
+    """Steps in the present period."""
+    tokens: int = 0
+    """Tokens of these steps, of all machines."""
+
+    def sums(self, now: datetime) -> WorkSums:
+        """Return the sums of all periods, the present one up to ``now``."""
+        if self.data is None or self.began_at is None:
+            return self.ended
+        holds_part = self.data.get("num_layers") is not None
+        seconds = max(0.0, (now - self.began_at).total_seconds()) if holds_part else 0.0
+        return WorkSums(
+            seconds=self.ended.seconds + seconds,
+            steps=self.ended.steps + self.steps,
+            microbatches=self.ended.microbatches + self.steps * (self.data.get("microbatches") or 0),
+            tokens=self.ended.tokens + _own_tokens(self.data, self.tokens),
+        )
+
+
 class WorkHistory:
     """History of the machines' work, read from events.
 
@@ -105,6 +144,33 @@ class WorkHistory:
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
+        self._lock = threading.Lock()
+        self._totals: OrderedDict[str, _Total] = OrderedDict()
+        """Running totals by contributor id; the one that was used last is at the end."""
+
+    def total(self, contributor_id: str, *, most_events: int = _EVENTS_AT_ONCE) -> WorkSums | None:
+        """Return the sums of all work of a machine; None while earlier events are being counted.
+
+        Each call counts only events that were written after the last call. After a start of the server, the first calls
+        count earlier events in pieces, so that no heartbeat waits for long.
+
+        Args:
+            contributor_id: id of the machine.
+            most_events: largest range of event numbers in which this call counts steps.
+        """
+        with self._lock:
+            known = self._totals.get(contributor_id, _Total())
+        with self._database.read() as session:
+            newest = session.scalar(select(func.max(EventRow.seq))) or 0
+            total = _counted(session, contributor_id, known, newest, most_events)
+        with self._lock:
+            later = self._totals.get(contributor_id)
+            if later is None or later.seq < total.seq:
+                self._totals[contributor_id] = total
+            self._totals.move_to_end(contributor_id)
+            while len(self._totals) > _MOST_TOTALS:
+                self._totals.popitem(last=False)
+        return None if total.seq < newest else total.sums(self._clock())
 
     def of(self, contributor_id: str, *, limit: int = 200) -> WorkRecord:
         """Return the last periods of work of a machine, newest first, and their sums.
@@ -153,11 +219,8 @@ class WorkHistory:
         data, ended = period.data, period.ended
         steps = tokens = 0
         if data.get("job") is not None and data.get("microbatches"):
-            figures = _of_job(period, "step").with_only_columns(
-                func.count(), func.sum(EventRow.data["tokens"].as_integer())
-            )
-            steps, all_tokens = session.execute(figures).one()
-            tokens = round((all_tokens or 0) * data["microbatches"] / data["of_microbatches"])
+            steps, all_tokens = _steps(session, _of_job(period, "step"))
+            tokens = _own_tokens(data, all_tokens)
         end = ended.at if ended is not None else self._clock()
         return WorkPeriodRecord(
             job_id=data.get("job"),
@@ -174,6 +237,52 @@ class WorkHistory:
             steps=steps,
             tokens=tokens,
         )
+
+
+def _steps(session: Session, steps: Any) -> tuple[int, int]:
+    """Return the number of the ``step`` events that a query finds, and their tokens."""
+    figures = steps.with_only_columns(func.count(), func.sum(EventRow.data["tokens"].as_integer()))
+    number, tokens = session.execute(figures).one()
+    return number, tokens or 0
+
+
+def _own_tokens(data: Mapping[str, Any], tokens: int) -> int:
+    """Return a machine's share of the tokens of all machines."""
+    if not data.get("microbatches"):
+        return 0
+    own: float = tokens * data["microbatches"] / data["of_microbatches"]
+    return round(own)
+
+
+def _counted(session: Session, contributor_id: str, total: _Total, newest: int, most_events: int) -> _Total:
+    """Return a running total with the events up to number ``newest``, or up to a lower one if there are too many."""
+    own = (
+        select(EventRow)
+        .where(EventRow.contributor_id == contributor_id, changes_work())
+        .order_by(EventRow.seq)
+    )
+    for _ in range(_PERIODS_AT_ONCE):
+        change = session.scalar(own.where(EventRow.seq > total.seq, EventRow.seq <= newest).limit(1))
+        end = newest if change is None else change.seq
+        if total.data is not None and total.data.get("job") is not None and total.data.get("microbatches"):
+            last = min(end, total.seq + most_events)
+            in_range = (EventRow.kind == "step", EventRow.seq > total.seq, EventRow.seq <= last)
+            query = select(EventRow).where(EventRow.job_id == total.data["job"], *in_range)
+            steps, tokens = _steps(session, query)
+            most_events -= last - total.seq
+            total = replace(total, seq=last, steps=total.steps + steps, tokens=total.tokens + tokens)
+            if last < end:
+                return total
+        if change is None:
+            return replace(total, seq=newest)
+        begins = change.kind == KIND and (change.data.get("job") or change.data.get("deployment"))
+        total = _Total(
+            seq=change.seq,
+            ended=total.sums(change.at),
+            data=change.data if begins else None,
+            began_at=change.at if begins else None,
+        )
+    return total
 
 
 def _of_job(period: _Period, kind: str) -> Any:

@@ -41,8 +41,11 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
 
     within_s = 60.0 if is_released else 0.1
     options = JoinOptions(plane.url, "used", "ada", leave_within_s=within_s)
+    views: list[AgentStatus] = []
     with AgentClient(plane.url, record.id, key) as client:
-        Agent(options, show, Identities(tmp_path)).leave(client)
+        Agent(options, lambda view: (views.append(view), show(view)), Identities(tmp_path)).leave(client)  # type: ignore[func-returns-value]
+    if is_released:
+        assert views[-1].contributed is not None
     held = [] if is_released else ["leaving; a job still holds it, and loses it"]
     assert phases == ["leaving", "leaving; its shards move to other machines first", *held, "left"]
 

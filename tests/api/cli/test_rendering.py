@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,17 +13,19 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from share_compute.lifecycle.states import JobState
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.store.records import WorkSums
 from share_compute_api.agent.agent import AgentStatus
 from share_compute_api.app.server import Running
-from share_compute_api.cli.contributor.join import ChangeLines, agent_table
+from share_compute_api.cli.contributor.showing import ChangeLines, JsonLines, agent_table
 from share_compute_api.cli.operator.up import server_text
 from share_compute_api.cli.submitter import following
+from share_compute_api.schemas.agents import ContributedWork, ContributorWork
 from share_compute_api.schemas.utilization import Utilization
 
 
-def shown(renderable: RenderableType) -> str:
-    console = Console(width=200)
+def shown(renderable: RenderableType, width: int = 200) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(renderable)
     return capture.get()
@@ -73,6 +76,52 @@ def test_a_machine_without_a_terminal_prints_a_dated_line_for_each_change(
     first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ada  joins", first)
     assert second.endswith("  ada  ready [/x]; warning: no resolver")
+
+
+def test_the_job_of_a_machine_has_its_name_and_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    work = ContributorWork(
+        state=ContributorState.ready, reason="", job="job-1", job_name="poet", shard="layer 0 of 3",
+        tokens_per_s=None, wanted="run",
+    )  # fmt: skip
+    view = AgentStatus("ada", "http://192.0.2.1", "working", datetime.now(UTC), work=work)
+    assert "layer 0 of 3 of poet (job-1)" in shown(agent_table(view), width=80)
+    ChangeLines()(view)
+    assert "holds layer 0 of 3 of poet (job-1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_stay_ends_with_what_the_machine_contributed(
+    capsys: pytest.CaptureFixture[str], *, is_first: bool
+) -> None:
+    before = WorkSums(seconds=0, steps=0, microbatches=0, tokens=0)
+    stay = WorkSums(seconds=192, steps=40, microbatches=160, tokens=1280)
+    if not is_first:
+        before = WorkSums(seconds=7200, steps=0, microbatches=0, tokens=0)
+    total = WorkSums(**{name: value + getattr(before, name) for name, value in stay})
+    contributed = ContributedWork.begin(before).until(total)
+    view = AgentStatus("ada", "http://192.0.2.1", "left", datetime.now(UTC), contributed=contributed)
+    table = shown(agent_table(view), width=80)
+    assert "40 steps, 1,280 tokens or samples, in 3 min 12 s of work" in table
+    assert ("in 2 h 3 min of work" in table) is not is_first
+    assert "total speed" not in table
+    ChangeLines()(view)
+    (line,) = capsys.readouterr().out.splitlines()
+    stays = "" if is_first else "; in all stays: 40 steps, 1,280 tokens or samples, in 2 h 3 min of work"
+    assert line.endswith(
+        f"  ada  left; contributed: 40 steps, 1,280 tokens or samples, in 3 min 12 s of work{stays}"
+    )
+    JsonLines()(view)
+    printed = json.loads(capsys.readouterr().out)["contributed"]
+    assert (printed["this_stay"]["steps"], printed["in_all"]["seconds"]) == (40, total.seconds)
+
+
+def test_a_server_that_lost_records_takes_nothing_from_a_stay() -> None:
+    first, second, lost = (
+        WorkSums(seconds=seconds, steps=steps, microbatches=steps, tokens=steps)
+        for seconds, steps in ((100, 10), (110, 12), (50, 3))
+    )
+    contributed = ContributedWork.begin(first).until(second).until(lost)
+    assert (contributed.this_stay.steps, contributed.in_all.steps) == (2, 3)
 
 
 def test_a_reason_with_brackets(capsys: pytest.CaptureFixture[str]):

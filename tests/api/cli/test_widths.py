@@ -161,7 +161,7 @@ def test_all_tables_are_of_one_kind() -> None:
         for file in folder.rglob("*.py")
         if "from rich.table import" in file.read_text()
     }
-    assert others == {"terminal/tables.py", "cli/contributor/join.py"}
+    assert others == {"terminal/tables.py", "cli/contributor/showing.py"}
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, Any]]:

@@ -252,6 +252,7 @@ COMMANDS: dict[str, tuple[Callable[[World], tuple[object, ...]], int, str]] = {
         lambda _: ("jobs", "--state", "runing"), 2, r"--state: 'runing' is not one of .*did you mean 'running'",
     ),
     "an unknown command": (lambda _: ("sumbit", "x"), 2, r"no command 'sumbit'; did you mean submit"),
+    "a command with two near ones": (lambda _: ("leave",), 2, r"no command 'leave'; did you mean serve or clear\?"),
     "an unknown option": (lambda _: ("jobs", "--stat", "x"), 2, r"no option '--stat'; did you mean --state"),
     "one argument too many": (lambda at: ("show", at.job, "b"), 2, r"there is no place for b"),
     "an invite of no time": (lambda _: ("invite", "--expires", "0s"), 2, r"--expires: '0s' is out of range"),

@@ -88,6 +88,15 @@ def test_the_asynchronous_client(plane: Plane, digits: dict[str, Any]) -> None:
     asyncio.run(use(plane, digits))
 
 
+@pytest.mark.parametrize("odd", ["job-1?cancel=true", "job 1#x", "100%", "größe", "..", "."])
+def test_odd_ids_stay_one_part_of_the_path(client: Client, odd: str) -> None:
+    with pytest.raises(NotFound) as unknown:
+        client.job(odd)
+    assert unknown.value.message.startswith(f"there is no job {odd}")
+    with pytest.raises(NotFound, match="there is no machine"):
+        client.contributor(odd)
+
+
 def test_lists_become_tables(
     plane: Plane, client: Client, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

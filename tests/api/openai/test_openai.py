@@ -458,10 +458,17 @@ def test_the_key_must_be_right(served: Plane, says: Says) -> None:
         assert httpx.post(f"{served.url}/v1/{path}", json={}).status_code == 401
 
 
+def test_an_unknown_model_comes_with_the_nearest_name(openai_client: OpenAI, says: Says) -> None:
+    name = says().facts.name
+    with pytest.raises(openai.NotFoundError) as caught:
+        openai_client.chat.completions.create(model=name.upper(), messages=HELLO)
+    assert f"; did you mean '{name}'? GET /v1/models lists what is served" in error(caught)["message"]
+
+
 def test_a_model_that_is_not_there_is_distinguished_from_one_that_is_not_ready(
     openai_client: OpenAI, served: Plane
 ) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.NotFoundError, match=r"no model zebra;.* GET /v1/models lists") as caught:
         openai_client.chat.completions.create(model="zebra", messages=HELLO)
     assert (error(caught)["code"], error(caught)["param"]) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError):

@@ -106,7 +106,7 @@ def test_churn_keeps_its_means() -> None:
     assert trace == list(churn.trace(500, 200 * HOUR_S, seed=1))
     assert trace != list(churn.trace(500, 200 * HOUR_S, seed=2))
     assert trace == sorted(trace)
-    # A cycle takes 5 hours: about 40 deaths of each machine, 20,000 in all, so the mean is within 2 %.
+    # A cycle takes 5 hours: about 40 deaths of each machine, 20,000 in all, so the mean is within 2%.
     deaths = sum(not event.is_up for event in trace)
     assert deaths == pytest.approx(500 * 40, rel=0.02)
     alive_s = 0.0

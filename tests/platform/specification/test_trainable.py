@@ -36,6 +36,13 @@ def test_a_model_that_cannot_be_trained_is_refused(config: dict[str, Any], probl
     assert caught.value.hint
 
 
+def test_a_configuration_with_very_many_unknown_keys_is_read() -> None:
+    many = {f"no_such_key_{number}": 1 for number in range(10_000)}
+    check_trainable({"model_type": "llama", **many, "x" * 100_000: 1})
+    with pytest.raises(UserError, match="did you mean 'hidden_size'"):
+        check_trainable({"model_type": "llama", "hidden_sise": 64, **many})
+
+
 def test_an_image_model_needs_whole_heads_too() -> None:
     with pytest.raises(UserError, match="100 is not a multiple of num_attention_heads 3"):
         check_trainable({"model_type": "vit", **ODD}, "image_classification")

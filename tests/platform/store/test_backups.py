@@ -115,7 +115,8 @@ def test_a_damaged_database_is_found_at_start_and_a_backup_replaces_it(
     with pytest.raises(Unavailable, match=r"share-compute\.db is damaged") as refused:
         prepare(url, backups, NOW)
     assert f"share-compute restore {backups / 'good.db'}" in (refused.value.hint or "")
-    with pytest.raises(Unavailable, match="is damaged"):
+    refusal = UserError if damage is garbage_header else Unavailable
+    with pytest.raises(refusal, match="is no backup" if damage is garbage_header else "is damaged"):
         restore(file, f"sqlite:///{tmp_path / 'other.db'}", NOW)
     assert not (tmp_path / "other.db").exists()
     replaced = restore(backups / "good.db", url, NOW)
@@ -141,7 +142,13 @@ def test_what_is_no_backup_is_refused(file: Path, tmp_path: Path) -> None:
         restore(other, url, NOW)
     with closing(sqlite3.connect(other)) as connection:
         connection.execute("CREATE TABLE cats (name TEXT)")
-    with pytest.raises(Conflict, match="no database of share-compute"):
+    readme = tmp_path / "README.md"
+    for text in ("# share-compute", ""):
+        readme.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"README\.md is no backup of share-compute") as refused:
+            restore(readme, url, NOW)
+        assert "share-compute backup" in (refused.value.hint or "")
+    with pytest.raises(UserError, match="is no backup of share-compute"):
         restore(other, url, NOW)
     with closing(sqlite3.connect(other)) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num TEXT)")

@@ -72,6 +72,47 @@ def test_work_is_reported_when_it_begins_changes_and_ends(store: Store, clock: A
     assert (latest.is_complete, latest.steps) == (False, 1)
 
 
+def test_the_running_total_of_a_machine_equals_the_sums_of_its_periods(store: Store, clock: Any) -> None:
+    ada, bob = contributor(store, "ada"), contributor(store, "bob")
+
+    def check() -> None:
+        for machine in (ada, bob):
+            work = store.work.of(machine)
+            total = store.work.total(machine)
+            assert total is not None
+            assert total.model_dump() == work.model_dump(include=set(type(total).model_fields))
+            clock.pass_s(3)
+
+    check()
+    job = store.jobs.create(spec())
+    store.jobs.begin(job.id, [ada, bob])
+    check()
+    store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3)))), step(1), step(2)])
+    check()
+    shared = plan((ada, (0, 1, 2)), (bob, (3,)), epoch=1)
+    store.progress.record(job.id, 1, [step(3), reformed(shared, 4), step(4), step(5)])
+    check()
+    store.contributors.set_state(store.contributors.get(bob), ContributorState.lost, "its node died")
+    store.progress.record(job.id, 1, [step(6)])
+    check()
+    store.progress.record(job.id, 1, [AttemptEnded(outcome="succeeded", reason="done")])
+    check()
+    check()
+
+
+def test_a_running_total_is_counted_in_pieces(open_store: Any) -> None:
+    store = open_store()
+    ada = contributor(store, "ada")
+    job = running(store, ada)
+    store.progress.record(job.id, 1, [step(number) for number in range(1, 8)])
+    restarted = open_store()
+    pieces = [restarted.work.total(ada, most_events=3) for _ in range(4)]
+    assert pieces[0] is None
+    assert pieces[-1] == store.work.total(ada)
+    assert pieces[-1] is not None
+    assert pieces[-1].steps == 7
+
+
 def branched(*shares: tuple[str, tuple[int, ...]]) -> Plan:
     """Return a plan with a branch of one stage for each machine."""
     stages = [plan(share).stages for share in shares]

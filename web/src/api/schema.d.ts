@@ -3373,6 +3373,8 @@ export interface components {
          * @description Current work of a contributor; the answer to its heartbeat.
          */
         ContributorWork: {
+            /** @description Sums of all work of the contributor; null while the server counts events of earlier runs. */
+            contributed?: components["schemas"]["WorkSums"] | null;
             /**
              * Deployment
              * @description Name of the deployment that the contributor is leased to.
@@ -3395,6 +3397,8 @@ export interface components {
              * @description Id of the job that the contributor is leased to.
              */
             job: string | null;
+            /** Job Name */
+            job_name?: string | null;
             /** Reason */
             reason: string;
             /**
@@ -13440,7 +13444,7 @@ export interface components {
         WorkRecord: {
             /**
              * Is Complete
-             * @description Whether ``periods`` contains all recorded periods. The following sums cover only ``periods``.
+             * @description Whether ``periods`` contains all recorded periods. The sums cover only ``periods``.
              */
             is_complete: boolean;
             /**
@@ -13453,6 +13457,26 @@ export interface components {
              * @description The machine's periods of work, newest first.
              */
             periods: components["schemas"]["WorkPeriodRecord"][];
+            /**
+             * Seconds
+             * @description Time in which the machine held a part of a model.
+             */
+            seconds: number;
+            /** Steps */
+            steps: number;
+            /** Tokens */
+            tokens: number;
+        };
+        /**
+         * WorkSums
+         * @description Sums of the work that a machine did.
+         */
+        WorkSums: {
+            /**
+             * Microbatches
+             * @description Number of microbatches that the machine computed in committed steps.
+             */
+            microbatches: number;
             /**
              * Seconds
              * @description Time in which the machine held a part of a model.

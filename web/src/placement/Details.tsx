@@ -50,7 +50,7 @@ export function workWords(work: Work | undefined, t: TFunction): string[] {
   if (work === undefined) return [];
   const { computing, sentBytesPerS, receivedBytesPerS } = work;
   return [
-    ...(computing === null ? [] : [t("measured: computes {{share}} % of a step", { share: Math.round(100 * computing) })]),
+    ...(computing === null ? [] : [t("measured: computes {{share}}% of a step", { share: Math.round(100 * computing) })]),
     ...(sentBytesPerS === null || receivedBytesPerS === null
       ? []
       : [t("sends {{sent}}, receives {{received}}", { sent: si(sentBytesPerS, "B/s"), received: si(receivedBytesPerS, "B/s") })]),
@@ -83,8 +83,8 @@ export function figuresOf(plan: Plan, { stage: place, seat }: Block, t: TFunctio
     const step = plan.prediction?.step_s;
     figures.push(
       step === undefined
-        ? t("computes {{share}} % of a step", { share })
-        : t("computes {{share}} % of a step ({{time}})", { share, time: stepTime(step * member.busy_fraction) }),
+        ? t("computes {{share}}% of a step", { share })
+        : t("computes {{share}}% of a step ({{time}})", { share, time: stepTime(step * member.busy_fraction) }),
     );
   }
   return figures;

@@ -57,7 +57,7 @@ export function MemberTable({ plan }: { plan: Plan }) {
                     <Text size="sm">{bytes(member.memory_bytes)}</Text>
                   </Table.Td>
                   <Table.Td className="numeric" data-label={t("Busy")}>
-                    <Text size="sm">{member.busy_fraction == null ? "–" : `${Math.round(100 * member.busy_fraction)} %`}</Text>
+                    <Text size="sm">{member.busy_fraction == null ? "–" : `${Math.round(100 * member.busy_fraction)}%`}</Text>
                   </Table.Td>
                   <Table.Td data-label={t("Why")}>
                     <Text size="xs" c="dimmed">

@@ -205,7 +205,7 @@ function Meter({ work, predicted, block }: { work: Work | undefined; predicted: 
       {/* The hidden text of the block has all of this in words. */}
       <span className={classes.name} data-flat={block.height < 24} aria-hidden>
         <span className={classes.label}>{block.name}</span>
-        {computing !== null && <span className={classes.share}>{Math.round(100 * computing)} %</span>}
+        {computing !== null && <span className={classes.share}>{Math.round(100 * computing)}%</span>}
         {work?.sentBytesPerS != null && work.receivedBytesPerS != null && (
           <span className={classes.rates}>
             ↑&nbsp;{si(work.sentBytesPerS, "B/s")} ↓&nbsp;{si(work.receivedBytesPerS, "B/s")}

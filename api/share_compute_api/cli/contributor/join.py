@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 
 from share_compute_actors.machine.ports import DEFAULT_RANGE
+from share_compute_api.cli.contributor.showing import ChangeLines, JsonLines, agent_table
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.terminal.completion import complete_device
-from share_compute_api.terminal.language import translated
+from share_compute_api.terminal.language import heading
 from share_compute_api.terminal.options import PRIVATE_UMASK, about_option
 from share_compute_api.terminal.output import console
 
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from share_compute_api.agent.agent import AgentStatus
     from share_compute_api.agent.identity import Identities
     from share_compute_api.agent.joining import JoinOptions
-    from share_compute_api.schemas.agents import ContributorWork
-    from share_compute_api.schemas.utilization import Utilization
 
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
@@ -156,11 +151,12 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         port_range=port_range,
         leave_within=leave_within,
     )
-    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
+    is_known = identities.of_host(url, name) is not None
+    code = read_invite(invite, invite_file, is_known=is_known, command=f"share-compute join {url}")
     devices = lending.devices(code)
     try:
         if as_json:
-            _lend(devices, _JsonLines(), identities, name)
+            _lend(devices, JsonLines(), identities, name)
             return
         if not console.is_terminal:
             _lend(devices, ChangeLines(), identities, name)
@@ -262,7 +258,7 @@ def _parsed(option: str, parse: Callable[[Given], Parsed], given: Given | None) 
         return parse(given) if given else None
 
 
-def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
+def read_invite(given: str | None, file: Path | None, *, is_known: bool, command: str) -> str | None:
     """Return the given invite, or read one from a file or a prompt; remove the invite from the environment.
 
     Args:
@@ -270,6 +266,7 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str 
         file: file to read, ``-`` for standard input. Default: prompt on a terminal.
         is_known: whether the machine has joined before. Such a machine needs no invite: without ``given`` and ``file``,
             the result is None.
+        command: command that needs the invite, for the hint.
 
     Raises:
         UserError: there is no invite and no terminal for a prompt, or the file is empty or cannot be read.
@@ -278,18 +275,22 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str 
     os.environ.pop(INVITE_VARIABLE, None)
     if given or (file is None and is_known):
         return given
-    return _read_invite(file)
+    return _read_invite(file, command)
 
 
-def _read_invite(file: Path | None) -> str:
+def _read_invite(file: Path | None, command: str) -> str:
     from share_compute.errors import UserError
 
     if file is None and sys.stdin.isatty():
-        return str(typer.prompt("Invite", hide_input=True))
+        console.print(
+            "This machine needs an invite. The operator of the server makes one with [bold]share-compute invite[/]."
+        )
+        return str(typer.prompt(heading("Invite"), hide_input=True))
     if file is None:
         raise UserError(
-            "no invite is given",
-            hint=f"set {INVITE_VARIABLE}, or name a file with --invite-file (- is standard input)",
+            "no invite is given, and this machine has not joined before",
+            hint="ask the operator of the server, who makes an invite with share-compute invite; then run "
+            f"{INVITE_VARIABLE}=CODE {command}",
         )
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
@@ -300,110 +301,3 @@ def _read_invite(file: Path | None) -> str:
     if not text.strip():
         raise UserError("the invite is empty", hint="ask the operator for one: share-compute invite")
     return text.strip()
-
-
-class _JsonLines:
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __call__(self, view: AgentStatus) -> None:
-        work = view.work.model_dump(mode="json") if view.work else None
-        utilization = view.utilization.model_dump(mode="json") if view.utilization else None
-        line = json.dumps(
-            {
-                "name": view.name,
-                "contributor_id": view.contributor_id,
-                "phase": view.phase,
-                "work": work,
-                "utilization": utilization,
-                "warnings": view.warnings,
-            }
-        )
-        if line != self._last:
-            print(line, flush=True)
-        self._last = line
-
-
-class ChangeLines:
-    """Prints a line with date and time for each change of a machine's state, its work or its warnings."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, str] = {}
-
-    def __call__(self, view: AgentStatus) -> None:
-        """Print the state of a machine if it differs from the last one."""
-        work = view.work
-        reason = f": {translated(work.reason)}" if work and work.reason else ""
-        holds = f"; holds {work.shard} of {work.job or work.deployment}" if work and work.shard else ""
-        warnings = "".join(translated(f"; warning: {warning}") for warning in view.warnings)
-        line = f"{view.name}  {translated(view.phase)}{reason}{translated(holds)}{warnings}"
-        if self._last.get(view.name) != line:
-            self._last[view.name] = line
-            now = datetime.now().astimezone()
-            console.print(f"{now:%Y-%m-%d %H:%M:%S}  {line}", markup=False, soft_wrap=True)
-
-
-def utilization_text(used: Utilization) -> str:
-    """Return the figures of a utilization in one line; those without a sensor are left out."""
-    from share_compute.quantities import bytes_text, percent_text, rate_text
-
-    parts = (
-        ("CPU", used.cpu_fraction, percent_text),
-        ("of the host", used.host_cpu_fraction, percent_text),
-        ("memory", used.memory_bytes, bytes_text),
-        ("GPU", used.gpu_fraction, percent_text),
-        ("GPU memory", used.gpu_memory_bytes, bytes_text),
-        ("temperature", used.cpu_celsius, _celsius),
-        ("GPU temperature", used.gpu_celsius, _celsius),
-        ("sends", used.sent_bytes_per_s, rate_text),
-        ("receives", used.received_bytes_per_s, rate_text),
-    )
-    return "  ".join(f"{name} {text(value)}".strip() for name, value, text in parts if value is not None)
-
-
-def _celsius(degrees: float) -> str:
-    return f"{degrees:.0f} °C"
-
-
-def _measured(work: ContributorWork | None) -> str:
-    """Return the measured speed of a machine, and its link to the server."""
-    from share_compute.quantities import flops_text, rate_text, seconds_text
-
-    if work is None or not work.flops_per_s:
-        return "-"
-    link = ""
-    if work.head_latency_s is not None and work.head_bytes_per_s is not None:
-        link = f"; to the server {seconds_text(work.head_latency_s)}, {rate_text(work.head_bytes_per_s)}"
-    return f"{flops_text(work.flops_per_s)}{link}"
-
-
-def _about_keys(phase: str) -> str:
-    """Return what Ctrl-C does in a phase of the agent."""
-    if phase.startswith("leaving"):
-        return "Ctrl-C again ends at once"
-    return "" if phase.startswith("left") else "Ctrl-C leaves"
-
-
-def agent_table(view: AgentStatus) -> Table:
-    """Return the table that shows the state of an agent to the machine's owner."""
-    work = view.work
-    minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
-    speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
-    table = Table.grid(padding=(0, 2))
-    for label, value in (
-        ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
-        ("server", escape(view.url)),
-        (
-            "state",
-            f"{escape(translated(view.phase))} [dim]{escape(translated(work.reason)) if work else ''}[/]",
-        ),
-        ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
-        ("total speed", speed),
-        ("this machine", _measured(work)),
-        ("in use", utilization_text(view.utilization) if view.utilization else "-"),
-        ("running for", f"{minutes} min {seconds:02d} s"),
-        *(("warning", f"[yellow]{escape(translated(warning))}[/]") for warning in view.warnings),
-        ("", f"[dim]{translated(_about_keys(view.phase))}[/]"),
-    ):
-        table.add_row(f"[dim]{translated(label)}[/]", translated(value))
-    return table

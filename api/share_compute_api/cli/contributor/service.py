@@ -86,7 +86,8 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         return
     systemd.systemctl("daemon-reload")  # fails if systemd is not usable, before the invite is used up
     identities = own_identities()
-    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
+    is_known = identities.of_host(url, name) is not None
+    code = read_invite(invite, invite_file, is_known=is_known, command=f"share-compute service install {url}")
     if code is not None:
         from share_compute_api.agent.host import enroll
 

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from share_compute.errors import NotFound, Unavailable, UserError
-from share_compute.files.strict import suggestion
+from share_compute.files.strict import nearest
 from share_compute_api.connection import sse
 from share_compute_api.connection.departures import while_wanted
 from share_compute_api.openai.answer_stream import AnswerStream, answer_events
@@ -203,12 +203,12 @@ async def _engine(context: Context, name: str) -> ServingEngine:
     deployment = await run_in_threadpool(context.store.deployments.by_name, name)
     details = {"param": "model", "code": "model_not_found"}
     if deployment is None:
-        served = [model.name for model in context.engines.models()]
-        raise NotFound(
-            f"there is no model {name}{suggestion(name, served)}",
-            hint="GET /v1/models lists what is served",
-            details=details,
-        )
+        served = {model.name.lower(): model.name for model in context.engines.models()}
+        near = nearest(name.lower(), [*served]) or (next(iter(served)) if len(served) == 1 else None)
+        hint = "GET /v1/models lists what is served"
+        if near is not None:
+            hint = f"did you mean {served[near]!r}? GET /v1/models lists what is served"
+        raise NotFound(f"there is no model {name}", hint=hint, details=details)
     raise Unavailable(
         f"model {name} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
         hint=f"try again in {RETRY_AFTER_S} s",

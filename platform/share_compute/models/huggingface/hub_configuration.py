@@ -34,6 +34,10 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head")
 _TYPING_ERROR = 0.88
 """Similarity from which an unknown key is taken for a typing error."""
+_LONGEST_KEY = 100
+"""Length of the longest key that is compared with others; no architecture has a key as long as this."""
+_MOST_COMPARED = 100
+"""Number of unknown keys that are compared; files of old releases of transformers have some tens of them."""
 _CHECK = "check model.config against the architecture's documentation in transformers"
 
 
@@ -84,8 +88,9 @@ def _require_known_keys(declared: Mapping[str, Any], made: PretrainedConfig) -> 
     known: set[str] = set()
     for part in (made, made.get_text_config()):
         known |= {*(field.name for field in fields(type(part))), *part.attribute_map}
-    for key in declared:
-        near = [] if key in known else difflib.get_close_matches(key, known, n=1, cutoff=_TYPING_ERROR)
+    unknown = [key for key in declared if key not in known and len(key) <= _LONGEST_KEY]
+    for key in unknown[:_MOST_COMPARED]:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=_TYPING_ERROR)
         if near and near[0] not in declared:
             raise UserError(
                 f"model.config is wrong: unknown key {key!r}; did you mean {near[0]!r}?", hint="fix this key"

@@ -167,7 +167,7 @@ def fit(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
     """Return the parabola through the first three points (length, value); check it at the other points.
 
     Raises:
-        NotQuadratic: a further point is more than 1 % off the parabola.
+        NotQuadratic: a further point is more than 1% off the parabola.
     """
     growth = parabola(lengths, values)
     for length, value in zip(lengths[3:], values[3:], strict=True):

@@ -30,6 +30,8 @@ _KEPT = 5
 _BESIDE = ("", "-wal", "-shm")
 """Suffixes of the files of an SQLite database: the database itself, its write-ahead log, its shared memory."""
 _PAGES_AT_ONCE = 4096
+_HEADER = b"SQLite format 3\0"
+"""First bytes of each SQLite file (https://www.sqlite.org/fileformat.html, section 1.3)."""
 _log = logging.getLogger(__name__)
 
 
@@ -158,7 +160,7 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
         The path to which the previous database was moved; None if there was none.
 
     Raises:
-        UserError: the URL does not name an SQLite file.
+        UserError: the URL does not name an SQLite file, or the file is no backup of share-compute.
         NotFound: the backup does not exist.
         Conflict: a server uses the database, or this version cannot read the backup.
         Unavailable: the backup is damaged, or a file cannot be written.
@@ -168,12 +170,15 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
         raise NotFound(
             f"there is no backup {source}", hint=f"look into the folder {FOLDER} of the data folder"
         )
+    if not _is_sqlite(source):
+        raise _no_backup(source)
     require_sound(source)
     found = _revision_of(source)
+    if found is None:
+        raise _no_backup(source)
     if found not in _known_revisions():
         raise Conflict(
-            f"{source} is {'no database of share-compute' if found is None else f'of revision {found}'},"
-            " which this version cannot read",
+            f"{source} is of revision {found}, which this version cannot read",
             hint="choose another backup, or install the version that made it",
         )
     engine = open_engine(url)
@@ -189,6 +194,23 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
         engine.dispose()
         restored.unlink(missing_ok=True)
     return replaced
+
+
+def _is_sqlite(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_HEADER)) == _HEADER
+    except OSError as failure:
+        raise Unavailable(
+            f"{file} cannot be read: {failure.strerror}", hint="see to its rights, and to its disk"
+        ) from failure
+
+
+def _no_backup(file: Path) -> UserError:
+    return UserError(
+        f"{file} is no backup of share-compute",
+        hint=f"share-compute backup makes one, by default in the folder {FOLDER} of the data folder",
+    )
 
 
 def _rename_replaced(file: Path, now: datetime) -> Path | None:

@@ -122,7 +122,7 @@ class TestMachines:
 
 
 class TestEqualMachines:
-    """Differences of up to 5 % are noise: no machine is called slower because of them, or ranked by them."""
+    """Differences of up to 5% are noise: no machine is called slower because of them, or ranked by them."""
 
     def test_nobody_is_first_among_equals(self) -> None:
         topology = lan(machine("a", 60), machine("b", 58), machine("c", 30))

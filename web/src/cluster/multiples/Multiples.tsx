@@ -1,4 +1,4 @@
-/** The last hour of each machine as a small chart, all on one scale: from 0 to 100 % of its lent GPU or threads. */
+/** The last hour of each machine as a small chart, all on one scale: from 0 to 100% of its lent GPU or threads. */
 import { Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { memo, useMemo } from "react";

@@ -135,13 +135,13 @@ function titleOf(t: ReturnType<typeof useTranslation>["t"], { alerts }: AlertGro
   const [first] = alerts;
   if (alerts.length === 1) return sentence(first!.text);
   const condition = conditionOf({ name: first!.name ?? null, text: clause(first!.text) });
-  const of = { count: alerts.length, condition };
+  const of = { number: alerts.length, condition };
   switch (subjectOf(first!)) {
     case "job":
-      return t("{{count}} jobs: {{condition}}", of);
+      return t("Each of {{number}} jobs {{condition}}", of);
     case "machine":
-      return t("{{count}} machines: {{condition}}", of);
+      return t("Each of {{number}} machines {{condition}}", of);
     case "deployment":
-      return t("{{count}} deployments: {{condition}}", of);
+      return t("Each of {{number}} deployments {{condition}}", of);
   }
 }

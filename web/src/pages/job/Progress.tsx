@@ -60,7 +60,7 @@ export function Progress({ job, members }: { job: Job; members: Members | undefi
             aria-valuetext={words}
           />
         </Bar.Root>
-        <span className={classes.percent}>{Math.floor(100 * shareOf(job))} %</span>
+        <span className={classes.percent}>{Math.floor(100 * shareOf(job))}%</span>
         <Text size="sm" c="dimmed">
           {words}
           {job.rows != null && job.rows.failed > 0 && ` · ${t("{{number}} with an error", { number: count(job.rows.failed) })}`}

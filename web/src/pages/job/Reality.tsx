@@ -117,7 +117,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
 
 function busyWords(fraction: number | null | undefined, step: number | undefined): string {
   if (fraction == null) return "–";
-  const share = `${Math.round(100 * fraction)} %`;
+  const share = `${Math.round(100 * fraction)}%`;
   return step === undefined ? share : `${stepTime(step * fraction)} (${share})`;
 }
 
@@ -127,5 +127,5 @@ function boundWords({ gap, exact }: Prediction, strategy: string, t: TFunction):
   const proof = exact ? t("proven best by the formula") : found;
   if (gap === null) return t("The plan is {{proof}}.", { proof });
   if (gap <= 0.0005) return t("The plan takes no more than the bound, {{proof}}.", { proof });
-  return t("The plan is {{percent}} % above the bound, {{proof}}.", { percent: (gap * 100).toFixed(1), proof });
+  return t("The plan is {{percent}}% above the bound, {{proof}}.", { percent: (gap * 100).toFixed(1), proof });
 }

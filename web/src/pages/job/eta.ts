@@ -28,7 +28,7 @@ export function speedUnit(job: Pick<Job, "spec">): "tok/s" | "samples/s" {
 
 /** Weight of the newest step in the mean: one slow step moves it by at most a tenth. */
 const NEWEST = 0.1;
-/** Number of recent steps in the mean; the weight of earlier ones is below 0.1 %. */
+/** Number of recent steps in the mean; the weight of earlier ones is below 0.1%. */
 const RECENT = 70;
 /** Number of steps whose median begins the mean, so that a slow first step does not count. */
 const FIRST = 5;
@@ -41,7 +41,7 @@ const PROGRESS = new Set(["started", "validated", "checkpoint", "reformed"]);
 
 /**
  * Smoothed time of one step (or row) in seconds; null without measurements. An exponentially weighted mean in which each
- * time counts for at most twice the mean before it (winsorized), so that one slow step raises it by at most 10 %.
+ * time counts for at most twice the mean before it (winsorized), so that one slow step raises it by at most 10%.
  */
 export function meanSeconds(times: readonly number[]): number | null {
   const recent = times.filter((time) => Number.isFinite(time) && time > 0).slice(-RECENT);

@@ -72,7 +72,7 @@ test("a task among several has figures of its own", () => {
     [null, 1.5],
   ]);
   expect(curvesOf([{ name: null, metrics }], "digit.accuracy").curves.map(({ values }) => values)).toEqual([[0.75]]);
-  expect(formatOf("digit.accuracy")(0.75)).toBe("75.0 %");
+  expect(formatOf("digit.accuracy")(0.75)).toBe("75.0%");
   expect(formatOf("text.perplexity")(12.34)).toBe("12.3");
   expect(nameOfFigure("digit.accuracy")).toBe("digit: Accuracy");
   expect(["loss", "validation_loss", "test_top_5_accuracy", "test_digit.accuracy", "duality_gap"].map(nameOfResult)).toEqual([

@@ -19,7 +19,7 @@ export interface Drawn {
 }
 
 function percent(value: number): string {
-  return `${(100 * value).toFixed(1)} %`;
+  return `${(100 * value).toFixed(1)}%`;
 }
 
 /** Format of each figure, whichever task it is of. */

@@ -15,7 +15,7 @@ test("a sample shows the prompt and what follows", () => {
 
 test("a validation lists its metrics, and a reached target its costs", () => {
   expect(wordsFor(eventOf("validated", { split: "test", step: 9, loss: 0.25, accuracy: 0.9375, f1: 0.9, auroc: null }), english)).toBe(
-    "Final test at step 9: loss 0.2500, accuracy 93.8 %, F1 0.900.",
+    "Final test at step 9: loss 0.2500, accuracy 93.8%, F1 0.900.",
   );
   const reached = { step: 20, metric: "rmse", value: 54.321, seconds: 65, sent_bytes: 2048 };
   expect(wordsFor(eventOf("target-reached", reached), english)).toBe("Target reached at step 20: RMSE 54.3, after 1 min 5 s and 2.0 KiB sent.");
@@ -75,15 +75,15 @@ test("a round says what was exchanged, and which branches were missing", () => {
 test("metrics of tasks have the names of the tasks", () => {
   const tasks = { "digit.loss": 0.5, "digit.accuracy": 0.9375, "ink.r2": 0.25 };
   expect(wordsFor(eventOf("validated", { split: "test", step: 9, loss: 0.25, tasks }), english)).toBe(
-    "Final test at step 9: loss 0.2500, digit loss 0.5000, digit accuracy 93.8 %, ink R² 0.250.",
+    "Final test at step 9: loss 0.2500, digit loss 0.5000, digit accuracy 93.8%, ink R² 0.250.",
   );
   const target = { step: 3, metric: "digit.accuracy", value: 0.5, seconds: 1, sent_bytes: 0 };
-  expect(wordsFor(eventOf("target-reached", target), english)).toContain("digit accuracy 50.0 %");
+  expect(wordsFor(eventOf("target-reached", target), english)).toContain("digit accuracy 50.0%");
 });
 
 test("events have Chinese words", () => {
   expect(wordsFor(eventOf("trials", { done: 3, total: 8 }), chinese)).toBe("8 次试验中 3 次已结束。");
   expect(wordsFor(eventOf("labelled", { tags: [], group: null }), chinese)).toBe("标签：无；分组：无；备注：无。");
   const validated = eventOf("validated", { split: "test", step: 9, loss: 0.25, accuracy: 0.9375 });
-  expect(wordsFor(validated, chinese)).toBe("第 9 步的最终测试：损失 0.2500，准确率 93.8 %。");
+  expect(wordsFor(validated, chinese)).toBe("第 9 步的最终测试：损失 0.2500，准确率 93.8%。");
 });

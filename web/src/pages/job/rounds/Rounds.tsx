@@ -37,7 +37,7 @@ export const Rounds = memo(function Rounds({ rounds }: { rounds: readonly Round[
     rounds[0]!.is_apart ? t("{{count}} pushes", { count: rounds.length }) : t("{{count}} rounds", { count: rounds.length }),
     t("each branch sent {{sent}} and received {{received}}", { sent: bytes(sent_bytes), received: bytes(received_bytes) }),
     ratio !== null && ratio >= LEAST_RATIO && t("{{ratio}} times less than float32 weights", { ratio: Number(ratio.toPrecision(3)) }),
-    computing !== null && t("computing {{share}} % of the time", { share: Math.round(100 * computing) }),
+    computing !== null && t("computing {{share}}% of the time", { share: Math.round(100 * computing) }),
     distance != null && t("consensus distance {{distance}}", { distance: Number(distance.toPrecision(3)) }),
   ];
   const shown = rounds.slice(-MOST_ROUNDS);

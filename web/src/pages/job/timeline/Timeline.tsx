@@ -47,7 +47,7 @@ function Laid({ job, plan, timeline }: { job: Job; plan: Plan; timeline: PlanTim
   const step = timeline.step_s;
   if (step == null) return null;
   const measured = job.measured?.measured_step_s;
-  const bubble = `${Math.round(100 * bubbleOf(rows, step))} %`;
+  const bubble = `${Math.round(100 * bubbleOf(rows, step))}%`;
   const predicted = t("Predicted: {{time}}", { time: stepTime(step) });
   return (
     <>
@@ -256,7 +256,7 @@ function Figures({ rows, step }: { rows: Row[]; step: number }) {
               </Table.Td>
               <Table.Td className="numeric" data-label={t("waiting")}>
                 <span>
-                  {stepTime(row.waiting_s)} ({Math.round((100 * row.waiting_s) / step)} %)
+                  {stepTime(row.waiting_s)} ({Math.round((100 * row.waiting_s) / step)}%)
                 </span>
               </Table.Td>
             </Table.Tr>

@@ -1,0 +1,182 @@
+"""How `share-compute join` shows the state of a machine to its owner: as a table, as dated lines, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from share_compute_api.terminal.language import heading, translated
+from share_compute_api.terminal.output import console, duration
+
+if TYPE_CHECKING:
+    from share_compute.store.records import WorkSums
+    from share_compute_api.agent.agent import AgentStatus
+    from share_compute_api.schemas.agents import ContributorWork
+    from share_compute_api.schemas.utilization import Utilization
+
+
+class JsonLines:
+    """Prints a JSON line for each change of a machine's state."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, view: AgentStatus) -> None:
+        """Print the state of a machine if it differs from the last one."""
+        work = view.work.model_dump(mode="json", exclude={"contributed"}) if view.work else None
+        utilization = view.utilization.model_dump(mode="json") if view.utilization else None
+        contributed = view.contributed.model_dump(mode="json") if view.contributed else None
+        line = json.dumps(
+            {
+                "name": view.name,
+                "contributor_id": view.contributor_id,
+                "phase": view.phase,
+                "work": work,
+                "utilization": utilization,
+                "contributed": contributed,
+                "warnings": view.warnings,
+            }
+        )
+        if line != self._last:
+            print(line, flush=True)
+        self._last = line
+
+
+class ChangeLines:
+    """Prints a line with date and time for each change of a machine's state, its work or its warnings."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def __call__(self, view: AgentStatus) -> None:
+        """Print the state of a machine if it differs from the last one."""
+        work = view.work
+        reason = f": {translated(_reason(view))}" if _reason(view) else ""
+        holds = f"; holds {work.shard} of {_holder(work)}" if work and work.shard else ""
+        warnings = "".join(translated(f"; warning: {warning}") for warning in view.warnings)
+        line = f"{view.name}  {_label(view.phase)}{reason}{translated(holds)}{warnings}"
+        if self._last.get(view.name) != line:
+            self._last[view.name] = line
+            now = datetime.now().astimezone()
+            if _has_left(view.phase) or (view.contributed and view.contributed.this_stay.seconds):
+                line += "".join(f"; {label}: {text}" for label, text in _contributed(view))
+            console.print(f"{now:%Y-%m-%d %H:%M:%S}  {line}", markup=False, soft_wrap=True)
+
+
+def utilization_text(used: Utilization) -> str:
+    """Return the figures of a utilization in one line; those without a sensor are left out."""
+    from share_compute.quantities import bytes_text, percent_text, rate_text
+
+    parts = (
+        ("CPU", used.cpu_fraction, percent_text),
+        ("of the host", used.host_cpu_fraction, percent_text),
+        ("memory", used.memory_bytes, bytes_text),
+        ("GPU", used.gpu_fraction, percent_text),
+        ("GPU memory", used.gpu_memory_bytes, bytes_text),
+        ("temperature", used.cpu_celsius, _celsius),
+        ("GPU temperature", used.gpu_celsius, _celsius),
+        ("sends", used.sent_bytes_per_s, rate_text),
+        ("receives", used.received_bytes_per_s, rate_text),
+    )
+    return "  ".join(f"{_label(name)} {text(value)}" for name, value, text in parts if value is not None)
+
+
+def contribution_text(work: WorkSums) -> str:
+    """Return sums of work in one line."""
+    time = f"{duration(work.seconds)} of work"
+    if work.steps == 0:
+        return translated(time if work.seconds else "nothing yet")
+    if work.steps == 1:
+        return translated(f"1 step, {work.tokens:,} tokens or samples, in {time}")
+    return translated(f"{work.steps:,} steps, {work.tokens:,} tokens or samples, in {time}")
+
+
+def _contributed(view: AgentStatus) -> list[tuple[str, str]]:
+    """Return the label and the text of a machine's work in this stay, and in all stays if it was here before."""
+    done = view.contributed
+    if done is None:
+        return []
+    rows = [(heading("contributed"), contribution_text(done.this_stay))]
+    if done.in_all != done.this_stay:
+        rows.append((translated("in all stays"), contribution_text(done.in_all)))
+    return rows
+
+
+def _celsius(degrees: float) -> str:
+    return f"{degrees:.0f} °C"
+
+
+def _reason(view: AgentStatus) -> str:
+    """Return the reason of a machine's state; empty while it works, because it says how the machine became ready."""
+    return "" if view.work is None or view.phase == "working" else view.work.reason
+
+
+def _holder(work: ContributorWork) -> str:
+    """Return the name of the deployment, or the name and the id of the job, that a machine works for."""
+    if work.job is None:
+        return work.deployment or ""
+    return f"{work.job_name} ({work.job})" if work.job_name else work.job
+
+
+def _measured(work: ContributorWork | None) -> str:
+    """Return the measured speed of a machine, and its link to the server."""
+    from share_compute.quantities import flops_text, rate_text, seconds_text
+
+    if work is None or not work.flops_per_s:
+        return "-"
+    link = ""
+    if work.head_latency_s is not None and work.head_bytes_per_s is not None:
+        link = f"; to the server {seconds_text(work.head_latency_s)}, {rate_text(work.head_bytes_per_s)}"
+    return f"{flops_text(work.flops_per_s)}{link}"
+
+
+def _about_keys(phase: str) -> str:
+    """Return what Ctrl-C does in a phase of the agent."""
+    if phase.startswith("leaving"):
+        return "Ctrl-C again ends at once"
+    return "" if _has_left(phase) else "Ctrl-C leaves"
+
+
+def _label(name: str) -> str:
+    """Return a label of one or several words, or a phase, in the language of the terminal."""
+    return translated(name) if " " in name else heading(name)
+
+
+def _has_left(phase: str) -> bool:
+    return phase.startswith("left")
+
+
+def agent_table(view: AgentStatus) -> Table:
+    """Return the table that shows the state of an agent to the machine's owner."""
+    minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
+    reason = f"[dim]{escape(translated(_reason(view)))}[/]"
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
+        ("server", escape(view.url)),
+        ("state", f"{escape(_label(view.phase))} {reason}"),
+        # After the end of the stay, the table is its summary.
+        *([] if _has_left(view.phase) else _present_work(view)),
+        *_contributed(view),
+        ("running for", f"{minutes} min {seconds:02d} s"),
+        *(("warning", f"[yellow]{escape(translated(warning))}[/]") for warning in view.warnings),
+        ("", f"[dim]{translated(_about_keys(view.phase))}[/]"),
+    ):
+        table.add_row(f"[dim]{_label(label)}[/]", translated(value))
+    return table
+
+
+def _present_work(view: AgentStatus) -> list[tuple[str, str]]:
+    """Return the labels and the texts of what a machine does now."""
+    work = view.work
+    speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
+    return [
+        ("holds", escape(f"{work.shard} of {_holder(work)}") if work and work.shard else "-"),
+        ("total speed", speed),
+        ("this machine", _measured(work)),
+        ("in use", utilization_text(view.utilization) if view.utilization else "-"),
+    ]
