@@ -136,6 +136,7 @@ class TrainingGroup(WorkerGroup):
             tied=self._tied_name,
             reads_full_batch=self._assignment.spec.data.slicing == "full_batch",
             lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
+            slices=self._assignment.spec.parallelism.sequence,
             ranks=self._assignment.spec.parallelism.tensor,
             operators=self._assignment.spec.parallelism.operators,
             limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),

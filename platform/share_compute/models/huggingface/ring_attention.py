@@ -127,7 +127,7 @@ def ring_attention(
 ) -> Tensor:
     """Return the attention of a slice's queries over all keys and values, ``[batch, heads, tokens, size]``.
 
-    All slices call this function together. It computes in float32.
+    All slices call this function together, and its backward pass, too, in `computing_slice`. It computes in float32.
 
     Args:
         query: queries of the slice, ``[batch, heads, tokens, size]``.
@@ -150,16 +150,18 @@ class _Ring(torch.autograd.Function):
             grouped = _grouped(query.float(), key.shape[1]) * scale
             output, total = _forward(grouped, key, value, own, is_causal=is_causal)
         ctx.save_for_backward(query, key, value, output, total)
-        ctx.own, ctx.is_causal, ctx.scale = own, is_causal, scale
+        ctx.is_causal, ctx.scale = is_causal, scale
         return output.view(query.shape).to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, total = ctx.saved_tensors
+        own = present_slice()
+        assert own is not None, "a backward pass runs in `computing_slice`"
         with torch.autocast(query.device.type, enabled=False):
             grouped = _grouped(query.float(), key.shape[1]) * ctx.scale
             arrived = _grouped(gradients[0].float(), key.shape[1])
-            found = _backward(grouped, key, value, output, total, arrived, ctx.own, is_causal=ctx.is_causal)
+            found = _backward(grouped, key, value, output, total, arrived, own, is_causal=ctx.is_causal)
         to_query, to_key, to_value = found
         to_query = (to_query * ctx.scale).view(query.shape)
         return to_query.to(query.dtype), to_key.to(key.dtype), to_value.to(value.dtype), None, None, None
