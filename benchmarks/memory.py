@@ -3,16 +3,28 @@
 1, 2 and 4 members of one stage train a Llama of 55 M parameters. The memory of a member is the resident memory of its
 process after some steps, less that of a member that trains a tiny model with the same code. The peer is the memory that
 the plan predicts. A line for each number of members also compares both ways to keep the state.
+
+Before that, sequences of 1,024 to 16,384 tokens are computed by 1, 2 and 4 members with ``parallelism.sequence``. The
+figure is what autograd keeps of the largest slice for the backward pass, without parameters; the peer is the formula.
 """
 
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from _harness import Ours, arguments, cluster, corpus, print_figure
+from torch import Tensor
 
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage, dissect
+from share_compute.models.huggingface.slices import LocalRing
+from share_compute.models.losses import loss_sum
+from share_compute.models.stage import Stage
+from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 
 MEMBERS = (1, 2, 4)
@@ -22,6 +34,14 @@ TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "n
 GOAL = 0.1
 """Allowed difference from the formula, as a fraction."""
 MIB = 2**20
+
+
+SLICES = (1, 2, 4)
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+SLICED = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 176,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": LENGTHS[-1],
+}  # fmt: skip
 
 
 class Need(NamedTuple):
@@ -69,10 +89,61 @@ def measured(spec: TrainJob, folder: Path, nodes: list[str], steps: int) -> Need
         ours.close()
 
 
+def kept_bytes(stage: Stage, ids: Tensor, targets: Tensor) -> int:
+    """Return what autograd keeps of a slice for its backward pass, in bytes, without parameters."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in stage.module.parameters()}
+    kept: dict[int, int] = {}
+    tensors: list[Tensor] = []  # memory that is released could be counted again under the same address
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            tensors.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss_sum(stage.forward(ids), targets)
+    return sum(kept.values())
+
+
+def slices() -> None:
+    """Print the activations of a member for sequences that several members compute."""
+    blueprint = Blueprint(config=SLICED)
+    layers = SLICED["num_hidden_layers"]
+    assert isinstance(layers, int)
+    stage = build_stage(blueprint, Shard("m", 0, layers, layers), torch.device("cpu"))
+    stage.initialize(0)
+    stage.cut_sequences()
+    profile = dissect(blueprint)
+    parts = (profile.embedding, *profile.layers, profile.head)
+    for length in LENGTHS:
+        whole = 0
+        predicted = sum(part.activation_bytes.at(length) for part in parts)
+        ids, targets = torch.randint(0, 256, (2, 1, length))
+        for count in SLICES:
+            pairs = zip(ids.chunk(count, 1), targets.chunk(count, 1), strict=True)
+            if count == 1:
+                need = whole = kept_bytes(stage, ids, targets)
+            else:
+                tasks = {place: partial(kept_bytes, stage, *pair) for place, pair in enumerate(pairs)}
+                need = max(LocalRing(range(count)).run(count, tasks).values())
+            print_figure(
+                f"activations_{length}_tokens_{count}_members",
+                ours=need / MIB,
+                peer=predicted / count / MIB,
+                peer_name="the formula of the plan",
+                ratio=(1 + GOAL) * predicted / count / need,
+                unit="MiB",
+                of_whole=round(need / whole, 3),
+            )
+
+
 def main() -> None:
     """Print the figures."""
     options = arguments(__doc__ or "")
     steps = max(3, options.steps)
+    slices()
     with tempfile.TemporaryDirectory() as folder, cluster(max(MEMBERS)) as nodes:
         for members in MEMBERS:
             needs = {}

@@ -66,6 +66,8 @@ class MemberSetup:
     """Whether the member reads the samples of all microbatches of a step, also those of other members."""
     lent_bytes: int = 0
     """Main memory that the machine's owner lends, in bytes; 0 if unknown."""
+    slices: int = 1
+    """Number of slices of each sequence, which the members of a stage compute; 1 for whole sequences."""
     ranks: int = 1
     """Number of processes that compute the layers together, with the member itself."""
     operators: OperatorsSpec = NO_STRATEGIES

@@ -34,6 +34,10 @@ def check_model(spec: TrainJob, blueprint: Blueprint, prepared: Sequence[Prepare
         require_fit(blueprint)
         tiles = note_on_tiles(blueprint)
         return () if tiles is None else (tiles,)
+    if spec.parallelism.sequence > 1:
+        from share_compute.models.huggingface.cut_check import require_slices  # noqa: PLC0415 - slow to import
+
+        require_slices(blueprint.config)
     if blueprint.classifies_images:
         from share_compute.models.huggingface.hub_configuration import hub_configuration  # noqa: PLC0415 - slow to import
 

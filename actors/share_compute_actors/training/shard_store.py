@@ -92,7 +92,9 @@ class ShardStoreFacts:
     has_weights: bool
     """Whether training starts from a checkpoint or a pretrained model instead of randomly initialized weights."""
     microbatches: int | None
-    """Number of microbatches in a batch, from the specification or the checkpoint; None lets the planner choose it."""
+    """Number of microbatches in a batch, from the specification or the checkpoint; None lets the planner choose it.
+
+    Each slice of a sequence counts as one."""
     runs: tuple[int, ...] | None
     """`SummationTree.runs` from the checkpoint; None if it has none, or if their sum is not `microbatches`."""
     notes: tuple[str, ...]
@@ -163,6 +165,7 @@ class ShardStore:
         self._update: WeightFolder | None = None
         self._version: int | None = None
         self._microbatches = self._spec.training.microbatches
+        self._slices = self._spec.parallelism.sequence
         self._runs: tuple[int, ...] | None = None
         self._boundaries: FixedBoundaryCompressionSpec | None = None
         self._state = TrainingState(0, first_loss_scale(self._spec.training.precision))
@@ -232,7 +235,7 @@ class ShardStore:
             class_names=tuple(own.class_names for own in self._prepared),
             state=self._state,
             has_weights=self._weights is not None,
-            microbatches=self._microbatches,
+            microbatches=None if self._microbatches is None else self._microbatches * self._slices,
             runs=self._runs,
             boundaries=self._boundaries,
             notes=(*notes, *notes_of(self._spec, self._prepared)),
@@ -296,7 +299,7 @@ class ShardStore:
             self._version = int(state.get("version", self._assignment.branch.version))
         # A job keeps its first number of microbatches, because the order of additions depends on this number.
         self._microbatches = self._microbatches or state.get("microbatches")
-        if sum(state.get("runs", ())) == self._microbatches:
+        if sum(state.get("runs", ())) == (self._microbatches or 0) * self._slices:
             self._runs = tuple(state["runs"])
         is_planned = isinstance(self._spec.training.boundary_compression, PlannedBoundaryCompressionSpec)
         if is_planned and state.get("boundaries") is not None:

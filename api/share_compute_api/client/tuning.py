@@ -86,6 +86,8 @@ def fixed_settings(job: TrainJob) -> dict[Tuned, str]:
         return {"microbatches": f"{norms[0]} has the statistics of each microbatch"}
     if job.resolved_task == "embedding":
         return {"microbatches": "each pair is compared with the others of its microbatch"}
+    if job.parallelism.sequence > 1:
+        return {"precision": "slices of sequences compute in float32"}
     return {}
 
 
@@ -206,12 +208,12 @@ class TuningJobs:
         try:
             for _ in self._client.follow(job.id):
                 pass
-            return self._measured(settings, job.id)
+            return self._measured(settings, job.id, spec.parallelism.sequence)
         finally:
             # This also runs after Ctrl-C.
             self._client.delete_job(job.id, cancel=True)
 
-    def _measured(self, settings: TunedSettings, job_id: str) -> TuningRun:
+    def _measured(self, settings: TunedSettings, job_id: str, slices: int) -> TuningRun:
         job = self._client.job(job_id)
         if job.state is not JobState.succeeded:
             return TuningRun(settings, None, job.reason)
@@ -228,7 +230,7 @@ class TuningJobs:
             settings,
             median(seconds) if seconds else None,
             "" if seconds else "no step was measured",
-            microbatches=None if plan is None else plan.microbatches,
+            microbatches=None if plan is None else plan.microbatches // slices,
             threads=threads,
         )
 

@@ -78,6 +78,10 @@ def plan_on_paper(
         from share_compute.planning.operators.trace import require_strategies
 
         require_strategies(blueprint, spec)
+    if spec.parallelism.sequence > 1:
+        from share_compute.models.huggingface.cut_check import require_slices
+
+        require_slices(blueprint.config or {})
     return dry_run(spec, topology, dissect(blueprint), strategy=strategy, compare=compare, serving=serving)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.devices import computing_in, require_precision
 from share_compute.models.objective import Objective, task_of
@@ -70,6 +71,17 @@ class Stage(ABC):
     @abstractmethod
     def compute(self, inputs: Tensor) -> Tensor:
         """Run the shard's layers on one microbatch, in the precision that `forward` has selected."""
+
+    def cut_sequences(self) -> None:
+        """Let `compute` take a slice of the tokens of each sequence, with `parallelism.sequence`.
+
+        Raises:
+            UserError: the model has no attention whose sequences can be cut.
+        """
+        raise UserError(
+            "parallelism.sequence: only Hugging Face language models have sequences that can be cut",
+            hint="set parallelism.sequence to 1",
+        )
 
     @abstractmethod
     def initialize(self, seed: int) -> None:

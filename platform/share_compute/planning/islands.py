@@ -56,13 +56,16 @@ def propose_islands(
 ) -> IslandProposal | None:
     """Return the fastest partition into islands that was tried.
 
-    Return None if no partition is more than `WORTH` times as fast as lockstep over all machines.
+    Return None if no partition is more than `WORTH` times as fast as lockstep over all machines. Jobs with slices of
+    sequences have no proposal, because branches compute whole sequences.
 
     Args:
         cost: the job on all machines.
         lockstep_samples_per_s: samples/s of one plan for all machines; None searches for that plan.
         most_islands: maximum number of islands; it does not limit the partition into single machines.
     """
+    if cost.workload.slices > 1:
+        return None
     best: IslandProposal | None = None
     known: dict[Machines, _Island | None] = {}
 

@@ -193,7 +193,7 @@ def search_problems(
         SearchProblem(
             TrainingCost(profile, usable, network, workload(spec, microbatches), timings),
             stages=_stages(spec, usable, profile, measured=measured),
-            members_per_stage=spec.parallelism.members_per_stage or (None if measured else 1),
+            members_per_stage=spec.parallelism.stage_size or (None if measured else 1),
         )
         for microbatches in microbatch_choices(spec)
     ]
@@ -231,6 +231,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         shares_optimizer=spec.parallelism.shares_optimizer,
         run_bytes=_run_bytes(training) if training.compresses_sums else None,
         backups=spec.parallelism.backups,
+        slices=spec.parallelism.sequence,
         ranks=spec.parallelism.tensor,
         batch_bytes=training.batch_size * _input_bytes(spec) if spec.data.slicing == "full_batch" else 0.0,
     )
@@ -247,14 +248,16 @@ def _input_bytes(spec: TrainJob) -> float:
 def microbatch_choices(spec: TrainJob) -> list[int]:
     """Return the candidate numbers of microbatches: the number that the job or its pinned plan sets, or all divisors.
 
-    The divisors are those of the batch size. Divisors below the required number of members per stage are left out,
-    except the batch size itself.
+    Each slice of a sequence counts as one. The divisors are those of the batch size. Divisors below the required number
+    of members per stage are left out, except the batch size itself.
     """
-    training = spec.training
+    training, slices = spec.training, spec.parallelism.sequence
     if spec.parallelism.plan is not None:
         return [spec.parallelism.plan.microbatches]
     if training.microbatches is not None:
-        return [training.microbatches]
+        return [training.microbatches * slices]
+    if slices > 1:
+        return [number * slices for number in _divisors(training.batch_size)]
     least = min(spec.parallelism.members_per_stage or 1, training.batch_size)
     return [number for number in _divisors(training.batch_size) if number >= least]
 
@@ -275,7 +278,7 @@ def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured
     requested = profile.require_stages(spec.parallelism.stages)
     if requested is not None or measured:
         return requested
-    size = spec.parallelism.members_per_stage or 1
+    size = spec.parallelism.stage_size or 1
     return max(1, min(len(usable.contributors) // size, len(profile.layers)))
 
 

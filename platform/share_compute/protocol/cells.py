@@ -11,8 +11,18 @@ from share_compute.protocol.schedule import Action, in_order, round_the_blocks, 
 
 
 def remaining(membership: Membership, step: int, worker: Worker) -> list[Action]:
-    """Return the actions that one member still has to run in a step, in 1F1B order."""
+    """Return the actions that one member still has to run in a step, in 1F1B order.
+
+    Slices of the same part of a batch follow each other. All members of a stage take the parts in the same order.
+    """
     stage = membership.stage_of(worker)
+    if membership.slices > 1:
+        parts = range(membership.parts)
+        return [
+            Action(action.kind, microbatch)
+            for action in in_order(parts, len(membership.stages) - 1 - stage, parts)
+            for microbatch in membership.together(worker, action.microbatch)
+        ]
     widest = max(range(len(membership.stages)), key=lambda place: len(membership.stages[place]))
     owned = [
         [microbatch for microbatch, owner in enumerate(membership.owners[widest]) if owner == member]

@@ -3,7 +3,8 @@
 `MemberMachine.handle` takes one event (a message, or the result of an effect) and returns effects. A driver carries
 out the effects. It answers each `Compute`, `Reduce`, `Apply` and `Gather` by an event. Only one of these effects runs
 at a time. If a reduction cannot complete, for example because a member was lost, the driver must answer `ReduceFailed`,
-and `GatherFailed` for an exchange of weights.
+`GatherFailed` for an exchange of weights, and `ComputeFailed` for cells of slices of sequences, which the members of a
+stage compute together.
 
 With `Membership.shares_optimizer`, a member updates the weights of its share alone. So it gets the other weights of its
 stage after each update, and at the beginning of each epoch, because a loss may have ended the last exchange.
@@ -23,6 +24,7 @@ from share_compute.protocol.member_events import (
     Arrived,
     Compute,
     Computed,
+    ComputeFailed,
     Discard,
     Effect,
     Event,
@@ -132,6 +134,8 @@ class MemberMachine:
                 return self._on_form(event)
             case Computed():
                 return self._on_computed(event)
+            case ComputeFailed():
+                return self._on_compute_failed()
             case Reduced() | ReduceFailed():
                 return self._on_reduction_ended(event)
             case Updated():
@@ -303,22 +307,37 @@ class MemberMachine:
         assert isinstance(running, Compute)
         assert running.action == computed.action
         self._running = None
-        microbatch, step = computed.action.microbatch, self._step
+        step = self._step
         if not computed.is_finite:
             return self._on_unusable(computed.action)
-        if computed.action.kind == "F":
-            step.activations.add(microbatch)
-            if running.has_backward:
-                step.forwarded.add(microbatch)
-        else:
-            step.forwarded.discard(microbatch)
-            step.gradients.add(microbatch)
-            if running.adds:
-                step.summed.add(microbatch)
+        actions = [Action(computed.action.kind, microbatch) for microbatch in running.microbatches]
+        for microbatch in running.microbatches:
+            if computed.action.kind == "F":
+                step.activations.add(microbatch)
+                if running.has_backward:
+                    step.forwarded.add(microbatch)
+            else:
+                step.forwarded.discard(microbatch)
+                step.gradients.add(microbatch)
+                if running.adds:
+                    step.summed.add(microbatch)
         if self.membership is None:
             return self._settle()
-        self._waiting.remove(computed.action)
-        return self._deliver(computed.action) + self._next()
+        sent: list[Effect] = []
+        for action in actions:
+            self._waiting.remove(action)
+            sent += self._deliver(action)
+        return sent + self._next()
+
+    def _on_compute_failed(self) -> list[Effect]:
+        """Discard all results of the open step, which the next epoch computes again."""
+        assert isinstance(self._running, Compute)
+        self._running = None
+        self._step = _Step(self._step.number, self._step.generation)
+        if self.membership is None:
+            return [Discard(), *self._settle()]
+        self._phase = "broken"
+        return [Discard(), SendToCoordinator(Broken(self.epoch, self.worker))]
 
     def _on_unusable(self, action: Action) -> list[Effect]:
         """Discard all results of the open step. Reject the one that is not finite, unless the member is halted."""
@@ -396,13 +415,19 @@ class MemberMachine:
         if not self._waiting:
             return self._finish()
         action = self._waiting[0]
-        need = needed(self.membership, self._step.number, self._stage, action)
-        if need is not None and need not in self._step.arrived:
-            return []
+        slices = (
+            self.membership.together(self.worker, action.microbatch) if self.membership.slices > 1 else ()
+        )
+        for microbatch in slices or (action.microbatch,):
+            need = needed(self.membership, self._step.number, self._stage, Action(action.kind, microbatch))
+            if need is not None and need not in self._step.arrived:
+                return []
         task = self._task(action)
-        is_last = action.kind == "B" and task.adds and len(self._waiting) == 1
+        is_last = action.kind == "B" and task.adds and len(self._waiting) == max(1, len(slices))
         is_checked = self._step.generation > 0
-        return self._start(Compute(self._step.number, action, task.adds, task.backward, is_last, is_checked))
+        return self._start(
+            Compute(self._step.number, action, task.adds, task.backward, is_last, is_checked, slices)
+        )
 
     @property
     def _stage(self) -> int:

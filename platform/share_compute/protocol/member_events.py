@@ -62,6 +62,11 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeFailed:
+    """A cell ended without a result, because another member that computes slices of the same sequences was lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reduced:
     """This member holds the complete gradient of its stage, or its share of it."""
 
@@ -116,6 +121,7 @@ Event = (
     | Missed
     | Loaded
     | Computed
+    | ComputeFailed
     | Reduced
     | ReduceFailed
     | Logged
@@ -130,7 +136,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run a cell."""
+    """Run a cell, or the cells of all slices that the member has of the same part of a batch."""
 
     step: int
     action: Action
@@ -143,6 +149,13 @@ class Compute:
     then reduce gradients while the cell runs."""
     is_checked: bool = False
     """Whether to check that the result is finite."""
+    slices: tuple[int, ...] = ()
+    """Ids of all microbatches of the cells, if microbatches are slices of sequences; ``action`` names the first."""
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """Ids of the microbatches of the cells."""
+        return self.slices or (self.action.microbatch,)
 
 
 @dataclass(frozen=True, slots=True)

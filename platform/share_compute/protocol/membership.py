@@ -75,6 +75,8 @@ class Membership:
         is_tied: whether the first and the last stage share a parameter.
         shares_optimizer: whether each member of a stage keeps a share of the optimizer's state, and updates the
             parameters of this share only. Members of a stage then send each other the updated weights.
+        slices: number of slices of each sequence. With several, microbatch ``slice * parts + part`` is one slice of the
+            sequences of one part of the batch, and the members of a stage compute all slices of a part together.
     """
 
     epoch: int
@@ -90,6 +92,24 @@ class Membership:
     followers: Mapping[Worker, tuple[Worker, ...]] = field(default_factory=dict)
     is_tied: bool = False
     shares_optimizer: bool = False
+    slices: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of a batch; without slices, each microbatch is one."""
+        return len(self.owners[0]) // self.slices
+
+    def together(self, worker: Worker, microbatch: int) -> tuple[int, ...]:
+        """Return the microbatches of the same part that a member computes together, in order."""
+        if self.slices == 1:
+            return (microbatch,)
+        part, owners = microbatch % self.parts, self.owners[self.stage_of(worker)]
+        return tuple(each for each in range(part, len(owners), self.parts) if owners[each] == worker)
+
+    def holders_of_slices(self, worker: Worker) -> tuple[int, ...]:
+        """Return, for each slice, the index in the stage of the member that computes it."""
+        place = self.stage_of(worker)
+        return tuple(self.stages[place].index(each) for each in self.owners[place][:: self.parts])
 
     @property
     def workers(self) -> tuple[Worker, ...]:

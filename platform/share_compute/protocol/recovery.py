@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from share_compute.protocol.membership import Resend, Task, Tasks, Worker
+from share_compute.protocol.membership import Resend, Task, Tasks, Worker, fresh
 from share_compute.protocol.messages import Report
 
 
@@ -31,6 +31,7 @@ def recover(
     step: int,
     *,
     shares_optimizer: bool = False,
+    slices: int = 1,
 ) -> StepRecovery:
     """Return the remaining cells of a step, the kept tensors that they need, and the results that already count.
 
@@ -44,7 +45,12 @@ def recover(
         step: the step; reports of another step are ignored.
         shares_optimizer: whether each member of a stage reduces only its share of the gradient. A reduced gradient then
             counts if all members of the stage have their shares of it.
+        slices: number of slices of each sequence. A slice is computed together with all others of its sequences, so
+            with several, the step begins again.
     """
+    if slices > 1:
+        everybody = frozenset(worker for stage in stages for worker in stage)
+        return StepRecovery(fresh(owners), (), {}, everybody)
     held = _Held(stages, reports, step, shares_optimizer=shares_optimizer)
     adds = [
         [

@@ -34,6 +34,7 @@ from share_compute.specification.model import ModelSpec
 from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute.specification.placement.pinned_plan import PinnedPlan
 from share_compute.specification.placement.selection import SelectionSpec
+from share_compute.specification.placement.sequence import require_slices
 from share_compute.specification.task import LOSSES, METRICS, MOST_TASKS, LossName, LossSpec, Task, TaskSpec
 from share_compute.specification.training import TrainingSpec
 
@@ -72,6 +73,8 @@ class ParallelismSpec(SelectionSpec):
     """Number of processes on each machine that compute each layer together. They share its CPU threads."""
     operators: OperatorsSpec = NO_STRATEGIES
     """How these processes divide the operators of a layer."""
+    sequence: int = Field(default=1, ge=1, le=64, title="Sequence parallelism")
+    """Number of slices of each sequence's tokens. Each stage has as many machines, and each computes one slice."""
     optimizer: Literal["replicated", "sharded"] = Field(default="replicated", title="Optimizer's state")
     """replicated: each member of a stage keeps the optimizer's whole state; sharded: an equal share of it (ZeRO-1)."""
     backups: bool = True
@@ -86,10 +89,15 @@ class ParallelismSpec(SelectionSpec):
 
     @property
     def machines_needed(self) -> int:
-        """Number of machines of ``plan``, or those that ``stages`` and ``members_per_stage`` need; None counts as 1."""
+        """Number of machines of ``plan``, or those that ``stages`` and `stage_size` need; None counts as 1."""
         if self.plan is not None:
             return len(self.plan.names)
-        return (self.stages or 1) * (self.members_per_stage or 1)
+        return (self.stages or 1) * (self.stage_size or 1)
+
+    @property
+    def stage_size(self) -> int | None:
+        """Number of machines that each stage must have; None leaves it to the strategy."""
+        return self.sequence if self.sequence > 1 else self.members_per_stage
 
     @property
     def ranks(self) -> int:
@@ -187,8 +195,10 @@ class TrainJob(SpecModel):
         }
 
     def with_microbatches(self, microbatches: int) -> TrainJob:
-        """Return a copy of the job with this number of microbatches."""
-        training = self.training.model_copy(update={"microbatches": microbatches})
+        """Return a copy of the job for a plan with this number of microbatches, in which each slice counts as one."""
+        training = self.training.model_copy(
+            update={"microbatches": microbatches // self.parallelism.sequence}
+        )
         return self.model_copy(update={"training": training})
 
     def without_pinned_plan(self) -> TrainJob:
@@ -526,6 +536,12 @@ class TrainJob(SpecModel):
                 "parallelism.operators.strategies names operators in the layers of a Hugging Face model, and "
                 "model.layers declares others"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sequences_can_be_cut(self) -> Self:
+        is_text = self.reads_tokens and not self.tasks and self.resolved_task == "language_model"
+        require_slices(self.parallelism, self.training, is_language_model=is_text)
         return self
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ class TrainingWorkload:
     batch_size: int
     """Samples in one step."""
     microbatches: int
-    """Number of microbatches that a batch is split into."""
+    """Number of microbatches that a batch is split into; each slice of a sequence counts as one."""
     sequence_length: int = 1
     """Tokens in one sample; 1 if samples are not text."""
     optimizer_tensors: int = 2
@@ -51,6 +51,8 @@ class TrainingWorkload:
     """Whether state that only one machine holds is backed up on another machine."""
     batch_bytes: float = 0.0
     """Bytes of the inputs of a step, if each machine of the first stage reads all of them."""
+    slices: int = 1
+    """Number of slices of each sequence, which the members of a stage compute; 1 for whole sequences."""
     ranks: int = 1
     """Number of processes of each member; several share a buffer for the gradients of a microbatch."""
 
@@ -61,7 +63,7 @@ class TrainingWorkload:
 
     @property
     def microbatch_size(self) -> float:
-        """Samples in one microbatch."""
+        """Samples in one microbatch. For a slice, the fraction of samples with as many tokens."""
         return self.batch_size / self.microbatches
 
 

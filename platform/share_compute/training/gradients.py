@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -151,8 +152,11 @@ class GradientBuckets:
 
     # -- backwards -------------------------------------------------------------------------------------------------
 
-    def begin(self, microbatch: int) -> None:
+    def begin(self, microbatch: int) -> Callable[[], None]:
         """Prepare the buffers to which the next backward adds the gradient of this microbatch.
+
+        Return a function that makes each ``parameter.grad`` a view of these buffers again. It allows the backwards of
+        several microbatches to take turns.
 
         If that backward fails, call `reset`, since the held sums may be incomplete.
 
@@ -177,6 +181,7 @@ class GradientBuckets:
             target, source = self._held.pop(left), self._held.pop(right)
             self._additions.append((target, source))
             self._held[parent] = target
+        return partial(_point, buffers)
 
     def watch(self, on_bucket: Callable[[int], None]) -> None:
         """Register ``on_bucket(bucket)``, which is called for each bucket in order once its `parts` are complete.

@@ -6046,6 +6046,7 @@ export interface components {
              *       },
              *       "optimizer": "replicated",
              *       "plan": null,
+             *       "sequence": 1,
              *       "stages": null,
              *       "strategy": "auto",
              *       "tensor": 1,
@@ -8078,6 +8079,12 @@ export interface components {
              */
             plan?: string | Record<string, never> | null;
             /**
+             * Sequence parallelism
+             * @description Number of slices of each sequence's tokens. Each stage has as many machines, and each computes one slice.
+             * @default 1
+             */
+            sequence: number;
+            /**
              * Stages
              * @description Number of pipeline stages, one shard each; default: the strategy chooses.
              */
@@ -8158,6 +8165,12 @@ export interface components {
              * @default null
              */
             plan: string | Record<string, never> | null;
+            /**
+             * Sequence parallelism
+             * @description Number of slices of each sequence's tokens. Each stage has as many machines, and each computes one slice.
+             * @default 1
+             */
+            sequence: number;
             /**
              * Stages
              * @description Number of pipeline stages, one shard each; default: the strategy chooses.
@@ -12413,6 +12426,7 @@ export interface components {
              *         "strategies": {}
              *       },
              *       "optimizer": "replicated",
+             *       "sequence": 1,
              *       "strategy": "auto",
              *       "tensor": 1
              *     }

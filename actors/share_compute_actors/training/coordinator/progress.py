@@ -148,7 +148,7 @@ class TrainingProgress:
         training = self._training
         # Figures lack the number of targets if members of the last stage died. The number never changes.
         each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
-        targets = each * training.batch_size // training.microbatch_size
+        targets = each * len(verdict.losses)
         norm, is_clean = verdict.norm, math.isfinite(verdict.norm)
         rate = self._rate(step)
         event = StepCommitted(

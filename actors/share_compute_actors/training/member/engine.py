@@ -22,6 +22,7 @@ from share_compute.protocol.member_events import (
     Arrived,
     Compute,
     Computed,
+    ComputeFailed,
     Discard,
     Effect,
     Event,
@@ -43,7 +44,6 @@ from share_compute.protocol.member_events import (
 )
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
-from share_compute.protocol.schedule import Action
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
@@ -53,6 +53,7 @@ from share_compute_actors.training.backups.copying import Copier, Legacy
 from share_compute_actors.training.member.outbox import POLL_S, Outbox
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import ShardSamples
+from share_compute_actors.training.member.slice_runner import SliceRunner
 from share_compute_actors.training.member.step_clock import StepClock
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
@@ -301,8 +302,13 @@ class TrainingEngine(ComputeThread):
     def _carry_out(self, effect: Effect) -> Event | None:
         match effect:
             case Compute():
-                self._run_cell(effect, reduces_inside=not effect.is_checked)
-                return Computed(effect.action, not effect.is_checked or self._is_finite(effect.action))
+                try:
+                    self._run_cell(effect, reduces_inside=not effect.is_checked)
+                except ContributorLost:
+                    if not effect.slices:
+                        raise
+                    return ComputeFailed()
+                return Computed(effect.action, not effect.is_checked or self._are_finite(effect))
             case Send():
                 self._send(effect)
             case Reduce():
@@ -323,8 +329,9 @@ class TrainingEngine(ComputeThread):
                 self._report(effect.message)
         return None
 
-    def _is_finite(self, action: Action) -> bool:
-        return self._runner.is_cell_finite(action.kind, action.microbatch)
+    def _are_finite(self, effect: Compute) -> bool:
+        kind = effect.action.kind
+        return all(self._runner.is_cell_finite(kind, microbatch) for microbatch in effect.microbatches)
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -347,22 +354,44 @@ class TrainingEngine(ComputeThread):
         runner, step, microbatch = self._runner, effect.step, effect.action.microbatch
         if not self._clock.is_running:
             self._begin(step)
+        if effect.slices:
+            self._compute_slices(effect)
+            return
         if effect.action.kind == "F":
-            with self._clock.waiting():
-                entering = self._given.input(step, microbatch)
-            if entering is None:
-                entering = self._arrived["activation", step, microbatch]
+            entering = self._entering(step, microbatch)
             runner.forward(step, microbatch, entering, keeps_graph=effect.has_backward)
             return
-        membership = self._machine.membership
-        with self._clock.waiting():
-            incoming = self._given.target(step, microbatch)
-        if incoming is None:
-            incoming = self._arrived["gradient", step, microbatch]
+        membership, incoming = self._machine.membership, self._incoming(step, microbatch)
         held = None  # after a halt there is no membership, and no other member would join a reduction
         if effect.is_last and membership is not None and reduces_inside:
             held = self._sums_held(membership, step)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=held)
+
+    def _compute_slices(self, effect: Compute) -> None:
+        """Compute cells of slices, together with the other members of the stage."""
+        runner, step, membership = self._runner, effect.step, self._machine.membership
+        assert isinstance(runner, SliceRunner)
+        if membership is None:  # halted meanwhile: no other member would take part
+            raise ContributorLost(
+                "the epoch of these slices is over", hint="no action needed: the next epoch begins"
+            )
+        runner.join_ring(membership.holders_of_slices(self._machine.worker))
+        if effect.action.kind == "F":
+            runner.forward_slices(step, {each: self._entering(step, each) for each in effect.slices})
+        else:
+            runner.backward_slices({each: self._incoming(step, each) for each in effect.slices})
+
+    def _entering(self, step: int, microbatch: int) -> Tensor:
+        """Return the input of a microbatch's forward."""
+        with self._clock.waiting():
+            found = self._given.input(step, microbatch)
+        return self._arrived["activation", step, microbatch] if found is None else found
+
+    def _incoming(self, step: int, microbatch: int) -> Tensor:
+        """Return the input of a microbatch's backward."""
+        with self._clock.waiting():
+            found = self._given.target(step, microbatch)
+        return self._arrived["gradient", step, microbatch] if found is None else found
 
     def _begin(self, step: int) -> None:
         """Start the clock at the first cell of a step, and request the samples of this step and the next one.

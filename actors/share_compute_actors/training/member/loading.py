@@ -26,6 +26,7 @@ from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import MemberSetup, Source
 from share_compute_actors.training.member.ranks import Ranks
 from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.slice_runner import SliceRunner
 from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
 
 
@@ -63,6 +64,11 @@ def build_runner(
             f"parallelism.optimizer: {setup.name} computes on a GPU, and only CPUs share the optimizer's state",
             hint="set parallelism.optimizer to replicated, or parallelism.avoid to the machines with GPUs",
         )
+    if setup.slices > 1 and setup.device != "cpu":
+        raise UserError(
+            f"parallelism.sequence: {setup.name} computes on a GPU, and only CPUs exchange slices of sequences",
+            hint="set parallelism.sequence to 1, or parallelism.avoid to the machines with GPUs",
+        )
     device = measured_device(setup.device, setup.gpu)
     operations(device).compute_deterministically()
     with fits(shard, setup.name):
@@ -74,12 +80,15 @@ def build_runner(
             stage,
             setup.blueprint,
             training.microbatch_size,
-            training.sequence_length,
+            training.sequence_length // setup.slices,
             gradients_are_finite=training.precision != "float16",
             compression=training.boundary_compression,
         )
         round_inside(stage, training.boundary_compression)
-        return Runner(stage, training, tree, setup.tied, boundaries, share)
+        if setup.slices == 1:
+            return Runner(stage, training, tree, setup.tied, boundaries, share)
+        stage.cut_sequences()
+        return SliceRunner(stage, training, tree, setup.tied, boundaries, share)
 
 
 def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None) -> None:

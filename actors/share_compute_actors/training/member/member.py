@@ -214,7 +214,12 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
             Rows(self._shard_store, part, self._report_shard_store_lost) for part in ("inputs", "targets")
         )
         samples = ShardSamples(
-            self._runner.stage.shard, inputs, targets, reads_full_batch=self._setup.reads_full_batch
+            self._runner.stage.shard,
+            inputs,
+            targets,
+            reads_full_batch=self._setup.reads_full_batch,
+            slices=self._setup.slices,
+            parts=self._tree.microbatches // self._setup.slices,
         )
         self._engine.equip(self._runner, samples, loaded)
 

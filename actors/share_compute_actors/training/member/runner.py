@@ -218,12 +218,17 @@ class Runner(Evaluates):
                 backward, by rank. If given, reductions begin during the backward, bucket by bucket. Give it
                 only for this member's last cell of the step.
         """
-        graph = self._graphs.pop(microbatch)
         if adds:
             self.gradients.begin(microbatch)
         if holders is not None and self._group is not None:
             self._held = holders
             self.gradients.watch(self._start_reduction)
+        self._run_backward(microbatch, incoming, adds=adds)
+        if adds:
+            self.gradients.finish()
+
+    def _run_backward(self, microbatch: int, incoming: Tensor, *, adds: bool) -> None:
+        graph = self._graphs.pop(microbatch)
         leaf = graph.arrived if graph.arrived is not None and graph.arrived.requires_grad else None
         inputs = None if adds or leaf is None else [leaf]
         if self.stage.shard.is_last:
@@ -242,8 +247,6 @@ class Runner(Evaluates):
             with self._timed("backward"):
                 gradient = incoming.to(self._device, graph.outputs.dtype)  # float32 if it was compressed
                 graph.outputs.backward(gradient, inputs=inputs)  # type: ignore[no-untyped-call]
-        if adds:
-            self.gradients.finish()
         if graph.arrived is not None:
             # The previous stage waits for a tensor even if nothing before this stage is trained.
             reached = leaf.grad if leaf is not None else None

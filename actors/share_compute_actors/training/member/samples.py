@@ -100,10 +100,22 @@ class ShardSamples:
         targets: fetches the targets of samples; used only at the last stage.
         reads_full_batch: whether samples of all microbatches of a step are requested, also those of other members.
             After a loss, a remaining member then has the samples that it needs.
+        slices: number of slices of each sequence; with several, a microbatch is one slice of a part of the batch.
+        parts: number of parts of a batch.
     """
 
-    def __init__(self, shard: Shard, inputs: Rows, targets: Rows, *, reads_full_batch: bool = False) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        inputs: Rows,
+        targets: Rows,
+        *,
+        reads_full_batch: bool = False,
+        slices: int = 1,
+        parts: int = 0,
+    ) -> None:
         self._reads_full_batch = reads_full_batch
+        self._slices, self._parts = slices, parts
         self._inputs = inputs if shard.is_first else None
         self._targets = targets if shard.is_last else None
 
@@ -116,7 +128,7 @@ class ShardSamples:
         """
         if self._inputs is None:
             return None
-        samples = self._inputs.take(step, microbatch)
+        samples = self._take(self._inputs, step, microbatch)
         if not is_finite(samples):
             raise UserError(
                 f"samples of microbatch {microbatch} of step {step} have numbers that are not finite",
@@ -131,7 +143,13 @@ class ShardSamples:
         Raises:
             ShardStoreLost: as `Rows.take` does.
         """
-        return self._targets.take(step, microbatch) if self._targets is not None else None
+        return self._take(self._targets, step, microbatch) if self._targets is not None else None
+
+    def _take(self, rows: Rows, step: int, microbatch: int) -> Tensor:
+        if self._slices == 1:
+            return rows.take(step, microbatch)
+        part = rows.take(step, microbatch % self._parts)
+        return part.chunk(self._slices, 1)[microbatch // self._parts]
 
     def expect(self, membership: Membership, worker: Worker, step: int) -> None:
         """Request the samples that a member reads in a step and in the next step; do not wait for them."""
@@ -142,6 +160,8 @@ class ShardSamples:
                 for microbatch, task in enumerate(membership.tasks_of(number)[stage])
                 if self._reads_full_batch or (task.worker == worker and (task.forward or task.backward))
             ]
+            if self._slices > 1:
+                own = sorted({microbatch % self._parts for microbatch in own})
             for rows in self._all:
                 rows.expect(number, own)
 

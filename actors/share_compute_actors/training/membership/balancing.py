@@ -46,7 +46,7 @@ class Balancer:
             steps_left: number of steps that would run with the new shares.
         """
         membership = self._membership
-        if membership is None or step == membership.step:
+        if membership is None or step == membership.step or membership.slices > 1:
             return None  # the first step of an epoch includes warm-up, and may have begun in an earlier epoch
         shares = self._shares(membership)
         for stage, own in zip(membership.stages, shares, strict=True):

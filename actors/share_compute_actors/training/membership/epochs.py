@@ -24,7 +24,9 @@ Shares = Mapping[int, Sequence[int]]
 """Number of microbatches that each member of a stage computes, by index of the stage."""
 
 
-def first_form(plan: Plan, request: PlanMembership, *, is_tied: bool, shares_optimizer: bool = False) -> Form:
+def first_form(
+    plan: Plan, request: PlanMembership, *, is_tied: bool, shares_optimizer: bool = False, slices: int = 1
+) -> Form:
     """Return the first epoch of a plan, which starts the open step from the beginning."""
     owners = owners_of(plan)
     membership = Membership(
@@ -36,6 +38,7 @@ def first_form(plan: Plan, request: PlanMembership, *, is_tied: bool, shares_opt
         tasks=fresh(owners),
         is_tied=is_tied,
         shares_optimizer=shares_optimizer,
+        slices=slices,
     )
     return Form(membership, keeps_step=False)
 
@@ -82,6 +85,7 @@ def next_form(
         request.reports,
         is_tied=membership.is_tied,
         shares_optimizer=membership.shares_optimizer,
+        slices=membership.slices,
     )
 
 
@@ -93,6 +97,7 @@ def moved_form(
     *,
     is_tied: bool,
     shares_optimizer: bool = False,
+    slices: int = 1,
 ) -> Form:
     """Return the first epoch of a new plan, whose members have loaded their shards.
 
@@ -105,9 +110,10 @@ def moved_form(
         moved: members that have loaded a shard for this epoch, and thereby lost their results of the open step.
         is_tied: whether the first and the last stage share a parameter.
         shares_optimizer: whether each member of a stage keeps a share of the optimizer's state.
+        slices: number of slices of each sequence.
     """
     if before is None or before.shards != shards_of(plan):
-        return first_form(plan, request, is_tied=is_tied, shares_optimizer=shares_optimizer)
+        return first_form(plan, request, is_tied=is_tied, shares_optimizer=shares_optimizer, slices=slices)
     reports = {worker: report for worker, report in request.reports.items() if worker not in moved}
     return recovered(
         before.shards,
@@ -117,6 +123,7 @@ def moved_form(
         reports,
         is_tied=is_tied,
         shares_optimizer=shares_optimizer,
+        slices=slices,
     )
 
 
@@ -129,10 +136,11 @@ def recovered(
     *,
     is_tied: bool,
     shares_optimizer: bool = False,
+    slices: int = 1,
 ) -> Form:
     """Return an epoch that continues the open step from the results that members have reported."""
     step = request.committed + 1
-    recovery = recover(stages, owners, reports, step, shares_optimizer=shares_optimizer)
+    recovery = recover(stages, owners, reports, step, shares_optimizer=shares_optimizer, slices=slices)
     return Form(
         Membership(
             epoch=request.epoch,
@@ -146,6 +154,7 @@ def recovered(
             forgets=recovery.forgets,
             is_tied=is_tied,
             shares_optimizer=shares_optimizer,
+            slices=slices,
         )
     )
 

@@ -108,6 +108,7 @@ class MembershipPlanner:
                 request,
                 is_tied=self._is_tied(len(plan.stages)),
                 shares_optimizer=self._spec.parallelism.shares_optimizer,
+                slices=self._spec.parallelism.sequence,
             )
             if not able >= set(form.membership.workers):
                 form = self._without(form.membership, request, able, leaving, None)
@@ -207,11 +208,12 @@ class MembershipPlanner:
         if is_whole and not self._resharder.is_torn:
             form = next_form(before, request, self.solution.cost, leaving, shares)
             after = form.membership
-            if all(before.share_of(worker) == after.share_of(worker) for worker in after.workers):
+            is_same = all(before.share_of(worker) == after.share_of(worker) for worker in after.workers)
+            if is_same and (before.slices == 1 or before.stages == after.stages):
                 return form
             solution = standing(after, self.solution)
             if solution.cost.fits(solution.layout):
-                return self._moved(before, solution, request)
+                return form if is_same else self._moved(before, solution, request)
         if not able:
             raise machines_lost(self.solution.cost.topology, before.workers)
         return self._moved(before, self._plan(able, request.epoch), request)
@@ -236,9 +238,14 @@ class MembershipPlanner:
         )
         self.solution = solution
         tied = self._is_tied(len(solution.plan.stages))
-        shares_optimizer = self._spec.parallelism.shares_optimizer
         return moved_form(
-            before, solution.plan, request, moved, is_tied=tied, shares_optimizer=shares_optimizer
+            before,
+            solution.plan,
+            request,
+            moved,
+            is_tied=tied,
+            shares_optimizer=self._spec.parallelism.shares_optimizer,
+            slices=self._spec.parallelism.sequence,
         )
 
     def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:

@@ -140,6 +140,7 @@ class TrainingGroup(WorkerGroup):
             lent_bytes=sum(
                 device.memory_bytes for device in machine.devices if KINDS[device.kind].uses_main_memory
             ),
+            slices=self._assignment.spec.parallelism.sequence,
             ranks=self._assignment.spec.parallelism.tensor,
             operators=self._assignment.spec.parallelism.operators,
             limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),

@@ -11,7 +11,7 @@ With ``sharded`` and ``tree`` the results of all members have the same bits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -114,6 +114,47 @@ def fold(operator: Operator) -> Combine:
         operator(first, last, out=out)
 
     return combine
+
+
+def start_turn(
+    links: GlooLinks,
+    given: Mapping[int, Sequence[Tensor]],
+    holders: Sequence[int],
+) -> tuple[Callable[[], None], dict[int, list[Tensor]]]:
+    """Reserve tags for one turn of a ring, on which each place gives its tensors to the next.
+
+    Return a function that runs the turn, and the tensors that it fills: those of the previous place, for each of this
+    member's places.
+
+    Args:
+        links: links to the other members.
+        given: tensors of each of this member's places. All places have equally many tensors, of equal shapes.
+        holders: rank of the member that has each place.
+    """
+    places, numbers = len(holders), range(len(next(iter(given.values()))))
+    found = {
+        place: [torch.empty_like(each, memory_format=torch.contiguous_format) for each in own]
+        for place, own in given.items()
+    }
+    tags = links.tags(places * len(numbers))
+
+    def run() -> None:
+        waits = []
+        for place, own in given.items():
+            after, before = (place + 1) % places, (place - 1) % places
+            for number in numbers:
+                if holders[after] == links.rank:
+                    found[after][number].copy_(own[number])
+                else:
+                    tag = tags[place * len(numbers) + number]
+                    waits.append(links.send(own[number].contiguous(), holders[after], tag))
+                if holders[before] != links.rank:
+                    tag = tags[before * len(numbers) + number]
+                    waits.append(links.receive(found[place][number], holders[before], tag))
+        for wait in waits:
+            wait()
+
+    return run, found
 
 
 def slices(length: int, size: int) -> list[slice]:

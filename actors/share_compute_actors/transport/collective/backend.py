@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import timedelta
@@ -49,6 +49,7 @@ from share_compute_actors.transport.collective.algorithms import (
     start_reduce_scatter,
     start_sharded,
     start_tree,
+    start_turn,
 )
 from share_compute_actors.transport.collective.background import BackgroundTasks
 from share_compute_actors.transport.collective.compressed import start_compressed
@@ -276,6 +277,24 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             ContributorLost: a member of the group was lost.
         """
         return self._begin(start_allgather(self._links, tensor, shares))
+
+    def turn_ring(
+        self, given: Mapping[int, Sequence[Tensor]], holders: Sequence[int]
+    ) -> dict[int, list[Tensor]]:
+        """Give the tensors of each place on a ring to the next place; return those that this member's places get.
+
+        All members call this together, with tensors of equal shapes.
+
+        Args:
+            given: tensors of each of this member's places.
+            holders: rank of the member that has each place.
+
+        Raises:
+            ContributorLost: a member of the group was lost.
+        """
+        run, found = start_turn(self._links, given, holders)
+        self._begin(run)()
+        return found
 
     def require_whole(self) -> None:
         """Check that this group was not aborted, and that no operation of NCCL has failed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +19,7 @@ from share_compute.errors import ShareComputeError, UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.decoder import HuggingFaceStage, sketch
 from share_compute.models.huggingface.hub_configuration import hub_configuration, on_one_line
+from share_compute.models.huggingface.slices import LocalRing
 from share_compute.shards import Shard
 
 _LAYERS = 4
@@ -91,6 +92,88 @@ def require_causal(config: Mapping[str, Any]) -> None:
         f"model: no small model of this configuration can be computed, to check that padding has no effect: {first}",
         hint="choose another architecture, such as llama, qwen3 or mistral",
     )
+
+
+def require_slices(config: Mapping[str, Any]) -> None:
+    """Check that the sequences of a causal language model can be cut into slices, for ``parallelism.sequence``.
+
+    Args:
+        config: Hugging Face configuration of the model.
+
+    Raises:
+        UserError: the attention has a window or another form that slices do not support, the model has dropout, or a
+            small model computes something else in slices than as a whole.
+    """
+    reason = _unsliced(hub_configuration(config).get_text_config().to_dict())
+    first: _NotComputed | None = None
+    for small in _smaller(config) if reason is None else ():
+        try:
+            reason = _slices_differ(json.dumps(small, sort_keys=True, default=str))
+        except _NotComputed as failure:
+            first = first or failure
+        else:
+            break
+    else:
+        reason = (
+            reason
+            or f"no small model of this configuration can be computed, to compare slices with it: {first}"
+        )
+    if reason is not None:
+        raise UserError(
+            f"parallelism.sequence: {reason}",
+            hint="set parallelism.sequence to 1, or choose plain attention without dropout, as in llama or qwen3",
+        )
+
+
+def _unsliced(config: Mapping[str, Any]) -> str | None:
+    """Return the setting with which sequences cannot be cut; None without one."""
+    for name, value in sorted(config.items()):
+        is_of_head = name.startswith(("summary_", "classifier_"))
+        if "drop" in name and not is_of_head and isinstance(value, float) and value > 0:
+            return f"{name} is {value}, and slices draw no random numbers: set model.config.{name} to 0"
+    is_used = config.get("use_sliding_window") is not False
+    window = (config.get("sliding_window") if is_used else None) or config.get("attention_chunk_size")
+    kinds = [kind for kind in config.get("layer_types") or () if kind != "full_attention"]
+    if kinds:
+        return f"the model has layers with {kinds[0]}, which slices do not support"
+    return (
+        f"the model has attention in windows of {window} tokens, which slices do not support"
+        if window
+        else None
+    )
+
+
+@lru_cache(maxsize=64)
+def _slices_differ(small: str) -> str | None:
+    config = json.loads(small)
+    ids = torch.randint(3, _VOCABULARY, _TOKENS, generator=torch.Generator().manual_seed(0))
+    try:
+        count = _count_layers(config)
+        with torch.random.fork_rng(devices=[]):
+            stage = HuggingFaceStage(
+                Blueprint(config=config), Shard("check", 0, count, count), torch.device("cpu")
+            )
+            stage.initialize(0)
+        stage.module.eval()
+        with torch.no_grad():
+            whole = stage.compute(ids)
+    except Exception as failure:
+        raise _NotComputed(on_one_line(failure)) from failure
+    architecture = config["model_type"]
+    try:
+        stage.cut_sequences()
+        tasks = {index: partial(_without_graph, stage, part) for index, part in enumerate(ids.chunk(2, 1))}
+        parts = LocalRing(range(2)).run(2, tasks)
+    except Exception as failure:  # noqa: BLE001 - code of the architecture
+        return f"slices of architecture {architecture!r} cannot be computed: {on_one_line(failure)}"
+    if torch.allclose(torch.cat([parts[0], parts[1]], 1), whole, atol=1e-4):
+        return None
+    return f"slices of architecture {architecture!r} do not compute what the whole sequence gives"
+
+
+def _without_graph(stage: HuggingFaceStage, part: Tensor) -> Tensor:
+    with torch.no_grad():
+        return stage.compute(part)
 
 
 @lru_cache(maxsize=64)

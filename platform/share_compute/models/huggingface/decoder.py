@@ -39,6 +39,7 @@ from share_compute.models.huggingface.parts import (
     tied_names,
     whole_parts,
 )
+from share_compute.models.huggingface.ring_attention import present_slice, use_ring_attention
 from share_compute.models.objective import Objective
 from share_compute.models.profiles.places import BEFORE
 from share_compute.models.stage import Stage
@@ -385,6 +386,10 @@ class HuggingFaceStage(Stage):
         stack = getattr(self._base, self._stack)
         return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
 
+    def cut_sequences(self) -> None:
+        """Let `compute` take a slice of each sequence in `computing_slice`; see `ring_attention`."""
+        use_ring_attention(self._model)
+
     def take_over(self, other: HuggingFaceStage) -> dict[str, Tensor]:
         """Move the modules that both stages hold from ``other`` to this stage; ``other`` must not be used afterwards.
 
@@ -437,6 +442,11 @@ class HuggingFaceStage(Stage):
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
         """Compute as `compute` does, with ``options`` for the model (last shard) or its base model (other shards)."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
+        own = present_slice()
+        if own is not None:
+            tokens = inputs.shape[1]
+            places = torch.arange(own.index * tokens, (own.index + 1) * tokens, device=inputs.device)
+            options = {**options, "position_ids": places.unsqueeze(0)}
         entry = None if self.shard.is_first else getattr(self._base, self._stack)[self.shard.start - 1]
         if entry is not None:
             entry.inputs = inputs

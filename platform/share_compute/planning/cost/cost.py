@@ -32,8 +32,11 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
                  member; 0 unless backups are on and the stage has one member and not all layers
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
                  + operations * measured overhead of one operation
+                 + with slices of sequences, the time of keys and values on the ring: (slices - 1) * (latency + key and
+                 value bytes / bandwidth), with the links of the machine's region
     backward   = as forward, with the FLOPs and operations of the backward and twice the weight bytes; with activation
-                 checkpointing, plus another forward of each layer that has a backward
+                 checkpointing, plus another forward of each layer that has a backward;
+                 keys and values go around again, and their gradients go with them and one link further
 
 An operation is a call of a kernel. If a profiler timed a layer on a machine, the measured time replaces the estimate.
 The event simulator (`share_compute.planning.cost.schedule_simulator`) predicts a shorter step than the formula only if
@@ -56,7 +59,7 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.memory import TrainingMemory
 from share_compute.planning.cost.sums import GradientSums, SumTime
 from share_compute.planning.network.network import Floats, transfer_s
-from share_compute.protocol.schedule import windows
+from share_compute.protocol.schedule import even_shares, windows
 from share_compute.specification.workload import BYTES, GRADIENT_BUCKET_BYTES
 
 STEP_OPERATIONS = 400
@@ -121,7 +124,24 @@ class TrainingCost(TrainingMemory):
             layers = self.profile.layers
             again = [layer.backward_flops != NOTHING or layer.backward_operations > 0 for layer in layers]
             estimated = estimated + np.where(again, self._estimated_s(layers, "forward"), 0.0)
+        if self.workload.slices > 1:
+            estimated = estimated + self._ring_s(way)
         return self.corrected_s(estimated, self.timed(way))
+
+    def _ring_s(self, way: Literal["forward", "backward"]) -> Floats:
+        """Return the time in which keys and values of a slice go around the ring, ``[machines, layers]``.
+
+        Neighbours on the ring are in the machine's own region. In the backward pass, gradients go around with them.
+        """
+        slices, again = self.workload.slices, way == "backward" and self.workload.activation_checkpointing
+        turns = slices - 1 if way == "forward" else slices + (slices - 1 if again else 0)
+        sent = slices - 1 if way == "forward" else 2 * slices - 1 + (slices - 1 if again else 0)
+        links = [self.network.between(int(region), int(region)) for region in self.network.region]
+        times = [
+            latency * turns + sent * self.cached_bytes / rate if rate > 0 else np.zeros(self.num_layers)
+            for latency, rate in links
+        ]
+        return np.array(times)
 
     def _estimated_s(self, pieces: Sequence[LayerProfile], way: Literal["forward", "backward"]) -> Floats:
         tokens, size = self.workload.sequence_length, self.workload.microbatch_size
@@ -144,10 +164,15 @@ class TrainingCost(TrainingMemory):
         return float(forward[stop] - forward[start] + backward[stop] - backward[start])
 
     def shares(self, members: Sequence[int], start: int, stop: int) -> tuple[int, ...] | None:
-        """Return `fill_shares` for these members; None if a member gets no microbatch or has an unknown speed."""
-        return fill_shares(
-            [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
-        )
+        """Return `fill_shares` for these members; None if a member gets no microbatch or has an unknown speed.
+
+        Members that compute slices of sequences have one slice of each sequence, or several if members were lost.
+        """
+        cells = [self.cell_s(member, start, stop) for member in members]
+        if self.workload.slices > 1:
+            each = self.workload.microbatches // self.workload.slices
+            return tuple(each * slices for slices in even_shares(self.workload.slices, len(members)))
+        return fill_shares(cells, self.workload.microbatches)
 
     def first_s(self, stage: StageLayout) -> float:
         """Return forward plus backward time of one microbatch on the fastest member of a stage."""

@@ -95,6 +95,22 @@ class TrainingMemory(CostTables):
         return number * self.workload.microbatch_size * first
 
     @cached_property
+    def cached_bytes(self) -> Floats:
+        """Bytes of the keys and values of each layer for one microbatch, in float32 ``[layers]``."""
+        size, tokens = self.workload.microbatch_size, self.workload.sequence_length
+        return np.array(
+            [size * FLOAT_BYTES * layer.cache_numbers.at(tokens) for layer in self.profile.layers]
+        )
+
+    @property
+    def ring_bytes(self) -> float:
+        """Bytes of other slices' keys, values and their gradients that a member has at a time; 0.0 without slices.
+
+        The tensors of one slice leave while those of another one arrive.
+        """
+        return 4 * float(self.cached_bytes.max()) if self.workload.slices > 1 else 0.0
+
+    @cached_property
     def boundary_bytes(self) -> Floats:
         """Bytes of the tensor that crosses a cut before layer l for one microbatch ``[layers + 1]``; 0 at both ends."""
         return np.array([0.0, *map(self._leaving_bytes, self.profile.layers[:-1]), 0.0])
@@ -212,6 +228,8 @@ class TrainingMemory(CostTables):
         )
 
     def _sets(self, shares: tuple[tuple[int, ...], ...], place: int, member: int) -> int:
+        if self.workload.slices > 1:  # each slice is a run of the tree
+            return shares[place][member] * self.workload.slices // self.workload.microbatches
         return gradient_sets(shares, place, member, keeps_runs_apart=self.workload.run_bytes is not None)
 
     def _one_set_bytes(self, layout: Layout, place: int, member: int) -> float:
@@ -219,6 +237,11 @@ class TrainingMemory(CostTables):
         stage = layout.stages[place]
         ahead = windows([len(each.members) for each in layout.stages])[place]
         share, members = after_a_loss(stage.shares)[member], len(stage.members)
+        if self.workload.slices > 1:
+            # Other slices of a lost member's sequences need more memory, or a replacement.
+            share = stage.shares[member]
+            slices = share * self.workload.slices // self.workload.microbatches
+            ahead = slices * (len(layout.stages) - place) - 1
         return self.bytes_needed(stage.start, stage.stop, share, ahead, members)
 
     def bytes_needed(self, start: int, stop: int, share: int, window: int, members: int = 1) -> float:
@@ -255,7 +278,9 @@ class TrainingMemory(CostTables):
         else:
             exchanged[-1] = 2 * twin
         samples = self.tile_bytes + 2 * self.workload.batch_bytes if start == 0 else 0.0
-        sizes: Floats = self.recomputed_bytes + samples + FLOAT_BYTES * np.maximum(largest, exchanged)
+        sizes: Floats = (
+            self.recomputed_bytes + self.ring_bytes + samples + FLOAT_BYTES * np.maximum(largest, exchanged)
+        )
         return sizes
 
     def kept_bytes(self, start: int, stop: int) -> float:

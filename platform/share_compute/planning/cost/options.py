@@ -103,6 +103,8 @@ class Options:
 
         cells = self._cells_s(rows, start, stop)
         shares = _shares(cells, cost.workload.microbatches)
+        if cost.workload.slices > 1:
+            shares = np.full(cells.shape, cost.workload.microbatches / len(members))
         fixed = self._fixed_bytes(start, stop, len(members))
         tail = self._tail_s(members, start, stop)
         valid = (shares > 0).all(axis=0)
@@ -219,7 +221,8 @@ class Options:
         """Return the largest window with which every member of the stage has enough memory, shape ``[ranges]``."""
         cost = self._cost
         memory = cost.memory_bytes[rows, None]
-        most = _after_a_loss(shares)
+        slices = cost.workload.slices
+        most = _after_a_loss(shares) if slices == 1 else shares
         fixed = fixed + most * 2 * (cost.boundary_bytes[start] + cost.boundary_bytes[stop])
         each = cost.activation_bytes[stop] - cost.activation_bytes[start]
         kept = np.minimum(np.floor((memory - fixed) / np.maximum(each, 1e-9)), ANY_WINDOW)
@@ -227,7 +230,9 @@ class Options:
         # `TrainingMemory.bytes_needed`.
         kept = kept - (fixed + kept * each > memory)
         kept = kept + (fixed + (kept + 1) * each <= memory)
-        windows: Floats = np.where(kept >= most, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
+        # A member computes one of the slices of each sequence in the window.
+        window = np.maximum(kept, 0) * slices - 1
+        windows: Floats = np.where(kept >= most, ANY_WINDOW, window).min(axis=0)
         return windows
 
 

@@ -114,10 +114,13 @@ class Explanation:
     def _sharing(self, stage: StageLayout, index: int) -> list[str]:
         if len(stage.members) == 1:
             return []
+        work = self._cost.workload
         count = f"{stage.shares[index]} of {sum(stage.shares)} microbatches"
+        if work.slices > 1:
+            each = work.microbatches // work.slices
+            count = f"{stage.shares[index] // each} of {work.slices} slices of each sequence"
         others = [self._name(member) for place, member in enumerate(stage.members) if place != index]
         found = [f"{count}, the rest with {listed(others)}"]
-        work = self._cost.workload
         if work.shares_optimizer and work.optimizer_tensors:
             kept, whole = (
                 FLOAT_BYTES

@@ -136,7 +136,7 @@ def _can_share_optimizer(problem: SearchProblem) -> bool:
     """Return whether members of a stage could keep shares of the optimizer's state, and do not."""
     work, machines = problem.cost.workload, problem.cost.topology.contributors
     fits = not work.branch_tensors and work.run_bytes is None and work.collective in ("auto", "sharded")
-    is_new = bool(work.optimizer_tensors) and not work.shares_optimizer
+    is_new = bool(work.optimizer_tensors) and not work.shares_optimizer and work.slices == 1
     return fits and is_new and all(machine.device.kind == "cpu" for machine in machines)
 
 
@@ -146,15 +146,16 @@ def _remedies(strategy: PartitioningStrategy, problem: SearchProblem) -> Iterato
     is_free = (problem.stages, problem.members_per_stage) == (None, None)
     if (
         not is_free
+        and workload.slices == 1
         and problem.cost.profile.no_cut_reason is None
         and _feasible(strategy, replace(problem, stages=None, members_per_stage=None))
     ):
         yield "leave parallelism.stages and parallelism.members_per_stage to the planner"
-    finest = workload.batch_size
+    finest = workload.batch_size * workload.slices
     if workload.microbatches < finest and _feasible(
         strategy, _changed(problem, workload=replace(workload, microbatches=finest))
     ):
-        yield f"cut the batch finer: set training.microbatches to {finest}"
+        yield f"cut the batch finer: set training.microbatches to {workload.batch_size}"
     if not workload.activation_checkpointing and _feasible(
         strategy, _changed(problem, workload=replace(workload, activation_checkpointing=True))
     ):

@@ -1,0 +1,73 @@
+"""Checks of ``parallelism.sequence``: the jobs whose sequences can be cut into slices."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from share_compute.specification.placement.pinned_plan import PinnedPlan
+from share_compute.specification.training import TrainingSpec
+
+
+class SlicedLayout(Protocol):
+    """The fields of ``parallelism`` that this module reads."""
+
+    @property
+    def sequence(self) -> int:
+        """Number of slices of each sequence."""
+
+    @property
+    def tensor(self) -> int:
+        """Number of processes of each machine."""
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether members keep shares of the optimizer's state."""
+
+    @property
+    def plan(self) -> PinnedPlan | None:
+        """The pinned plan."""
+
+    @property
+    def members_per_stage(self) -> int | None:
+        """Number of machines of a stage that the job asks for."""
+
+
+def require_slices(layout: SlicedLayout, training: TrainingSpec, *, is_language_model: bool) -> None:
+    """Check that the sequences of a job can be cut, if it asks for that.
+
+    Args:
+        layout: placement of the job.
+        training: the settings of training.
+        is_language_model: whether the job trains a Hugging Face language model, without other tasks.
+
+    Raises:
+        ValueError: another setting of the job does not allow it.
+    """
+    if layout.sequence == 1:
+        return
+    name = f"parallelism.sequence {layout.sequence}"
+    if not is_language_model:
+        raise ValueError(f"{name} needs a Hugging Face language model without tasks")
+    if training.sequence_length % layout.sequence:
+        raise ValueError(
+            f"training.sequence_length {training.sequence_length} is not a multiple of {name}: all slices have equally "
+            "many tokens"
+        )
+    if training.precision != "float32":
+        raise ValueError(f"{name} needs training.precision float32, and it is {training.precision}")
+    if training.synchronization.kind != "allreduce":
+        raise ValueError(f"{name} needs training.synchronization {{kind: allreduce}}: branches are not cut")
+    if training.lora is not None and training.lora.dropout > 0:
+        raise ValueError(
+            f"{name} needs training.lora.dropout 0: slices would draw other numbers than whole sequences"
+        )
+    for other, is_used in {
+        "tensor": layout.tensor > 1,
+        "optimizer sharded": layout.shares_optimizer,
+        "plan": layout.plan is not None,
+        "members_per_stage": layout.members_per_stage is not None,
+    }.items():
+        if is_used:
+            raise ValueError(
+                f"{name} is not possible together with parallelism.{other}: leave out one of them"
+            )

@@ -1,0 +1,72 @@
+"""Plans count the slices of sequences that the members of a stage compute."""
+
+from __future__ import annotations
+
+import pytest
+from tests.platform.planning.models import LAYER, PROFILE, lan, machine, make_plan
+
+from share_compute.errors import PlanInfeasible
+from share_compute.models.profiles.profile import QuadraticGrowth
+from share_compute.planning.planner import solve
+from share_compute.specification import TrainJob, parse_job
+
+LAYERS = PROFILE.model_copy(
+    update={"layers": (LAYER.model_copy(update={"cache_numbers": QuadraticGrowth(linear=2048)}),) * 4}
+)
+
+
+def job(sequence: int, length: int = 4096, microbatches: int | None = 2, **parallelism: object) -> TrainJob:
+    return parse_job(
+        {
+            "model": {"config": {"model_type": "llama", "max_position_embeddings": length}},
+            "data": {"files": ["a.txt"]},
+            "training": {"batch_size": 4, "microbatches": microbatches, "sequence_length": length},
+            "parallelism": {"sequence": sequence, **parallelism},
+        }
+    )
+
+
+@pytest.mark.parametrize("slices", [2, 4])
+def test_a_stage_has_a_machine_for_each_slice(slices: int) -> None:
+    fleet = lan(*(machine(name, 50.0 + place) for place, name in enumerate("abcde")))
+    plan = make_plan(job(slices, stages=1), fleet, LAYERS)
+    (stage,) = plan.stages
+    assert plan.microbatches == 2 * slices
+    assert [member.microbatches for member in stage.members] == [
+        tuple(range(2 * slice_, 2 * slice_ + 2)) for slice_ in range(slices)
+    ]
+    assert f"1 of {slices} slices of each sequence" in stage.members[0].reason
+
+
+def activations(slices: int, length: int = 4096) -> float:
+    fleet = lan(*(machine(name) for name in "abcd"[:slices]))
+    solution = solve(job(slices, length, stages=1), fleet, LAYERS, 0, {})
+    return float(solution.cost.activation_bytes[-1])
+
+
+def test_activations_are_divided() -> None:
+    assert activations(2) == pytest.approx(activations(1) / 2)
+    assert activations(4) == pytest.approx(activations(1) / 4)
+
+
+def test_keys_and_values_take_time() -> None:
+    fast, slow = (
+        make_plan(job(2, stages=1), lan(machine("a"), machine("b"), bytes_per_s=rate), LAYERS)
+        for rate in (1e10, 1e7)
+    )
+    assert fast.prediction is not None
+    assert slow.prediction is not None
+    # (2 - 1) turns forward and (2 * 2 - 1) backward for each of 2 parts and 4 layers.
+    sent = 4 * 2 * 4 * (2048 * 2048 * 2 * 4)
+    assert slow.prediction.step_s - fast.prediction.step_s > sent / 1e7 - sent / 1e10
+
+
+def test_the_planner_chooses_the_number_of_microbatches() -> None:
+    plan = make_plan(job(2, microbatches=None), lan(*map(machine, "abcd")), LAYERS)
+    assert plan.microbatches in {2, 4, 8}
+    assert all(len(stage.members) == 2 for stage in plan.stages)
+
+
+def test_too_few_machines_are_refused() -> None:
+    with pytest.raises(PlanInfeasible, match="need 4 machines; 3 are ready"):
+        make_plan(job(4, stages=1), lan(*map(machine, "abc")), LAYERS)
