@@ -5894,6 +5894,11 @@ export interface components {
             /** Checkpoint Step */
             checkpoint_step: number | null;
             /**
+             * Computation
+             * @description Whether a job with ``training.compile`` computes with compiled or eager code, and why; null before the choice.
+             */
+            computation?: string | null;
+            /**
              * Created At
              * Format: date-time
              */
@@ -6116,6 +6121,7 @@ export interface components {
              *           "mode": "auto"
              *         }
              *       },
+             *       "compile": "off",
              *       "compression": {
              *         "name": "none"
              *       },
@@ -12452,6 +12458,7 @@ export interface components {
              *           "mode": "auto"
              *         }
              *       },
+             *       "compile": "off",
              *       "compression": {
              *         "name": "none"
              *       },
@@ -12548,6 +12555,13 @@ export interface components {
              *     }
              */
             communication_fusion: components["schemas"]["CommunicationFusionSpec"];
+            /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. The weights then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
             /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
@@ -12731,6 +12745,13 @@ export interface components {
              *     }
              */
             communication_fusion: components["schemas"]["CommunicationFusionSpecRequest"];
+            /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. The weights then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
             /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
