@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tests import programs
+from tests.actors.training.outcomes import require_no_change_by_a_kill
+from tests.ray_nodes import Attempt
 from torch import nn
 
 from share_compute.errors import CompilerFailed
@@ -61,11 +63,14 @@ def test_a_replaced_layer_keeps_its_seed_and_is_recomputed() -> None:
     assert len(calls) == 2  # forward, and again in the backward pass
 
 
-def test_layers_of_single_operations_are_not_compiled(artifacts: Artifacts) -> None:
+def test_layers_of_single_operations_stay_eager(artifacts: Artifacts) -> None:
     linear = LayerSpec(type="linear", options={"in_features": 64, "out_features": 10})
     stage = build_stage(Blueprint(layers=(linear,)), Shard("model", 0, 1, 1), torch.device("cpu"))
-    with pytest.raises(CompilerFailed, match="no layer has several operations"):
-        CompiledLayers(stage, "ada", artifacts)
+    stage.initialize(0)
+    inputs = torch.rand(2, 64)
+    before = stage.forward(inputs)
+    CompiledLayers(stage, "ada", artifacts).compare([(0, inputs)], KEY)  # needs no compiler
+    assert torch.equal(stage.forward(inputs), before)
 
 
 @pytest.mark.slow
@@ -214,3 +219,40 @@ def test_a_compiler_that_fails_later_makes_the_rest_eager(step_log: StepLog) -> 
     members = Members((2.0, 1.0))
     assert chosen("auto", members, step_log) == ""
     assert (members.was_asked, members.is_compiled) == (False, False)
+
+
+# -- real nodes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.exact
+@pytest.mark.chaos
+def test_a_compiled_job_has_the_same_weights_after_a_loss(
+    attempt: Attempt, nodes: list[Any], tmp_path: Path
+) -> None:
+    programs.require("g++")
+    hidden = {"in_features": 32, "out_features": 32}
+    block = {"type": "residual", "layers": [{"type": "linear", "options": hidden}, {"type": "gelu"}]}
+    document = {
+        "name": "compiled",
+        "model": {
+            "layers": [
+                {"type": "linear", "options": {"in_features": 64, "out_features": 32}},
+                block,
+                block,
+                {"type": "linear", "options": {"in_features": 32, "out_features": 10}},
+            ]
+        },
+        "data": {"dataset": "digits"},
+        "training": {"steps": 60, "batch_size": 16, "microbatches": 4, "compile": "on"},
+        "parallelism": {"stages": 2, "members_per_stage": 1},
+    }
+    choices: list[list[str]] = []
+
+    def watched(*arguments: Any, **options: Any) -> list[AttemptEvent]:
+        events = attempt(*arguments, **options)
+        choices.append([event.sentence[:8] for event in events if isinstance(event, ComputationChosen)])
+        return events
+
+    require_no_change_by_a_kill(watched, document, tmp_path, nodes[0])
+    assert choices == [["compiled"], ["compiled"]]

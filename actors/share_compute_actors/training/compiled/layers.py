@@ -61,7 +61,7 @@ class CompiledLayers:
         artifacts: compiled code of earlier runs.
 
     Raises:
-        CompilerFailed: the stage is on a GPU, or has no layer that can be compiled.
+        CompilerFailed: the stage is on a GPU.
     """
 
     def __init__(self, stage: Stage, name: str, artifacts: Artifacts) -> None:
@@ -74,8 +74,6 @@ class CompiledLayers:
             raise CompilerFailed(f"{name} computes on a GPU, and only CPUs use compiled code")
         # A layer without children has a single operation, which cannot be fused with others.
         layers = [part for layer in stage.layers.values() for part in _parts(layer) if any(part.children())]
-        if not layers:
-            raise CompilerFailed("no layer has several operations that could be fused")
         _configure(len(layers))
         for layer in layers:
             replace_inner(layer, functools.partial(self._switched, layer))
