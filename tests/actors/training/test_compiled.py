@@ -14,14 +14,14 @@ from tests.actors.training.outcomes import require_no_change_by_a_kill
 from tests.ray_nodes import Attempt
 from torch import nn
 
-from share_compute.errors import CompilerFailed
+from share_compute.errors import CompilerFailed, UserError
 from share_compute.lifecycle.attempt_events import AttemptEvent, ComputationChosen
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.cells import replace_inner, run_by_cell
 from share_compute.models.factory import build_stage
 from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
-from share_compute.specification import LayerSpec, TrainingSpec
+from share_compute.specification import LayerSpec, TrainingSpec, parse_job
 from share_compute.specification.training import Compiling
 from share_compute_actors.training.compiled.artifacts import Artifacts
 from share_compute_actors.training.compiled.layers import CompiledLayers, CompiledTimes
@@ -194,6 +194,29 @@ def test_off_asks_no_member(step_log: StepLog) -> None:
     members = Members()
     assert chosen("off", members, step_log) == ""
     assert (members.was_asked, members.is_compiled, step_log.is_compiled) == (False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"parallelism": {"tensor": 2}}, "tensor 2 needs training.compile off"),
+        (
+            {"training": {"synchronization": {"kind": "local", "every": 5, "branches": 2}}},
+            "branches compute eagerly",
+        ),
+        ({"training": {"compile": "fast"}}, "compile"),
+    ],
+)
+def test_jobs_that_cannot_be_compiled_are_refused(fields: dict[str, Any], problem: str) -> None:
+    document = {
+        "model": {"config": LLAMA},
+        "data": {"files": ["a.txt"]},
+        **fields,
+        "training": {"steps": 10, "compile": "auto", **fields.get("training", {})},
+    }
+    with pytest.raises(UserError) as refused:
+        parse_job(document)
+    assert problem in str(refused.value.details) + refused.value.message
 
 
 def test_without_a_compiler_all_members_are_eager(step_log: StepLog) -> None:
