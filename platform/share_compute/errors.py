@@ -33,7 +33,8 @@ ShareComputeError
     ├── Fenced
     ├── FetchUnderWay
     ├── ShardStoreLost
-    └── LinkLost
+    ├── LinkLost
+    └── CompilerFailed
 """
 
 from __future__ import annotations
@@ -387,6 +388,12 @@ class LinkLost(Unavailable):
     """Members did not reconnect after the coordinator's host had lost its network."""
 
     code = "link-lost"
+
+
+class CompilerFailed(Unavailable):
+    """A machine cannot compile a model's layers; the job can continue without compiled code."""
+
+    code = "compiler-failed"
 
 
 def as_ours(failure: Exception) -> ShareComputeError:

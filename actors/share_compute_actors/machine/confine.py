@@ -103,7 +103,7 @@ _CONFIGURATION = (
 )
 """Files below ``/etc`` that programs need; they contain no secrets."""
 _KEPT_VARIABLES = frozenset(
-    {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
+    {"CXX", "PATH", "LANG", "LANGUAGE", "TZ", "TERM", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
 )
 _KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "PYTHON", "SSL_")
 

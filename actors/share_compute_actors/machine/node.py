@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from share_compute.device_kinds import KINDS, DeviceKind
+from share_compute.errors import Unavailable
 from share_compute_actors.machine.confine import Policy
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
 from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.processes import ChildProcesses
-from share_compute_actors.machine.temporary import private_folder, temporary_folder
+from share_compute_actors.machine.temporary import (
+    COMPILED,
+    compiled_folder,
+    private_folder,
+    temporary_folder,
+)
 
 _OBJECT_STORE_BYTES = 80_000_000
 
@@ -83,9 +90,11 @@ def start_node(
         **_device_environment(limits.gpu),
         "TMPDIR": str(temporary),
     }
-    policy = Policy(
-        write=(str(own), str(temporary)), home=str(temporary), names_threads=limits.gpu is not None
-    )
+    write = [str(own), str(temporary)]
+    with suppress(Unavailable):  # members then compile anew
+        write.append(str(compiled_folder()))
+        environment[COMPILED] = write[-1]
+    policy = Policy(write=tuple(write), home=str(temporary), names_threads=limits.gpu is not None)
     return launch(children, "node", arguments, environment=environment, policy=policy)
 
 

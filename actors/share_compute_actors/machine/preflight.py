@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ LEAST_DISK_BYTES = 2**30
 LEAST_MEMORY_BYTES = 512 * 2**20
 MOST_CLOCK_SKEW_S = 30.0
 _GPU_TIMEOUT_S = 10.0
+_COMPILER_TIMEOUT_S = 60.0
 _CONNECT_S = 3.0
 _SLOW_LOOKUP_S = 1.0
 _NO_NAME = "share-compute.invalid."
@@ -216,6 +218,35 @@ def require_gpu_access(gpus: Sequence[object]) -> None:
             "a GPU cannot be lent by root: CUDA writes below /proc, where root could change the kernel's settings",
             hint="run share-compute join as another user, or join with --device cpu",
         )
+
+
+def check_compiler() -> CheckResult:
+    """Check whether a C++ compiler works as ``torch.compile`` needs it: with OpenMP and the headers of Python."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        return CheckResult(
+            "compiler",
+            "warn",
+            "no C++ compiler: jobs with training.compile compute eagerly",
+            hint="install g++ and the headers of Python, e.g. apt install g++ python3-dev",
+        )
+    headers = sysconfig.get_paths()["include"]
+    command = [compiler, "-x", "c++", "-fopenmp", f"-I{headers}", "-c", "-o", os.devnull, "-"]
+    program = "#include <Python.h>\n#include <vector>\n#include <omp.h>\n"
+    hint = "install the headers of Python, e.g. apt install python3-dev, or reinstall the compiler"
+    try:
+        done = subprocess.run(
+            command, input=program, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        reason = str(failure)
+    else:
+        if done.returncode == 0:
+            return CheckResult("compiler", "ok", f"{compiler} works")
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        reason = errors[0] if errors else f"it exits with {done.returncode}"
+    text = f"{compiler} does not work, so jobs with training.compile compute eagerly: {reason}"
+    return CheckResult("compiler", "warn", text, hint=hint)
 
 
 class Gpu(NamedTuple):

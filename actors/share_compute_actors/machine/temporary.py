@@ -1,4 +1,7 @@
-"""Selects a node's folder for temporary files: on a disk if possible, because files on a tmpfs use lent memory."""
+"""Selects a node's folders: for temporary files, and for compiled code that later nodes of this machine use again.
+
+Temporary files are on a disk if possible, because files on a tmpfs use lent memory.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import tempfile
 from pathlib import Path
 
 import psutil
+from platformdirs import user_cache_path
 
 from share_compute.errors import Unavailable
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""Variable of torch with the folder of compiled code; the agent sets it for the processes of a node."""
 _LASTING = Path("/var/tmp")  # noqa: S108 - the system's folder for temporary files that survive a reboot
 _NAMED_BY = ("TMPDIR", "TEMP", "TMP")
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -42,6 +48,22 @@ def private_folder(folder: Path) -> Path:
     if found.st_uid != os.getuid() or folder.is_symlink():
         raise Unavailable(f"{folder} belongs to another user, or is a link", hint=hint)
     return folder
+
+
+def compiled_folder() -> Path:
+    """Return the folder of this user's compiled code, and make it if it does not exist.
+
+    Raises:
+        Unavailable: the folder belongs to another user, is a link, or cannot be made.
+    """
+    parent = user_cache_path("share-compute")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise Unavailable(
+            f"{parent} cannot be made: {failure.strerror}", hint="make it yourself"
+        ) from failure
+    return private_folder(parent / "compiled")
 
 
 def is_memory(folder: Path) -> bool:

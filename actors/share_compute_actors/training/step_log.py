@@ -24,14 +24,14 @@ from share_compute.training.metrics import Figures
 from share_compute_actors.messages import Updates
 
 FILE = "steps.sqlite3"
-_SHAPE = 9
+_SHAPE = 10
 """Version of the tables. Tables of another version are dropped."""
 STEPS_KEPT = 10_000
 """Number of the latest committed steps that the log keeps."""
 _TABLES = """
     CREATE TABLE standing (
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
-        committed INTEGER NOT NULL, membership TEXT
+        committed INTEGER NOT NULL, membership TEXT, is_compiled INTEGER
     );
     CREATE TABLE steps (
         step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT, generation INTEGER NOT NULL DEFAULT 0,
@@ -44,7 +44,7 @@ _TABLES = """
     CREATE TABLE validations (step INTEGER PRIMARY KEY, figures TEXT NOT NULL);
     CREATE TABLE branch_merges (step INTEGER PRIMARY KEY, base INTEGER NOT NULL, is_over INTEGER NOT NULL DEFAULT 0);
     CREATE TABLE merges (version INTEGER PRIMARY KEY, record TEXT NOT NULL);
-    INSERT INTO standing VALUES (1, 0, 0, 0, NULL);
+    INSERT INTO standing VALUES (1, 0, 0, 0, NULL, NULL);
 """
 
 
@@ -257,6 +257,16 @@ class StepLog:
             self._require_claimed()
             self._base.execute("UPDATE branch_merges SET is_over = 1 WHERE step = ?", (step,))
 
+    def choose_computation(self, *, is_compiled: bool) -> None:
+        """Write whether the job computes with compiled code, in this attempt and in later ones.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
+        with self._transaction():
+            self._require_claimed()
+            self._base.execute("UPDATE standing SET is_compiled = ?", (is_compiled,))
+
     def merge(self, record: MergeRecord) -> None:
         """Write the record of a merge of branches. This commits the merge.
 
@@ -342,6 +352,12 @@ class StepLog:
             "FROM standing LEFT JOIN steps ON step = committed"
         )
         return Standing(*found)
+
+    @property
+    def is_compiled(self) -> bool | None:
+        """Whether the job computes with compiled code; None before the choice."""
+        ((chosen,),) = self._rows("SELECT is_compiled FROM standing")
+        return None if chosen is None else bool(chosen)
 
     @property
     def group(self) -> GroupFacts | None:

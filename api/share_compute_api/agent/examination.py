@@ -17,6 +17,7 @@ from share_compute_actors.machine.preflight import (
     LEAST_MEMORY_BYTES,
     CheckResult,
     check_clock,
+    check_compiler,
     check_devices,
     check_disk,
     check_head,
@@ -43,6 +44,7 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[CheckResult]
     yield check_disk(settings.data_folder)
     yield _temporary_folder()
     yield check_devices()
+    yield check_compiler()
     yield check_resolver()
     yield check_walls()
     yield _leftovers()

@@ -15,6 +15,7 @@ from share_compute.rate_limit import LEAST_BYTES_PER_S
 from share_compute_actors.machine.ports import DEFAULT_RANGE, PortRange
 from share_compute_actors.machine.preflight import (
     check_clock,
+    check_compiler,
     check_disk,
     check_head,
     check_listening,
@@ -164,5 +165,5 @@ def check_machine(
     target = ray_address.rpartition(":")[0].strip("[]")
     check_listening(options.address or route_address(target)).require()
     sweep()
-    found = (check_resolver(), check_walls())
+    found = (check_resolver(), check_walls(), check_compiler())
     return tuple(f"{one.text}; {one.hint}" for one in found if one.state == "warn")

@@ -223,6 +223,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "ranges-placed": lambda data: f"placed  {escape(data['sentence'])}",
     "reformed": _reformed,
     "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
+    "computation": lambda data: escape(data["sentence"]),
     "step": _step,
     "rows": _rows,
     "validated": _validated,

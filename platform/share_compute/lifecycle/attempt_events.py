@@ -146,6 +146,17 @@ class Started(StrictModel):
     total_steps: int
 
 
+class ComputationChosen(StrictModel):
+    """Report whether the job computes with compiled or with eager code, for a job with ``training.compile``."""
+
+    type: Literal["computation"] = "computation"
+    is_compiled: bool
+    gain: float | None = Field(default=None, gt=0)
+    """Ratio of the eager time to the compiled time of the slowest stage; None if it was not measured."""
+    sentence: str
+    """Human-readable description with the reason."""
+
+
 class StepCommitted(StrictModel):
     """Report that one optimizer step is committed."""
 
@@ -484,6 +495,7 @@ AttemptEvent: TypeAlias = Annotated[
     | RangesPlaced
     | Reformed
     | Started
+    | ComputationChosen
     | StepCommitted
     | Validated
     | Pictured

@@ -17,6 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 Cell: TypeAlias = tuple[int, ...]
 """Key that seeds the dropout of a microbatch: (seed, step, microbatch)."""
+Forward: TypeAlias = Callable[..., Any]
+"""The ``forward`` of a layer."""
+
+_INNER = "inner"
+"""Attribute with the layer's own ``forward``, of the function with which `run_by_cell` replaces it."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -48,10 +53,25 @@ def run_by_cell(
         def compute(*given: Any, **named: Any) -> Any:
             if draws and layer.training:
                 torch.manual_seed(derive_seed(*now, place))
-            return forward(*given, **named)
+            return vars(run)[_INNER](*given, **named)
 
         if recomputes and torch.is_grad_enabled():
             return checkpoint(compute, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
         return compute(*arguments, **options)
 
+    vars(run)[_INNER] = forward
     layer.forward = run
+
+
+def replace_inner(layer: nn.Module, replacement: Callable[[Forward], Forward]) -> None:
+    """Replace the computation of a layer; random numbers are still seeded, and the layer is still recomputed.
+
+    Args:
+        layer: layer of a stage.
+        replacement: returns the new ``forward``, given the present one.
+    """
+    known = vars(layer.forward) if _INNER in getattr(layer.forward, "__dict__", {}) else None
+    if known is None:
+        layer.forward = replacement(layer.forward)
+    else:
+        known[_INNER] = replacement(known[_INNER])

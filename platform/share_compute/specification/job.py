@@ -531,6 +531,11 @@ class TrainJob(SpecModel):
                 f"parallelism.tensor {self.parallelism.tensor} needs training.precision float32, and it is "
                 f"{self.training.precision}"
             )
+        if self.parallelism.tensor > 1 and self.training.compile != "off":
+            raise ValueError(
+                f"parallelism.tensor {self.parallelism.tensor} needs training.compile off, and it is "
+                f"{self.training.compile}: the processes of a machine compute eagerly"
+            )
         if self.parallelism.operators.strategies and self.model.layers is not None:
             raise ValueError(
                 "parallelism.operators.strategies names operators in the layers of a Hugging Face model, and "

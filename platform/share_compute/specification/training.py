@@ -30,6 +30,7 @@ from share_compute.specification.task import RISING, LossSpec, Metric, TargetSpe
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Collective: TypeAlias = Literal["auto", "ring", "tree", "sharded", "hierarchical"]
+Compiling: TypeAlias = Literal["auto", "on", "off"]
 DEFAULT_LR_END = 1e-7
 """Default final learning rate of schedule polynomial, as in ``transformers``."""
 
@@ -118,6 +119,8 @@ class TrainingSpec(SpecModel):
     """Codec of the activations and gradients that stages exchange, for slow links."""
     precision: Precision = "float32"
     """Type in which layers compute; weights, their gradients and the optimizer's state stay float32."""
+    compile: Compiling = Field(default="off", title="Compiled code")
+    """Compile layers with torch.compile; auto does so if it is faster. The weights then differ in the last bits."""
     activation_checkpointing: bool = False
     """Keep only the inputs of each layer and recompute the rest in the backward pass: less memory, more time."""
     freeze: tuple[str, ...] = Field(default=(), title="Frozen", fail_fast=True)
@@ -206,6 +209,10 @@ class TrainingSpec(SpecModel):
         if policy is None:
             self._sums_can_be_compressed()
             return self
+        if self.compile != "off":
+            raise ValueError(
+                f"compile {self.compile} needs synchronization {{kind: allreduce}}: branches compute eagerly"
+            )
         if self.schedule.plateau is not None:
             raise ValueError(
                 "schedule.name reduce_on_plateau needs synchronization {kind: allreduce}: only the first branch "

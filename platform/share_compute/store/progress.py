@@ -16,6 +16,7 @@ from share_compute.lifecycle.attempt_events import (
     AttemptEnded,
     AttemptEvent,
     CheckpointSaved,
+    ComputationChosen,
     LayersTimed,
     LinkCut,
     Measured,
@@ -332,7 +333,15 @@ def _decimated(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
 
 def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) -> None:
     match event:
-        case Planned() | RangesPlaced() | Reformed() | Protection() | ReplanProposed() | ReplanAbandoned():
+        case (
+            Planned()
+            | RangesPlaced()
+            | Reformed()
+            | Protection()
+            | ComputationChosen()
+            | ReplanProposed()
+            | ReplanAbandoned()
+        ):
             _apply_plan(session, row, event, now)
         case Started():
             # If members of an earlier attempt continue, their first step is not the one after the checkpoint.
@@ -378,10 +387,16 @@ def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) ->
 def _apply_plan(
     session: Session,
     row: JobRow,
-    event: Planned | RangesPlaced | Reformed | Protection | ReplanProposed | ReplanAbandoned,
+    event: Planned
+    | RangesPlaced
+    | Reformed
+    | Protection
+    | ComputationChosen
+    | ReplanProposed
+    | ReplanAbandoned,
     now: datetime,
 ) -> None:
-    """Apply a report about a job's plans; lease and release machines to match."""
+    """Apply a report about how a job computes, or about its plans; lease and release machines to match."""
     match event:
         case Planned(plan=plan):
             _lay(session, row, plan, now)
@@ -399,6 +414,8 @@ def _apply_plan(
             row.proposal = row.proposal if expected else None
         case Protection():
             row.is_protected = event.is_protected
+        case ComputationChosen():
+            row.computation = event.sentence
         case ReplanProposed(plan=plan):
             row.proposal = event.model_dump(mode="json")
             _lease(session, row, plan, now, ContributorState.ready)

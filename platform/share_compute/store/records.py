@@ -281,6 +281,8 @@ class JobRecord(Record):
     """Proposed plan that is not applied yet; null if there is none."""
     is_protected: bool = False
     """Whether each layer of a running training job is on at least two machines, as last reported."""
+    computation: str | None = None
+    """Whether a job with ``training.compile`` computes with compiled or eager code, and why; null before the choice."""
     error: dict[str, Any] | None
     """Code and facts of the error, if the job failed."""
     attempt: int

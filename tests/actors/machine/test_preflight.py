@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +144,29 @@ def test_root_lends_no_gpu_where_its_node_would_be_confined(
             preflight.require_gpu_access(gpus)
     else:
         preflight.require_gpu_access(gpus)
+
+
+def test_a_machine_without_a_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    found = preflight.check_compiler()
+    assert (found.state, found.hint is not None) == ("warn", True)
+    assert "compute eagerly" in found.text
+
+
+def test_a_compiler_that_does_not_work_is_reported_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    found = preflight.check_compiler()
+    assert (found.state, "Python.h" in found.text) == ("warn", True)
+
+
+def test_a_compiler_that_works_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    works = tmp_path / "g++"
+    works.write_text("#!/bin/sh\ncat > /dev/null\n")
+    works.chmod(0o755)
+    monkeypatch.setenv("CXX", str(works))
+    assert preflight.check_compiler().state == "ok"

@@ -6,6 +6,6 @@ from share_compute.settings import Settings
 from share_compute_api.agent.examination import examine
 
 
-def test_the_resolver_is_checked(tmp_path: Path) -> None:
+def test_resolver_and_compiler_are_checked(tmp_path: Path) -> None:
     checks = [finding.check for finding in examine(Settings(data_folder=tmp_path, port=0))]
-    assert checks.count("resolver") == 1
+    assert checks.count("resolver") == checks.count("compiler") == 1

@@ -5899,6 +5899,11 @@ export interface components {
             /** Checkpoint Step */
             checkpoint_step: number | null;
             /**
+             * Computation
+             * @description Whether a job with ``training.compile`` computes with compiled or eager code, and why; null before the choice.
+             */
+            computation?: string | null;
+            /**
              * Created At
              * Format: date-time
              */
@@ -6122,6 +6127,7 @@ export interface components {
              *           "mode": "auto"
              *         }
              *       },
+             *       "compile": "off",
              *       "compression": {
              *         "name": "none"
              *       },
@@ -12486,6 +12492,7 @@ export interface components {
              *           "mode": "auto"
              *         }
              *       },
+             *       "compile": "off",
              *       "compression": {
              *         "name": "none"
              *       },
@@ -12582,6 +12589,13 @@ export interface components {
              *     }
              */
             communication_fusion: components["schemas"]["CommunicationFusionSpec"];
+            /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. The weights then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
             /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.
@@ -12765,6 +12779,13 @@ export interface components {
              *     }
              */
             communication_fusion: components["schemas"]["CommunicationFusionSpecRequest"];
+            /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. The weights then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
             /**
              * Compression
              * @description Codec of the changes of weights that branches exchange after a round, or of the gradients that a stage sums.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import LinkLost, ShardStoreLost, StaleEpoch
+from share_compute.errors import CompilerFailed, LinkLost, ShardStoreLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, Note, Planned
 from share_compute.models.factory import dissect
 from share_compute.planning.planner import Solution
@@ -24,6 +24,7 @@ from share_compute.specification.boundaries import (
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.training.coordinator.computation import choose_computation, give_up_compiling
 from share_compute_actors.training.coordinator.connections import Connections
 from share_compute_actors.training.coordinator.planning import plan_attempt, valid_timings
 from share_compute_actors.training.coordinator.training_run import TrainingRun
@@ -89,8 +90,13 @@ class TrainingAttempt:
             else:
                 self._report(Planned(plan=start.solution.plan))
                 group.load(start.solution.plan)
+            choose_computation(spec.training.compile, group, step_log, self._report)
             run = TrainingRun(assignment, start, shard_store, group, step_log, self._connections)
             return AttemptEnded(outcome="succeeded", reason=run.run())
+        except CompilerFailed as failure:
+            is_over = False  # another attempt continues with the members, eagerly
+            give_up_compiling(failure, step_log, self._report)
+            raise
         except (ShardStoreLost, LinkLost, StaleEpoch):
             is_over = False  # another attempt continues with the members
             raise

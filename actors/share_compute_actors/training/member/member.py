@@ -41,8 +41,10 @@ from share_compute_actors.messages import (
 )
 from share_compute_actors.training.backups.copies import Copies, RemotePrimary
 from share_compute_actors.training.backups.copy_quota import CopyQuota
+from share_compute_actors.training.compiled.artifacts import Artifacts
 from share_compute_actors.training.faults import with_faults
 from share_compute_actors.training.member.backup_calls import BackupCalls
+from share_compute_actors.training.member.compiling import CompilesLayers
 from share_compute_actors.training.member.engine import Forming, TrainingEngine
 from share_compute_actors.training.member.loading import build_runner, fill_runner
 from share_compute_actors.training.member.merging import MergesBranches
@@ -65,7 +67,7 @@ _LAST_MESSAGE_S = 5.0
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
-class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnRequest):
+class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMember, FailsOnRequest):
     """Runs one machine's part of one job, in all its epochs.
 
     Methods of the concurrency group ``orders`` do their work on the compute thread, one after the other.
@@ -117,6 +119,8 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
         )
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None
+        self._artifacts = Artifacts()
+        self._compiles = setup.training.compile == "on"
         self._pieces: Pieces | None = None
         self._offered = {}
         self._lifeline = Lifeline()
@@ -179,6 +183,8 @@ class Member(GivesState, BackupCalls, MergesBranches, LinkedMember, FailsOnReque
             else SourceClient(sources, self._setup.worker, self._own_state, self._traffic)
         )
         fill_runner(runner, self._setup, client)
+        if self._compiles:
+            self._compile(runner, applied)
         self._next, self._next_applied = runner, applied
         return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
 

@@ -41,6 +41,7 @@ from share_compute.training.optimizers import (
     undecayed_parameters,
 )
 from share_compute.training.shares import WHOLE, OptimizerShare
+from share_compute_actors.training.compiled.layers import CompiledLayers
 from share_compute_actors.training.member.evaluating import Evaluates
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.algorithms import GlooLinks
@@ -107,6 +108,8 @@ class Runner(Evaluates):
         """State between merges; None if the member belongs to no branch, or before `begin_branch`."""
         self.loss_scale: LossScale = first_loss_scale(training.precision)
         """Loss scale of the first step that is not applied yet; loaded together with the weights."""
+        self.compiled: CompiledLayers | None = None
+        """Compiled code of the layers; None if they compute eagerly."""
         self._last_applied: tuple[int, float | None, float | None] = (0, None, None)
         self._learning_rate = learning_rates(training)
         self._timer: LayerTimer | None = None
@@ -192,7 +195,9 @@ class Runner(Evaluates):
             self._merged = None
         self.stage.module.train()
         self.stage.prepare_cell(self._training.seed, step, microbatch)
-        with self._timed("forward") if keeps_graph else torch.no_grad():
+        # Compiled code without a graph could differ in bits from that with one.
+        without_graph = nullcontext() if self._is_compiled else torch.no_grad()
+        with self._timed("forward") if keeps_graph else without_graph:
             outputs = self.stage.forward(entering)
         if keeps_graph:
             self._graphs[microbatch] = Graph(arrived, outputs)
@@ -545,6 +550,10 @@ class Runner(Evaluates):
         timer, self._timer = self._timer, None
         return timer.finish()
 
+    @property
+    def _is_compiled(self) -> bool:
+        return self.compiled is not None and self.compiled.is_on
+
     def _timed(self, way: Literal["forward", "backward"]) -> AbstractContextManager[None]:
         return self._timer.timing(way) if self._timer is not None else nullcontext()
 
@@ -571,7 +580,8 @@ class Runner(Evaluates):
         gradient: Tensor | Callable[[Tensor], Tensor] = known.to(self._device)
         if self.stage.shard.is_last and incoming is not None:
             gradient = partial(loss_sum, targets=incoming, objective=self.stage.objective)
-        return find_nonfinite(self.stage, place, microbatch, entering.to(self._device), gradient)
+        with nullcontext() if self.compiled is None else self.compiled.eager():
+            return find_nonfinite(self.stage, place, microbatch, entering.to(self._device), gradient)
 
 
 def _raise(failure: ContributorLost) -> None:

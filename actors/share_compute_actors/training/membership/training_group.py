@@ -26,6 +26,7 @@ from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.group.naming import gpu_options, member_options
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.messages import MemberSetup, MemberStatus, Source, Sources, server_source
+from share_compute_actors.training.compiled.layers import COMPILED_TIMES, CompiledTimes
 from share_compute_actors.training.member.member import Member
 from share_compute_actors.training.member.schemas import STATUS
 from share_compute_actors.training.membership.epochs import shares_of
@@ -73,6 +74,8 @@ class TrainingGroup(WorkerGroup):
         self._coordinator = coordinator
         self._runs = runs
         self._tied_name = tied_name
+        self.compiles = False
+        """Whether members that start compile their layers."""
         self._invited: dict[Worker, tuple[Any, Any]] = {}
         """Actor and pending call of `Member.build`, by member; only of started members that are not admitted yet."""
         self._refused: set[tuple[Worker, str]] = set()
@@ -118,6 +121,7 @@ class TrainingGroup(WorkerGroup):
         most_threads = self._assignment.spec.parallelism.threads or machine.cpu_threads
         training, branch = self._assignment.spec.training, self._assignment.branch
         rounds = training.rounds
+        training = training.model_copy(update={"compile": "on" if self.compiles else "off"})
         if branch is not None:  # branches draw different dropout
             seed = derive_seed("branch", training.seed, branch.number)
             training = training.model_copy(update={"seed": seed})
@@ -209,6 +213,36 @@ class TrainingGroup(WorkerGroup):
         for worker in sorted(shards.keys() - adopted.keys()):
             self._note(f"lost machine {self.name(worker)} while it loaded")
         self.detector.are_loading = False
+
+    def compare_compiled(self) -> dict[Worker, CompiledTimes]:
+        """Have all members compile their layers, and return the times of eager and compiled code, by member.
+
+        Members that die during the call are left out.
+
+        Raises:
+            CompilerFailed: a member cannot compile its layers.
+            MembersLost: all members died.
+        """
+        self.detector.are_loading = True
+        try:
+            calls = {worker: actor.compare_compiled.remote() for worker, actor in self._actors.items()}
+            return self.gather(COMPILED_TIMES, calls, skips_lost=True)
+        finally:
+            self.detector.are_loading = False
+
+    def choose_computation(self, *, is_compiled: bool) -> None:
+        """Let all members compute with compiled or eager code, also those that start later.
+
+        Members that die during the call are left out.
+
+        Raises:
+            MembersLost: all members died.
+        """
+        self.compiles = is_compiled
+        calls = {
+            worker: actor.choose_computation.remote(is_compiled) for worker, actor in self._actors.items()
+        }
+        self.gather(NOTHING, calls, skips_lost=True)
 
     @property
     def beginning(self) -> Sources | None:

@@ -170,6 +170,7 @@ def show(
         "finished": since(record.finished_at),
         "checkpoint": None if record.checkpoint_step is None else f"step {record.checkpoint_step}",
         "protected": protection_text(record),
+        "computation": escape(record.computation) if record.computation else None,
         "measured": step_times(record.measured) if record.measured else None,
         "proposal": escape(record.proposal.sentence) if record.proposal else None,
         **{f"then.{link.name}": link_text(link) for link in record.links},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from share_compute.errors import (
+    CompilerFailed,
     ContributorLost,
     LinkLost,
     PlanInfeasible,
@@ -38,7 +39,7 @@ class AttemptFailure:
         """Return the failure that the attempt itself reported."""
         error = error or {}
         code = error.get("code")
-        leaves_members = code in (ShardStoreLost.code, LinkLost.code)
+        leaves_members = code in (ShardStoreLost.code, LinkLost.code, CompilerFailed.code)
         return cls(reason, error, code == ContributorLost.code or leaves_members, leaves_members)
 
     @classmethod

@@ -123,6 +123,7 @@ class JobRow(Base):
     measured: Mapped[dict[str, Any] | None]
     proposal: Mapped[dict[str, Any] | None]
     is_protected: Mapped[bool] = mapped_column(server_default=false())
+    computation: Mapped[str | None]
     timings: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
     error: Mapped[dict[str, Any] | None]
     attempt: Mapped[int]

@@ -7,6 +7,7 @@ import { useTranslation } from "react-i18next";
 import { job as jobQuery, log, metrics, trials } from "../../api/queries";
 import { isGone, type ClusterEvent, type Job } from "../../api/types";
 import { count, duration, hourAndMinute, loss, si, significant, stepTime } from "../../format";
+import { translated } from "../../i18n/texts";
 import { useNow } from "../../useNow";
 import { latestProgress, meanSeconds, progressOf, shareOf, speedUnit, stallLimitS, timeLeftS, timesOf } from "./eta";
 import { nameOfResult } from "./figures";
@@ -68,6 +69,7 @@ export function Progress({ job, members }: { job: Job; members: Members | undefi
           {isRunning && job.is_protected === true && (
             <span title={t("Every layer is on two machines: losing any one of them costs no step.")}>{` · ${t("protected")}`}</span>
           )}
+          {job.computation != null && ` · ${translated(job.computation)}`}
           {isRunning && ` · ${t("running for {{time}}", { time: elapsed(job, now) })}`}
         </Text>
       </div>

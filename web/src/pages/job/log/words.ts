@@ -116,6 +116,7 @@ export function wordsFor({ kind, data }: ClusterEvent, t: TFunction): string {
       return roundMerged(data as unknown as RoundMerged, t);
     case "traffic":
       return traffic(data as { step: number; machines: Record<string, { sent_bytes: number; received_bytes: number }> }, t);
+    case "computation":
     case "ranges-placed":
     case "offended":
     case "link-cut":

@@ -1,0 +1,72 @@
+"""Chooses whether the members of a job compute with compiled or with eager code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from share_compute.errors import CompilerFailed
+from share_compute.lifecycle.attempt_events import AttemptEvent, ComputationChosen
+from share_compute.quantities import seconds_text
+from share_compute.specification.training import Compiling
+from share_compute_actors.training.compiled.layers import LEAST_GAIN, gain_of
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.step_log import StepLog
+
+
+def choose_computation(
+    mode: Compiling, group: TrainingGroup, step_log: StepLog, report: Callable[[AttemptEvent], None]
+) -> None:
+    """Choose compiled or eager code for all members of a job, unless an earlier attempt has chosen it.
+
+    The choice is in the step log, so members that replace others compute the same bits. If machines of a later attempt
+    cannot compile, the job continues with eager code.
+
+    Args:
+        mode: ``training.compile`` of the job.
+        group: the members, each with its shard.
+        step_log: the step log, claimed by the attempt.
+        report: receives the choice.
+
+    Raises:
+        MembersLost: all members died.
+    """
+    if mode == "off":
+        return
+    known = step_log.is_compiled
+    if known is not False:
+        try:
+            times = list(group.compare_compiled().values())
+        except CompilerFailed as failure:
+            give_up_compiling(failure, step_log, report)
+        else:
+            gain = gain_of(times)
+            if known or mode == "on" or gain >= LEAST_GAIN:
+                warm_up = seconds_text(max(each.warm_up_s for each in times))
+                sentence = f"compiled: {gain:.2f} times as fast as eager, after {warm_up} of compiling"
+                chosen = ComputationChosen(is_compiled=True, gain=gain, sentence=sentence)
+            else:
+                sentence = f"eager: compiled code is {gain:.2f} times as fast"
+                chosen = ComputationChosen(is_compiled=False, gain=gain, sentence=sentence)
+            step_log.choose_computation(is_compiled=chosen.is_compiled)
+            report(chosen)
+    group.choose_computation(is_compiled=step_log.is_compiled is True)
+
+
+def give_up_compiling(
+    failure: CompilerFailed, step_log: StepLog, report: Callable[[AttemptEvent], None]
+) -> None:
+    """Write and report that a job computes with eager code from now on, because a machine cannot compile it.
+
+    Args:
+        failure: the error of the machine.
+        step_log: the step log, claimed by the attempt.
+        report: receives the choice.
+    """
+    sentence = f"eager: {failure.message}"
+    if step_log.is_compiled:
+        sentence = (
+            f"eager after step {step_log.read().committed}, so the weights will differ in the last bits from those of "
+            f"compiled code: {failure.message}"
+        )
+    step_log.choose_computation(is_compiled=False)
+    report(ComputationChosen(is_compiled=False, sentence=sentence))

@@ -1,0 +1,100 @@
+"""Remote methods of a member for compiled code."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+from share_compute.errors import CompilerFailed
+from share_compute.models.boundary import numbers_in
+from share_compute.protocol.member import MemberMachine
+from share_compute_actors.group.answering import answers
+from share_compute_actors.machine.preflight import check_compiler
+from share_compute_actors.messages import MemberSetup
+from share_compute_actors.training.compiled.artifacts import Artifacts
+from share_compute_actors.training.compiled.layers import COMPILED_TIMES, CompiledLayers, CompiledTimes
+from share_compute_actors.training.member.engine import TrainingEngine
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.samples import Rows
+from share_compute_actors.wire import NOTHING
+
+
+class CompilesLayers:
+    """Mixin with a member's methods for compiled code."""
+
+    _machine: MemberMachine
+    _engine: TrainingEngine
+    _runner: Runner | None
+    _setup: MemberSetup
+    _shard_store: Any
+    _artifacts: Artifacts
+    _compiles: bool
+    """Whether the layers of the next shard are compiled, too."""
+
+    @ray.method(concurrency_group="orders")
+    @answers(COMPILED_TIMES)
+    def compare_compiled(self) -> CompiledTimes:
+        """Compile the layers of the shard, and return the times of a microbatch with eager and with compiled code.
+
+        Raises:
+            CompilerFailed: the layers cannot be compiled, or compute other numbers.
+            ShardStoreLost: the shard store, which has the samples, died.
+        """
+        return self._engine.order(self._compare)
+
+    def _compare(self) -> CompiledTimes:
+        assert self._runner is not None
+        step = self._machine.applied
+        layers = self._prepared(self._runner)
+        return layers.compare(self._cells(self._runner, step), (self._setup.training.seed, step))
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def choose_computation(self, is_compiled: bool) -> None:
+        """Compute with compiled or eager code from now on, also after a change of the shard."""
+        self._engine.order(partial(self._choose, is_compiled=is_compiled))
+
+    def _choose(self, *, is_compiled: bool) -> None:
+        self._compiles = is_compiled
+        if self._runner is not None and self._runner.compiled is not None:
+            self._runner.compiled.is_on = is_compiled
+
+    def _compile(self, runner: Runner, step: int) -> None:
+        """Compile the layers of a shard that the member has loaded.
+
+        Args:
+            runner: the shard, with its weights.
+            step: last step whose update the weights include.
+
+        Raises:
+            CompilerFailed: the layers cannot be compiled.
+            ShardStoreLost: the shard store, which has the samples, died.
+        """
+        self._prepared(runner).warm_up(self._cells(runner, step), (self._setup.training.seed, step))
+
+    def _prepared(self, runner: Runner) -> CompiledLayers:
+        if runner.compiled is None:
+            found = check_compiler()
+            if found.state != "ok":
+                raise CompilerFailed(f"{self._setup.name}: {found.text}", hint=found.hint)
+            runner.compiled = CompiledLayers(runner.stage, self._setup.name, self._artifacts)
+        return runner.compiled
+
+    def _cells(self, runner: Runner, step: int) -> list[tuple[int, Tensor]]:
+        """Return the id and the input of a microbatch of each task; random numbers stand for activations."""
+        training, stage = self._setup.training, runner.stage
+        microbatches = range(len(stage.objectives))
+        if stage.shard.is_first:
+            rows = Rows(self._shard_store, "inputs")
+            following = min(step + 1, training.steps)
+            return [(microbatch, rows.take(following, microbatch)) for microbatch in microbatches]
+        expected = runner.expected("activation")
+        if expected is None or expected.shape is None:
+            raise CompilerFailed("the model does not say how many numbers pass between its layers")
+        drawn = torch.randn(expected.shape, generator=torch.Generator().manual_seed(training.seed))
+        dtypes = sorted(numbers_in(training.precision), key=str)
+        return [(microbatch, drawn.to(dtype)) for microbatch in microbatches for dtype in dtypes]

@@ -1,0 +1,115 @@
+"""Compare training passes with ``training.compile: auto`` and eager ones, and measure the time to compile.
+
+Each start is a process of its own. The first compiles the layers, and the second finds the first one's artifacts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from _harness import arguments, print_figure
+from torch import Tensor
+
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.shards import Shard
+from share_compute_actors.training.compiled.artifacts import Artifacts
+from share_compute_actors.training.compiled.layers import LEAST_GAIN, CompiledLayers, gain_of
+
+LAYERS, VOCABULARY = 4, 1024
+BATCH, LENGTH = 4, 128
+"""Samples of a microbatch, and their tokens."""
+KEY = (0, 1)
+
+
+def start(hidden: int, folder: str, blocks: int, passes: int) -> None:
+    """Compile a stage as a member does, and print the times of blocks of passes as JSON.
+
+    Args:
+        hidden: hidden size of the Llama layers.
+        folder: folder of the artifacts.
+        blocks: number of blocks of each side, which take turns.
+        passes: number of microbatches forward and backward in a block.
+    """
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 11 // 4,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": hidden // 128,
+        "vocab_size": VOCABULARY,
+    }
+    stage = build_stage(Blueprint(config=config), Shard("m", 0, LAYERS, LAYERS), torch.device("cpu"))
+    stage.initialize(0)
+    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+    layers = CompiledLayers(stage, "this machine", Artifacts(Path(folder)))
+    times = layers.compare([(0, ids)], KEY)
+    gain = gain_of([times])
+    found: dict[str, Any] = {"warm_up_s": times.warm_up_s, "gain": gain, "auto": [], "eager": []}
+    stage.module.train()
+    for _ in range(blocks):
+        for side, is_on in (("auto", gain >= LEAST_GAIN), ("eager", False)):
+            layers.is_on = is_on
+            found[side].append(_seconds(stage, ids, passes))
+    print(json.dumps(found))
+
+
+def _seconds(stage: Any, ids: Tensor, passes: int) -> float:
+    began_s = time.perf_counter()
+    for _ in range(passes):
+        stage.prepare_cell(*KEY, 0)
+        stage.forward(ids).mean().backward()
+    return time.perf_counter() - began_s
+
+
+def main() -> None:
+    """Run both starts for each hidden size, and print the figures."""
+    options = arguments(__doc__ or "")
+    for hidden in (128,) if options.quick else (256, 1024):
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = (_started(hidden, folder, options.blocks, options.steps) for _ in range(2))
+        numbers = BATCH * LENGTH * options.steps
+        own, other = ([numbers / seconds for seconds in second[side]] for side in ("auto", "eager"))
+        print_figure(
+            "compile_vs_eager",
+            ours=statistics.median(own),
+            peer=statistics.median(other),
+            peer_name="eager",
+            ratio=statistics.median(a / b for a, b in zip(own, other, strict=True)),
+            unit="tokens/s",
+            hidden_size=hidden,
+            is_compiled=second["gain"] >= LEAST_GAIN,
+            measured_gain=round(second["gain"], 3),
+        )
+        print_figure(
+            "compile_second_start",
+            ours=second["warm_up_s"],
+            peer=first["warm_up_s"],
+            peer_name="first start",
+            ratio=first["warm_up_s"] / second["warm_up_s"],
+            unit="s",
+            hidden_size=hidden,
+        )
+
+
+def _started(hidden: int, folder: str, blocks: int, passes: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--start", *map(str, (hidden, folder, blocks, passes))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--start"]:
+        start(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    else:
+        main()
