@@ -134,7 +134,8 @@ function Since({ alert: { since }, now }: { alert: Alert; now: number }) {
 function titleOf(t: ReturnType<typeof useTranslation>["t"], { alerts }: AlertGroup): string {
   const [first] = alerts;
   if (alerts.length === 1) return sentence(first!.text);
-  const condition = conditionOf({ name: first!.name ?? null, text: clause(first!.text) });
+  // "2 machines: lost": the verb would be in the singular.
+  const condition = conditionOf({ name: first!.name ?? null, text: clause(first!.text) }).replace(/^(is|was) /, "");
   const of = { count: alerts.length, condition };
   switch (subjectOf(first!)) {
     case "job":
