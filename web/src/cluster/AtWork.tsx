@@ -50,9 +50,11 @@ function Entry({ work, used }: { work: Work; used: Utilizations }) {
       <Text component="span" size="xs" c="dimmed">
         {[t("{{count}} machines", { count: work.machines.length }), mean !== undefined && t("{{share}} in use", { share: shareText(mean) })].filter(Boolean).join(" · ")}
       </Text>
-      <span className="gauge" aria-hidden>
-        <span style={{ width: `${100 * (mean ?? 0)}%` }} />
-      </span>
+      {mean !== undefined && (
+        <span className="gauge" aria-hidden>
+          <span style={{ width: `${100 * mean}%` }} />
+        </span>
+      )}
     </li>
   );
 }
