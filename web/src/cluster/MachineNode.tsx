@@ -46,6 +46,8 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
   const { t } = useTranslation();
   const r = radiusOf(machine, spacing);
   const tone = toneOf(machine);
+  // A square has the area of the circle, and its corners stay inside the ring.
+  const half = 0.87 * r;
   const ring = r + 3.5;
   const around = 2 * Math.PI * ring;
   const used = machine.held?.memory_bytes ?? 0;
@@ -68,7 +70,7 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
         >
           <circle className={classes.target} r={Math.max(ring, 12)} />
           {machine.kind === "cuda" ? (
-            <rect className={classes.body} x={-r} y={-r} width={2 * r} height={2 * r} rx={r * 0.3} />
+            <rect className={classes.body} x={-half} y={-half} width={2 * half} height={2 * half} rx={half * 0.3} />
           ) : (
             <circle className={classes.body} r={r} />
           )}
