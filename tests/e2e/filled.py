@@ -119,7 +119,9 @@ class Filled:
         if chance < 0.08:
             record = self._store.contributors.get(self._draw.choice(self._restless).id)
             if record.state is ContributorState.ready:
-                self._store.contributors.set_state(record, ContributorState.lost, "its Ray node died")
+                self._store.contributors.set_state(
+                    record, ContributorState.lost, "its Ray node is dead or does not answer"
+                )
             elif record.state is ContributorState.lost:
                 self._store.contributors.rejoin(record.id)
             elif record.state is ContributorState.joining:

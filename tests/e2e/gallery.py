@@ -13,10 +13,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import httpx
 from playwright.sync_api import Browser, BrowserContext, Error, Page, sync_playwright
@@ -46,6 +47,7 @@ ALWAYS = {
     "admin": "admin",
 }
 REPORT_S = 30.0
+SWITCH_MS = 400
 PLAYED = "[class*='_playhead_']"
 
 
@@ -70,7 +72,9 @@ def working(cluster: Cluster) -> Pages:
     scenes.start(store, job, machines)
     plan = test_job.laid(1, *([machine] for machine in machines))
     test_job.tell(
-        store, job, Reformed(epoch=1, step=1, plan=plan, seconds=0, recomputed=0, sentence="planned again")
+        store,
+        job,
+        Reformed(epoch=1, step=1, plan=plan, seconds=0, recomputed=0, sentence="members connected again"),
     )
     scenes.train(store, job, 1, 10)
     test_cluster.time_it(store, job, machines)
@@ -145,7 +149,9 @@ def dead(cluster: Cluster) -> Pages:
     for machine in machines:
         scenes.use(cluster.server.utilization, cluster.store, machine, 0.7)
     lost = cluster.store.contributors.get(machines[1].id)
-    cluster.store.contributors.set_state(lost, ContributorState.lost, "its Ray node died")
+    cluster.store.contributors.set_state(
+        lost, ContributorState.lost, "its Ray node is dead or does not answer"
+    )
     return {
         **ALWAYS,
         "machines-gone": "?gone=true",
@@ -216,8 +222,13 @@ def show(page: Page, name: str, address: str) -> None:
     page.wait_for_timeout(600)  # transitions
 
 
-def look(context: BrowserContext, cluster: Cluster, pages: Pages, folder: Path, suffix: str) -> Iterator[str]:
-    """Take a picture of each page; yield what is wrong."""
+def look(
+    context: BrowserContext, cluster: Cluster, pages: Pages, schemes: Sequence[Any], pictures: str
+) -> Iterator[str]:
+    """Take a picture of each page in each colour scheme; yield what is wrong.
+
+    The scheme changes while the page is open, as it does at sunset: a page is loaded once, and its charts draw again.
+    """
     said = Complaints()
     page = context.new_page()
     said.listen(page)
@@ -226,8 +237,9 @@ def look(context: BrowserContext, cluster: Cluster, pages: Pages, folder: Path, 
         if time.monotonic() - reported_s > REPORT_S:
             report(cluster)
             reported_s = time.monotonic()
-        picture = folder / f"{name}-{suffix}.png"
+        picture = pictures.format(name, schemes[0])
         try:
+            page.emulate_media(color_scheme=schemes[0])
             if name == SIGN_IN:
                 page.goto(cluster.url)
                 page.locator("input").first.wait_for()
@@ -237,8 +249,13 @@ def look(context: BrowserContext, cluster: Cluster, pages: Pages, folder: Path, 
                     page.get_by_role("heading", level=1).first.wait_for()
                     is_signed_in = True
                 show(page, name, f"{cluster.url}/{path}")
-            page.screenshot(path=picture, full_page=True)
-            yield from (f"{picture}: {one}" for one in violations(page))
+            for scheme in schemes:
+                picture = pictures.format(name, scheme)
+                if scheme != schemes[0]:
+                    page.emulate_media(color_scheme=scheme)
+                    page.wait_for_timeout(SWITCH_MS)
+                page.screenshot(path=picture, full_page=True)
+                yield from (f"{picture}: {one}" for one in violations(page))
             if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
                 yield f"{picture}: wider than the window"
         except Error as error:
@@ -253,16 +270,16 @@ def take(browser: Browser, folder: Path, options: argparse.Namespace) -> Iterato
         (folder / state).mkdir(parents=True, exist_ok=True)
         with opened(state) as (cluster, pages):
             chosen = {name: path for name, path in pages.items() if re.search(options.pages, name)}
-            for language, scheme, width in product(options.languages, options.schemes, options.widths):
+            for language, width in product(options.languages, options.widths):
                 is_phone = width < 600
                 context = browser.new_context(
-                    color_scheme=scheme,
                     locale=LOCALES[language],
                     viewport={"width": width, "height": 900},
                     is_mobile=is_phone,
                     has_touch=is_phone,
                 )
-                yield from look(context, cluster, chosen, folder / state, f"{language}-{scheme}-{width}")
+                pictures = str(folder / state / f"{{}}-{language}-{{}}-{width}.png")
+                yield from look(context, cluster, chosen, options.schemes, pictures)
                 context.close()
 
 

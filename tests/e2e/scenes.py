@@ -85,7 +85,7 @@ def use(monitor: UtilizationMonitor, store: Store, machine: ContributorRecord, b
 def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
     """Start an attempt on these machines, with a stage on each."""
     store.jobs.begin(job.id, [machine.id for machine in machines])
-    note = Note(message="elm would slow the job down; it gets no layers", level="warning")
+    note = Note(message="the pinned plan no longer holds: the job continues without elm", level="warning")
     started = Started(first_step=1, total_steps=40)
     store.progress.record(job.id, job.attempt, [Planned(plan=plan_on(machines)), note, started])
 
@@ -218,8 +218,9 @@ def finish(store: Store, job: JobRecord, folder: Path) -> None:
 def lose(store: Store, job: JobRecord, machine: ContributorRecord) -> None:
     """Lose a machine of a job."""
     store.contributors.set_state(
-        store.contributors.get(machine.id), ContributorState.lost, "its Ray node died"
+        store.contributors.get(machine.id), ContributorState.lost, "its Ray node is dead or does not answer"
     )
-    error = {"code": "contributor-lost", "hint": f"share-compute resume {job.id} continues from step 10"}
-    ended = AttemptEnded(outcome="failed", reason=f"contributor {machine.name} was lost", error=error)
+    hint = "resume the job to continue from its last checkpoint on the available machines"
+    error = {"code": "contributor-lost", "hint": hint}
+    ended = AttemptEnded(outcome="failed", reason=f"machines were lost: {machine.name}", error=error)
     store.progress.record(job.id, job.attempt, [ended])

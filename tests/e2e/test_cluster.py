@@ -69,7 +69,9 @@ def test_the_map_shows_machines_as_they_join_work_and_go(page: Page, cluster: Cl
     start(cluster.store, job, [ash, birch])
     expect(node(page, "birch")).to_have_accessible_name(re.compile(f"digits, {NIGHT}"))
     cluster.store.contributors.set_state(
-        cluster.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+        cluster.store.contributors.get(birch.id),
+        ContributorState.lost,
+        "its Ray node is dead or does not answer",
     )
     expect(node(page, "birch")).to_have_count(0)
     page.get_by_role("switch", name="Show 1 that left").check()
@@ -87,7 +89,9 @@ def test_machines_stay_where_they_are_when_others_come_and_go(page: Page, cluste
         return {name: node(page, name).locator("xpath=../..").get_attribute("style") for name in names}
 
     before = places()
-    cluster.store.contributors.set_state(machines[1], ContributorState.lost, "its Ray node died")
+    cluster.store.contributors.set_state(
+        machines[1], ContributorState.lost, "its Ray node is dead or does not answer"
+    )
     expect(node(page, "birch")).to_have_count(0)
     assert places() == before
 
@@ -142,7 +146,7 @@ def test_the_page_of_a_machine_shows_its_history_after_a_loss(page: Page, cluste
     expect(history.first).to_contain_text("It is free again.")
     expect(history.filter(has_text="It holds")).to_contain_text(f"{NIGHT} of digits")
     lose(cluster.store, job, birch)
-    expect(history.first).to_contain_text("Its Ray node died.")
+    expect(history.first).to_contain_text("Its Ray node is dead or does not answer.")
     expect(page.get_by_text("lost", exact=True).first).to_be_visible()
     expect(page.get_by_role("button", name="Send away")).to_have_count(0)
     expect(page.get_by_text(re.compile("Last seen (just now|[0-9]+ s ago)"))).to_be_visible()
@@ -283,7 +287,9 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     for machine in machines:
         use(cluster.server.utilization, store, machine, 0.7)
     store.contributors.set_state(
-        store.contributors.get(machines[3].id), ContributorState.lost, "its Ray node died"
+        store.contributors.get(machines[3].id),
+        ContributorState.lost,
+        "its Ray node is dead or does not answer",
     )
     options = {"reduced_motion": "reduce", "locale": LOCALES[language]}
     with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as seen:

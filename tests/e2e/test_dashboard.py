@@ -134,7 +134,9 @@ def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, cluster: 
     expect(curve).to_have_accessible_name(re.compile(r"2\.300 at step 1, 0\.2300 at step 10"))
     train(cluster.store, job, 11, 20)
     expect(curve).to_have_accessible_name(re.compile("at step 20"))
-    expect(page.get_by_role("log")).to_contain_text("elm would slow the job down")
+    expect(page.get_by_role("log")).to_contain_text(
+        "the pinned plan no longer holds: the job continues without elm"
+    )
 
     finish(cluster.store, job, cluster.folder / "jobs" / job.id / "artifacts" / "model")
     expect(page.get_by_text("All 40 steps are done.", exact=True)).to_be_visible()
@@ -168,8 +170,8 @@ def test_a_lost_machine_ends_the_job_and_resume_queues_it_again(page: Page, clus
     train(cluster.store, job, 1, 10)
     expect(page.get_by_text("Step 10 of 40")).to_be_visible()
     lose(cluster.store, job, machines[1])
-    expect(page.get_by_text("Contributor birch was lost.", exact=True)).to_be_visible()
-    expect(page.get_by_text(f"share-compute resume {job.id} continues from step 10.")).to_be_visible()
+    expect(page.get_by_text("Machines were lost: birch.", exact=True)).to_be_visible()
+    expect(page.get_by_text("Resume the job to continue from its last checkpoint")).to_be_visible()
     page.get_by_role("button", name="Resume from step 10").click()
     expect(page.get_by_text("queued", exact=True)).to_be_visible()
     page.get_by_role("button", name="Cancel job").click()

@@ -55,9 +55,9 @@ def test_alerts_and_the_queue_follow_what_happens(admin: Page, cluster: Cluster)
     lose(cluster.store, first, machine)
     expect(alerts.get_by_role("listitem")).to_have_count(3)
     expect(alerts.get_by_role("listitem").nth(0)).to_contain_text(
-        "Job digits failed: contributor ash was lost."
+        "Job digits failed: machines were lost: ash."
     )
-    expect(alerts).to_contain_text("Machine ash was lost: its Ray node died.")
+    expect(alerts).to_contain_text("Machine ash was lost: its Ray node is dead or does not answer.")
     alerts.get_by_role("link", name="Open the job").click()
     expect(admin).to_have_url(f"{cluster.url}/jobs/{first.id}")
 
@@ -69,9 +69,11 @@ def test_equal_alerts_are_one_line_and_acknowledged_ones_come_back_when_they_cha
     machines = [join_as(cluster.store, name) for name in ("ash", "birch", "cedar")]
     for machine in machines[:2]:
         cluster.store.contributors.set_state(
-            cluster.store.contributors.get(machine.id), ContributorState.lost, "its Ray node died"
+            cluster.store.contributors.get(machine.id),
+            ContributorState.lost,
+            "its Ray node is dead or does not answer",
         )
-    summary = alerts.get_by_text("Each of 2 machines was lost: its Ray node died.")
+    summary = alerts.get_by_text("Each of 2 machines was lost: its Ray node is dead or does not answer.")
     expect(badge).to_have_accessible_name("Admin 3 alerts")
     summary.click()
     expect(alerts.get_by_role("link", name="birch")).to_be_visible()
@@ -81,13 +83,15 @@ def test_equal_alerts_are_one_line_and_acknowledged_ones_come_back_when_they_cha
     expect(alerts.get_by_text("2 acknowledged in this browser")).to_be_visible()
     expect(badge).to_have_accessible_name("Admin 1 alert")
     cluster.store.contributors.set_state(
-        cluster.store.contributors.get(machines[2].id), ContributorState.lost, "its Ray node died"
+        cluster.store.contributors.get(machines[2].id),
+        ContributorState.lost,
+        "its Ray node is dead or does not answer",
     )
     # Only the machine that was lost since is new.
     expect(badge).to_have_accessible_name("Admin 2 alerts")
     alerts.get_by_text("2 acknowledged in this browser").click()
     alerts.get_by_role("button", name=re.compile("Show as new")).click()
-    expect(alerts.get_by_text("3 machines: was lost")).to_be_visible()
+    expect(alerts.get_by_text("3 machines: lost")).to_be_visible()
 
 
 def test_machines_that_differ_from_the_server_are_marked_and_can_be_sent_away(

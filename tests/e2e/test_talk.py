@@ -309,7 +309,9 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     wait_for_text(page, 20)
     talker.lose("birch")
     cluster.store.contributors.set_state(
-        cluster.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+        cluster.store.contributors.get(birch.id),
+        ContributorState.lost,
+        "its Ray node is dead or does not answer",
     )
     mark = answer(page, "poet").get_by_role("note")
     expect(mark).to_have_text("birch was lost here")

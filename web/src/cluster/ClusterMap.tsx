@@ -14,7 +14,7 @@ import type { MachineGroup } from "./groups";
 import { inRows, largestThatFits, position, qualityOf, reachOf, thickness, type Circle, type Places, type Point } from "./layout";
 import { flowsOf, neighbours, outside, overlap, route, touches, type Box } from "./lines";
 import { Legend } from "./Legend";
-import { MachineNode, radiusOf, SPACING_FOR_NAMES, SPACING_FOR_WORK } from "./MachineNode";
+import { MachineNode, radiusOf, SPACING_FOR_LARGE, SPACING_FOR_NAMES, SPACING_FOR_WORK } from "./MachineNode";
 import classes from "./ClusterMap.module.css";
 import { clusterSearch } from "./search";
 import { useUtilization, type Utilizations } from "./useUtilization";
@@ -25,7 +25,7 @@ export const MOST_DRAWN = 150;
 /** Machines that an open island shows: ten full rings. */
 const MOST_OPEN = 331;
 /** Distances between two machines in pixels; the largest is taken with which all islands fit. */
-const STEPS = [140, 124, 110, 98, 90, 84, 76, 68, 60, 52, 46, 40, 34, 28, 24];
+const STEPS = [208, 186, 166, 152, 140, 124, 110, 98, 90, 84, 76, 68, 60, 52, 46, 40, 34, 28, 24];
 const ZOOMS = [1, 1.5, 2, 3];
 /** Height of the page above and below the map, without its legend. */
 const TAKEN = 400;
@@ -33,8 +33,13 @@ const LEAST_HEIGHT = 340;
 const ABOVE = 48;
 const GAP = 40;
 const MOST_STAGGER = 80;
+/** Radius of an island with room for the name of its only machine. */
+const LEAST_NAMED = 50;
+/** Parts of a line between two labels that are shorter are left out. */
+const SHORTEST_PART = 14;
 /** Width of a letter of a name. */
 const LETTER = 7;
+const LARGE_LETTER = 8;
 /** Width of a letter of a link's figures. */
 const SMALL_LETTER = 6;
 /** With more islands, links do not bend around them. */
@@ -123,7 +128,7 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
           +
         </ActionIcon>
       </div>
-      <Details machine={litMachine} used={lit === null ? undefined : used[lit]} hasBubbles={hasBubbles} />
+      <Details machines={cluster.machines} machine={litMachine} utilizations={used} hasBubbles={hasBubbles} />
       <Legend hasBubbles={hasBubbles} isAssumed={cluster.islands.is_assumed} isCurrent={cluster.islands.is_current} />
       <LinkList cluster={cluster} numbers={numbers} />
     </section>
@@ -148,7 +153,7 @@ function draw(
   const radii = (step: number) =>
     hasBubbles
       ? ordered.map(({ machines }) => Math.min(room.width / 2 - 8, Math.max(58, Math.min(120, 14 * Math.sqrt(Math.sqrt(machines.length) * 3)))))
-      : counts.map((count) => reachOf(count) * step + Math.max(26, Math.min(70, step * 0.66)));
+      : counts.map((count) => reachOf(count) * step + Math.max(step >= SPACING_FOR_NAMES ? LEAST_NAMED : 26, Math.min(96, step * 0.66)));
   const rows = (step: number) => inRows(radii(step), Math.max(room.width, 1), { gap: GAP, above: ABOVE });
   const isNarrow = (step: number) => Math.max(...radii(step)) * 2 > room.width;
   const step = largestThatFits(STEPS, room.height, (size) => (isNarrow(size) ? Infinity : rows(size).height));
@@ -178,8 +183,9 @@ function labelsOf({ group, circle, step, points, isBubble }: Drawn): Box[] {
   const names = points.map(({ x, y }, place) => {
     const machine = group.machines[place]!;
     const letters = Math.max(machine.name.length, hasWork ? (machine.held?.name ?? machine.state).length : 0);
-    const width = Math.min(step * 0.88, letters * LETTER + 8);
-    return { x: x - width / 2, y: y + radiusOf(machine, step) + 7, width, height: hasWork ? 32 : 16 };
+    const isLarge = step >= SPACING_FOR_LARGE;
+    const width = Math.min(step * 0.88, letters * (isLarge ? LARGE_LETTER : LETTER) + 8);
+    return { x: x - width / 2, y: y + radiusOf(machine, step) + 7, width, height: hasWork ? (isLarge ? 37 : 32) : 16 };
   });
   return [title, ...names];
 }
@@ -288,7 +294,8 @@ function routed(links: ClusterView["islands"]["links"], drawn: readonly Drawn[],
     const box = { x: middle.x - (text.length * SMALL_LETTER) / 2, y: middle.y - 16, width: text.length * SMALL_LETTER, height: 14 };
     const isFree = !drawn.some(({ circle }) => touches(box, circle)) && !taken.some((label) => overlap(label, box));
     if (isFree) taken.push(box);
-    const parts = points.length > 2 ? [points] : outside({ from: first, to: last }, labels).map(({ from, to }) => [from, to]);
+    const visible = outside({ from: first, to: last }, labels).filter(({ from, to }) => Math.hypot(to.x - from.x, to.y - from.y) >= SHORTEST_PART);
+    const parts = points.length > 2 ? [points] : visible.map(({ from, to }) => [from, to]);
     const label = isFree ? { x: middle.x, y: middle.y - 6, text } : null;
     return [{ id: `${one} ${other}`, parts, quality: qualityOf(bytesPerS), width: thickness(bytesPerS), label }];
   });

@@ -2,32 +2,38 @@
 import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
-import type { MachineSummary, UtilizationSample } from "../api/types";
+import type { MachineSummary } from "../api/types";
 import { StateBadge } from "../components/StateBadge";
 import { sentence } from "../components/Feedback";
+import { AtWork } from "./AtWork";
 import { qualityOf } from "./layout";
 import classes from "./ClusterMap.module.css";
+import type { Utilizations } from "./useUtilization";
 import { linkWords, memoryWords, partWords, qualityWords, speedWords, usedWords } from "./words";
 
 interface Props {
+  /** All machines, whose work is shown while the pointer is at none. */
+  machines: readonly MachineSummary[];
   machine: MachineSummary | undefined;
-  /** What it uses now, if it was measured. */
-  used: UtilizationSample | undefined;
+  /** Present utilization of the machines that report it. */
+  utilizations: Utilizations;
   hasBubbles: boolean;
 }
 
-export function Details({ machine, used, hasBubbles }: Props) {
+export function Details({ machines, machine, utilizations, hasBubbles }: Props) {
   const { t } = useTranslation();
   if (machine === undefined) {
     return (
       <div className={classes.details}>
-        <Text size="sm" c="dimmed">
+        <AtWork machines={machines} used={utilizations} />
+        <Text size="xs" c="dimmed" className={hasBubbles ? undefined : classes.pointing}>
           {hasBubbles ? t("Open an island to see its machines.") : t("Point at a machine, or reach it with the Tab key; a click opens its page.")}
         </Text>
       </div>
     );
   }
   const { held } = machine;
+  const used = utilizations[machine.id];
   const facts: [string, string][] = [
     [t("Owner"), machine.owner ?? t("not said")],
     [t("Device"), machine.device ?? machine.host],

@@ -23,6 +23,9 @@ export const SPACING_FOR_NAMES = 60;
 /** With less spacing there is no second line for its work. */
 export const SPACING_FOR_WORK = 84;
 
+/** With this spacing or more, names and figures are larger. */
+export const SPACING_FOR_LARGE = 150;
+
 export type Tone = "working" | "free" | "arriving" | "leaving" | "lost" | "left";
 
 export function toneOf(machine: Pick<MachineSummary, "state" | "held">): Tone {
@@ -32,22 +35,25 @@ export function toneOf(machine: Pick<MachineSummary, "state" | "held">): Tone {
   return machine.held === null ? "free" : "working";
 }
 
-/** 10 to 28 pixels: half as much again for each factor of a hundred above 10 GFLOP/s; larger where there is room. */
+/** 10 to 40 pixels: half as much again for each factor of a hundred above 10 GFLOP/s; larger where there is room. */
 export function radiusOf(machine: Pick<MachineSummary, "flops_per_s">, spacing: number): number {
   const size = machine.flops_per_s > 0 ? 14 + 3 * Math.log10(Math.max(1, machine.flops_per_s / 1e10)) : 13;
   const hasOnlyName = spacing >= SPACING_FOR_NAMES && spacing < SPACING_FOR_WORK;
-  return Math.min(28, size * Math.max(1, spacing / 110), spacing * (hasOnlyName ? 0.24 : 0.36));
+  return Math.min(40, size * Math.max(1, spacing / 110), spacing * (hasOnlyName ? 0.24 : 0.36));
 }
 
 export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, busy, onLight }: Props) {
   const { t } = useTranslation();
   const r = radiusOf(machine, spacing);
   const tone = toneOf(machine);
+  // A square has the area of the circle, and its corners stay inside the ring.
+  const half = 0.87 * r;
   const ring = r + 3.5;
   const around = 2 * Math.PI * ring;
   const used = machine.held?.memory_bytes ?? 0;
   const share = machine.lent_bytes > 0 ? Math.min(1, used / machine.lent_bytes) : 0;
-  const letters = Math.floor(spacing / 7);
+  const isLarge = spacing >= SPACING_FOR_LARGE;
+  const letters = Math.floor(spacing / (isLarge ? 8 : 7));
   return (
     <g className={classes.mover} style={{ transform: `translate(${x}px, ${y}px)` }}>
       <g className={classes.appearing}>
@@ -64,10 +70,11 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
         >
           <circle className={classes.target} r={Math.max(ring, 12)} />
           {machine.kind !== null && machine.kind !== "cpu" ? (
-            <rect className={classes.body} x={-r} y={-r} width={2 * r} height={2 * r} rx={r * 0.3} />
+            <rect className={classes.body} x={-half} y={-half} width={2 * half} height={2 * half} rx={half * 0.3} />
           ) : (
             <circle className={classes.body} r={r} />
           )}
+          {used > 0 && <circle className={classes.track} r={ring} />}
           {share > 0 && (
             <circle
               className={classes.memory}
@@ -81,12 +88,12 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
         </Link>
         {/* Beside the link, whose name says it in full. */}
         {spacing >= SPACING_FOR_NAMES && (
-          <g aria-hidden className={classes.beside}>
-            <text className={classes.name} y={r + 19}>
+          <g aria-hidden className={classes.beside} data-large={isLarge}>
+            <text className={classes.name} y={r + (isLarge ? 21 : 19)}>
               {cut(machine.name, letters)}
             </text>
             {spacing >= SPACING_FOR_WORK && (
-              <text className={classes.caption} y={r + 33}>
+              <text className={classes.caption} y={r + (isLarge ? 38 : 33)}>
                 {busy === undefined ? cut(workWords(t, machine), letters + 1) : `${cut(workWords(t, machine), letters - 4)} ${shareText(busy)}`}
               </text>
             )}

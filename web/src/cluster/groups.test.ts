@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { changed, heldBy, merged } from "../api/events/clusterEvents";
 import type { MachineSummary, ClusterEvent, ClusterView } from "../api/types";
-import { found, groupsOf, reused, sumsOf } from "./groups";
+import { found, groupsOf, reused, sumsOf, worksOf } from "./groups";
 import { sorted } from "./sorting";
 
 const machine = (id: string, more: Partial<MachineSummary> = {}): MachineSummary => ({
@@ -114,4 +114,18 @@ test("islands in which nothing changed stay the same objects", () => {
   const drawn = groupsOf(before, false);
   const again = reused(drawn, groupsOf(changed(before, [working]).cluster, false));
   expect([again[0] === drawn[0], again[1] === drawn[1]]).toEqual([false, true]);
+});
+
+test("work is listed with its machines, the largest first", () => {
+  const held = (more: object) => ({ held: { name: "digits", ...more } });
+  const machines = [
+    machine("a", held({ name: "poet", deployment_id: "dep-1" })),
+    machine("b", held({ job_id: "job-1" })),
+    machine("c"),
+    machine("d", held({ job_id: "job-1" })),
+  ];
+  expect(worksOf(machines)).toEqual([
+    { id: "job-1", name: "digits", isJob: true, machines: ["b", "d"] },
+    { id: "dep-1", name: "poet", isJob: false, machines: ["a"] },
+  ]);
 });

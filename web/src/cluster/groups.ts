@@ -56,6 +56,29 @@ export function sumsOf(machines: readonly MachineSummary[]): Sums {
   return sums;
 }
 
+/** A job or a deployment, with the machines that work for it. */
+export interface Work {
+  /** Id of the job or of the deployment. */
+  id: string;
+  name: string;
+  isJob: boolean;
+  /** Ids of its machines. */
+  machines: string[];
+}
+
+/** Return the jobs and deployments that hold machines, those with most machines first. */
+export function worksOf(machines: readonly MachineSummary[]): Work[] {
+  const works = new Map<string, Work>();
+  for (const { id: machine, held } of machines) {
+    const id = held?.job_id ?? held?.deployment_id;
+    if (held === null || id == null) continue;
+    const known = works.get(id);
+    if (known === undefined) works.set(id, { id, name: held.name || id, isJob: held.job_id != null, machines: [machine] });
+    else known.machines.push(machine);
+  }
+  return [...works.values()].sort((a, b) => b.machines.length - a.machines.length || a.name.localeCompare(b.name));
+}
+
 /** Machines whose text contains the search term; `words` gives the text of one. */
 export function found(machines: readonly MachineSummary[], wanted: string | undefined): readonly MachineSummary[] {
   const parts = (wanted ?? "").toLowerCase().split(/\s+/).filter(Boolean);

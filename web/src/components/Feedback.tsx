@@ -59,8 +59,11 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
  */
 export function sentence(message: string): string {
   const text = clause(message);
-  // Commands, fields of a job file and names of files stay as they are.
-  if (text !== message && text !== `${message}.`) return text;
+  return text !== message && text !== `${message}.` ? text : capitalized(text);
+}
+
+/** A text with a capital. Commands, fields of a job file and names of files stay as they are. */
+export function capitalized(text: string): string {
   const isName = /^(share-compute |pip |\w+[._]\w|\S*\/)/.test(text);
   const start = isName ? text.charAt(0) : text.charAt(0).toUpperCase();
   return start + text.slice(1);

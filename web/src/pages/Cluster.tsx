@@ -73,12 +73,13 @@ function Machines({ cluster }: { cluster: ClusterView }) {
     <>
       <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
         <Figure label={t("Machines here")} value={count(sums.machines)} />
-        <Figure label={t("At work")} value={count(sums.atWork)} />
+        <Figure label={t("At work")} value={count(sums.atWork)} share={ratio(sums.atWork, sums.machines)} />
         <Figure label={t("Measured speed")} value={si(sums.flopsPerS, "FLOP/s")} />
         <Figure
           label={t("Memory used / lent")}
           value={`${bytes(sums.usedBytes)} / ${bytes(sums.lentBytes)}`}
           title={t("Memory that plans need, of all that owners lend")}
+          share={ratio(sums.usedBytes, sums.lentBytes)}
         />
       </SimpleGrid>
       <Group gap="md">
@@ -120,6 +121,10 @@ function Machines({ cluster }: { cluster: ClusterView }) {
       )}
     </>
   );
+}
+
+function ratio(part: number, whole: number): number {
+  return whole > 0 ? part / whole : 0;
 }
 
 /** Switches between map, table and charts; the choice is in the address. */

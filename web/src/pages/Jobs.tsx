@@ -1,7 +1,7 @@
 /** All jobs as a table of experiments, newest first; the address keeps the view. */
 import "@mantine/core/styles/Checkbox.css";
 
-import { Button, Text } from "@mantine/core";
+import { Button, Group, Text } from "@mantine/core";
 import { keepPreviousData, useInfiniteQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
 import { useCallback, useMemo, useState } from "react";
@@ -38,13 +38,18 @@ export function Jobs() {
   const isFiltered = (["state", "kind", "name", "tag", "trials"] as const).some((name) => search[name] !== undefined);
   const isSorted = search.sort !== undefined || search.by !== undefined;
   return (
-    <Page title={t("Jobs")} actions={<ButtonLink to="/submit">{t("Submit a job")}</ButtonLink>}>
+    <Page title={t("Jobs")}>
       <Toolbar search={search} runs={runs} columns={columns} change={change} />
       {query.data === undefined ? (
         <Waiting error={query.error} refetch={query.refetch} />
       ) : runs.length === 0 ? (
         <Empty title={isFiltered ? t("No job matches.") : t("No job yet")}>
           <Text>{isFiltered ? t("There may be jobs of other states, kinds or names.") : t("A job trains a model on the machines that joined.")}</Text>
+          {!isFiltered && (
+            <Group>
+              <ButtonLink to="/submit">{t("Submit a job")}</ButtonLink>
+            </Group>
+          )}
         </Empty>
       ) : (
         <RunsTable

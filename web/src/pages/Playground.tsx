@@ -67,6 +67,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
     end.follow();
   };
   const last = turns.at(-1);
+  const isIdle = turns.length === 0 && offered.length === 0;
   return (
     <Page
       title={t("Playground")}
@@ -96,14 +97,18 @@ function Talking({ up }: { up: readonly Deployment[] }) {
                 onChange={(names) => void navigate({ search: { with: names.join(",") }, replace: true })}
               />
             )}
-            <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
-            {chosen.length > 0 && (
-              <Suspense>
-                <Programs models={chosen} turns={turns} settings={settings} windows={windows} />
-              </Suspense>
+            {!isIdle && (
+              <div className={classes.tools}>
+                <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
+                {chosen.length > 0 && (
+                  <Suspense>
+                    <Programs models={chosen} turns={turns} settings={settings} windows={windows} />
+                  </Suspense>
+                )}
+              </div>
             )}
           </Stack>
-          {turns.length === 0 && offered.length === 0 ? (
+          {isIdle ? (
             <Empty title={t("No text model is served")}>
               <Text>{t("Deploy one, and talk to it here.")}</Text>
               <ButtonLink to="/models">

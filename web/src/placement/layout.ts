@@ -112,6 +112,8 @@ export function ranges(ids: readonly number[]): string {
   return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
 }
 
+/** "ash, birch, and cedar"; Chinese has spaces between its own characters and Latin names. */
 export function joined(names: readonly string[]): string {
-  return new Intl.ListFormat(locale()).format(names);
+  const parts = new Intl.ListFormat(locale()).formatToParts(names);
+  return parts.map(({ type, value }) => (type === "literal" && value === "和" ? " 和 " : value)).join("");
 }

@@ -19,6 +19,9 @@ const POINTS = 60;
 /** With more machines, only the busiest are drawn. */
 const MOST = 60;
 const HEIGHT = 56;
+/** Up to this number, charts are large. */
+const MOST_LARGE = 9;
+const LARGE_HEIGHT = 128;
 
 export function Multiples({ machines }: { machines: readonly MachineSummary[] }) {
   const { t } = useTranslation();
@@ -30,6 +33,7 @@ export function Multiples({ machines }: { machines: readonly MachineSummary[] })
   }, [data]);
   if (data === undefined) return <Waiting error={error} refetch={refetch} lines={4} />;
   const without = machines.length - machines.filter(({ id }) => data.machines[id] !== undefined).length;
+  const isLarge = drawn.length <= MOST_LARGE;
   return (
     <section className="card" aria-label={t("Utilization of the machines")}>
       <Text size="sm" c="dimmed" className={classes.note!}>
@@ -37,9 +41,9 @@ export function Multiples({ machines }: { machines: readonly MachineSummary[] })
         {machines.length > MOST && ` ${t("The {{number}} busiest of {{all}} machines are drawn.", { number: count(drawn.length), all: count(machines.length) })}`}
         {without > 0 && ` ${t("Machines that reported nothing in the last minute: {{number}}.", { number: count(without) })}`}
       </Text>
-      <ul className={classes.grid}>
+      <ul className={classes.grid} data-large={isLarge}>
         {drawn.map((machine) => (
-          <Chart key={machine.id} machine={machine} used={data.machines[machine.id]} times={times} />
+          <Chart key={machine.id} machine={machine} used={data.machines[machine.id]} times={times} height={isLarge ? LARGE_HEIGHT : HEIGHT} />
         ))}
       </ul>
     </section>
@@ -50,9 +54,10 @@ interface ChartProps {
   machine: MachineSummary;
   used: MachineUtilization | undefined;
   times: readonly number[];
+  height: number;
 }
 
-const Chart = memo(function Chart({ machine, used, times }: ChartProps) {
+const Chart = memo(function Chart({ machine, used, times, height }: ChartProps) {
   const { t } = useTranslation();
   const series = useMemo(() => [{ values: used?.busy ?? [], ink: 0 }], [used]);
   const now = busyOf(used?.latest);
@@ -67,7 +72,7 @@ const Chart = memo(function Chart({ machine, used, times }: ChartProps) {
       <Text size="xs" c="dimmed" truncate>
         {workWords(t, machine)}
       </Text>
-      <div className={classes.chart}>
+      <div className={classes.chart} style={{ minHeight: height + 2 }}>
         {used === undefined ? (
           <Text size="xs" c="dimmed" ta="center" py="lg">
             {t("no report")}
@@ -79,7 +84,7 @@ const Chart = memo(function Chart({ machine, used, times }: ChartProps) {
             begin={times[0]! - half}
             end={times.at(-1)! + half}
             top={1}
-            height={HEIGHT}
+            height={height}
             description={t("{{name}}: {{now}} in use now, {{mean}} on average in the last hour", {
               name: machine.name,
               now: now === undefined ? "–" : shareText(now),

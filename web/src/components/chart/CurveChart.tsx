@@ -86,7 +86,7 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
         },
         axes: axesOf(scheme, (value) => latest.current.format(value)),
         series: [
-          { label: t("step"), value: (_, value) => value ?? "–" },
+          { label: t("step"), value: (self, value, _, index) => (index === null ? self.data[0].at(-1) : value) ?? "–" },
           ...curves.map((curve) => ({ ...seriesOf(curve, scheme, (value) => latest.current.format(value)), alpha: alphaOf(curve, latest.current.lit) })),
         ],
         hooks: {
@@ -161,7 +161,11 @@ function seriesOf(curve: Curve, scheme: "light" | "dark", format: (value: number
     width: curve.isFaint ? 1 : 2,
     dash,
     spanGaps: true,
-    value: (_: uPlot, value: number | null) => (value === null ? "–" : format(value)),
+    value: (self, value, place, index) => {
+      // While the pointer is elsewhere, the legend shows the last values.
+      const shown = index === null ? Array.from(self.data[place]!).findLast((one) => one != null) : value;
+      return shown == null ? "–" : format(shown);
+    },
     points: { show: curve.isSparse ?? false, size: 7 },
   };
 }

@@ -26,7 +26,7 @@ export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
       <Table className="stacking" verticalSpacing="xs">
         <Table.Thead>
           <Table.Tr>
-            <Table.Th w={1}>{t("Place")}</Table.Th>
+            <Table.Th w={1} style={{ whiteSpace: "nowrap" }}>{t("Place")}</Table.Th>
             <Table.Th>{t("Job")}</Table.Th>
             <Table.Th>{t("Why it waits")}</Table.Th>
             <Table.Th className="numeric">{t("Attempt")}</Table.Th>

@@ -215,7 +215,7 @@ const Row = memo(function Row({ run, columns, numeric, now, isChosen, onChoose }
         </Text>
       </Table.Th>
       {columns.map((column) => (
-        <Table.Td key={column} data-label={nameOfColumn(column, columns, t)} className={numeric.has(column) ? "numeric" : undefined}>
+        <Table.Td key={column} data-label={nameOfColumn(column, columns, t)} data-blank={isBlank(run, column, now)} className={numeric.has(column) ? "numeric" : undefined}>
           <Cell run={run} column={column} now={now} />
         </Table.Td>
       ))}
@@ -226,6 +226,11 @@ const Row = memo(function Row({ run, columns, numeric, now, isChosen, onChoose }
 /** Name and last digits of the id: several jobs may have one name. */
 function calledOf(run: Run): string {
   return `${run.name} ${run.id.slice(-4)}`;
+}
+
+/** Whether the cell shows a dash, which a phone leaves out. */
+function isBlank(run: Run, column: ColumnKey, now: number): boolean {
+  return column !== "tags" && column !== "note" && valueOf(run, column, now) === null;
 }
 
 function Cell({ run, column, now }: { run: Run; column: ColumnKey; now: number }) {

@@ -2,7 +2,7 @@
 import type { TFunction } from "i18next";
 
 import type { Measured, Plan, ClusterEvent } from "../../../api/types";
-import { clause, sentence } from "../../../components/Feedback";
+import { capitalized, clause, sentence } from "../../../components/Feedback";
 import { bytes, duration, loss, stepTime } from "../../../format";
 import { translated } from "../../../i18n/texts";
 import { joined, namesOf, ranges } from "../../../placement/layout";
@@ -145,7 +145,7 @@ export function wordsFor({ kind, data }: ClusterEvent, t: TFunction): string {
 }
 
 function stateChanged({ state, reason }: { state: string; reason: string }, t: TFunction): string {
-  return sentence(reason === "" ? t(state) : t("{{state}}: {{reason}}", { state: t(state), reason: translated(reason) }));
+  return reason === "" ? sentence(t(state)) : capitalized(t("{{state}}: {{reason}}", { state: t(state), reason: clause(reason) }));
 }
 
 type Links = Record<string, { sent_bytes: number; received_bytes: number }>;

@@ -1,6 +1,6 @@
 /**
  * Decides which fields are visible and which are folded. Fields of the schema that are not named here are folded under
- * "More", so that a new field is always reachable.
+ * "More" in the last part, so that a new field is always reachable.
  */
 import type { Field } from "./schema";
 import { find } from "./schema";
@@ -65,11 +65,11 @@ const LAYOUTS: Record<string, readonly Section[]> = {
         { title: "Precision, memory and seed", fields: ["training"] },
       ],
     },
-    { title: "Machines", fields: [], folds: [{ title: "Placement of the model on the machines", fields: ["parallelism"] }] },
     {
-      title: "Afterwards",
+      title: "Machines and what follows",
       fields: [],
       folds: [
+        { title: "Placement of the model on the machines", fields: ["parallelism"] },
         { title: "Serve the result", fields: ["then.serve"] },
         { title: "Answer rows with the result", fields: ["then.generate"] },
       ],
@@ -169,5 +169,7 @@ export function layOut(root: Field, kind: string): Part[] {
   }));
   const isNamed = (field: Field) => [...named].some((name) => name === field.path[0] || name.startsWith(`${field.path[0]}.`));
   const more = root.fields.filter((field) => !isNamed(field));
-  return more.length === 0 ? parts : [...parts, { title: "More", fields: [], folds: [{ title: "More", fields: more, folds: [] }] }];
+  const last = parts.at(-1);
+  if (more.length === 0 || last === undefined) return parts;
+  return [...parts.slice(0, -1), { ...last, folds: [...last.folds, { title: "More", fields: more, folds: [] }] }];
 }
