@@ -91,7 +91,7 @@ def test_equal_alerts_are_one_line_and_acknowledged_ones_come_back_when_they_cha
     expect(badge).to_have_accessible_name("Admin 2 alerts")
     alerts.get_by_text("2 acknowledged in this browser").click()
     alerts.get_by_role("button", name=re.compile("Show as new")).click()
-    expect(alerts.get_by_text("3 machines: lost")).to_be_visible()
+    expect(alerts.get_by_text("Each of 3 machines was lost")).to_be_visible()
 
 
 def test_machines_that_differ_from_the_server_are_marked_and_can_be_sent_away(

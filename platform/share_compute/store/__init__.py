@@ -20,7 +20,6 @@ from share_compute.store.records import (
     PresenceRecord,
     QueuedJob,
     RungRecord,
-    StreamRecord,
     SweepProgress,
     TrialJobRecord,
     TrialRecord,
@@ -29,6 +28,7 @@ from share_compute.store.records import (
 if TYPE_CHECKING:
     from share_compute.store.database.database import upgrade
     from share_compute.store.store import Store
+    from share_compute.store.streams import StreamRecord
 
 __all__ = [
     "ApiKeyRecord",
@@ -53,11 +53,15 @@ __all__ = [
     "upgrade",
 ]
 
-_HEAVY = {"Store": "share_compute.store.store", "upgrade": "share_compute.store.database.database"}
+_HEAVY = {
+    "Store": "share_compute.store.store",
+    "StreamRecord": "share_compute.store.streams",
+    "upgrade": "share_compute.store.database.database",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Store` or `upgrade` on first use, so that processes that need only the records do not load SQLAlchemy."""
+    """Import a name of `_HEAVY` on first use, so that processes that need only the records do not load SQLAlchemy."""
     if name in _HEAVY:
         return getattr(import_module(_HEAVY[name]), name)
     raise AttributeError(name)

@@ -580,28 +580,3 @@ class BusyRecord(Record):
     busy_fraction: float
     """Fraction of a step in which the machine computed, from 0 to 1."""
     job_id: str
-
-
-class StreamRecord(Record):
-    """A resumable stream of the OpenAI API, without its events."""
-
-    id: str
-    owner: str
-    """Id of the API key that may read the stream."""
-    deployment_id: str
-    model: str
-    """Name of the deployment."""
-    kind: Literal["chat", "completion"]
-    request: dict[str, Any] | None
-    """Body of the request without the prompt, and with the drawn seed; null after the stream expired."""
-    prompts: tuple[tuple[int, ...], ...] | None
-    """Token ids of each prompt; null after the stream expired."""
-    answer_id: str
-    """Value of ``id`` in the chunks."""
-    created: int
-    """Value of ``created`` in the chunks, in seconds since 1970."""
-    tokens: int
-    """Tokens of the prompts and answers: the largest possible number until the stream is over, then the real one."""
-    is_over: bool = False
-    """Whether the answers are complete, or cannot be continued."""
-    expired_at: datetime | None = None

@@ -5,19 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, delete, func, select, true, update
 from sqlalchemy.orm import Session
 
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import StreamPartRow, StreamRow
-from share_compute.store.records import StreamRecord
+from share_compute.store.records import Record
 
 _REMEMBERED = timedelta(hours=1)
 """Time for which the id of an expired stream is kept, so that its owner is told that the stream has expired."""
 _MOST_EXPIRED = 20_000
 """Largest number of expired streams whose ids are kept."""
+
+
+class StreamRecord(Record):
+    """A resumable stream of the OpenAI API, without its events."""
+
+    id: str
+    owner: str
+    """Id of the API key that may read the stream."""
+    deployment_id: str
+    model: str
+    """Name of the deployment."""
+    kind: Literal["chat", "completion"]
+    request: dict[str, Any] | None
+    """Body of the request without the prompt, and with the drawn seed; null after the stream expired."""
+    prompts: tuple[tuple[int, ...], ...] | None
+    """Token ids of each prompt; null after the stream expired."""
+    answer_id: str
+    """Value of ``id`` in the chunks."""
+    created: int
+    """Value of ``created`` in the chunks, in seconds since 1970."""
+    tokens: int
+    """Tokens of the prompts and answers: the largest possible number until the stream is over, then the real one."""
+    is_over: bool = False
+    """Whether the answers are complete, or cannot be continued."""
+    expired_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class ShardSamples:
         """
         if self._inputs is None:
             return None
-        samples = self._take(self._inputs, step, microbatch)
+        samples = self._slice(self._inputs.take(step, self._part_of(microbatch)), microbatch)
         if not is_finite(samples):
             raise UserError(
                 f"samples of microbatch {microbatch} of step {step} have numbers that are not finite",
@@ -143,13 +143,15 @@ class ShardSamples:
         Raises:
             ShardStoreLost: as `Rows.take` does.
         """
-        return self._take(self._targets, step, microbatch) if self._targets is not None else None
+        if self._targets is None:
+            return None
+        return self._slice(self._targets.take(step, self._part_of(microbatch)), microbatch)
 
-    def _take(self, rows: Rows, step: int, microbatch: int) -> Tensor:
-        if self._slices == 1:
-            return rows.take(step, microbatch)
-        part = rows.take(step, microbatch % self._parts)
-        return part.chunk(self._slices, 1)[microbatch // self._parts]
+    def _part_of(self, microbatch: int) -> int:
+        return microbatch if self._slices == 1 else microbatch % self._parts
+
+    def _slice(self, part: Tensor, microbatch: int) -> Tensor:
+        return part if self._slices == 1 else part.chunk(self._slices, 1)[microbatch // self._parts]
 
     def expect(self, membership: Membership, worker: Worker, step: int) -> None:
         """Request the samples that a member reads in a step and in the next step; do not wait for them."""
@@ -160,10 +162,9 @@ class ShardSamples:
                 for microbatch, task in enumerate(membership.tasks_of(number)[stage])
                 if self._reads_full_batch or (task.worker == worker and (task.forward or task.backward))
             ]
-            if self._slices > 1:
-                own = sorted({microbatch % self._parts for microbatch in own})
+            parts = sorted({self._part_of(microbatch) for microbatch in own})
             for rows in self._all:
-                rows.expect(number, own)
+                rows.expect(number, parts)
 
     def forget(self, step: int) -> None:
         """Drop the samples of this step and of the steps before."""

@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("jobs", sa.Column("computation", sa.String(), nullable=True))
+    op.add_column("jobs", sa.Column("computation", sa.Text(), nullable=True))
 
 
 def downgrade() -> None:
