@@ -64,6 +64,8 @@ _UNREACHABLE_PAUSES_S = (0.5, _HEARTBEAT_S)
 
 These delays are short, because after a network cut jobs cannot use the machine until its next heartbeat.
 """
+_HEAD_PATIENCE_S = 60.0
+"""Time for which a machine that wants to join waits for the server's Ray head, in seconds."""
 _REJOINS_WITH_NODE = 2
 """Number of consecutive rejoins that keep the Ray node; the next one restarts it.
 
@@ -186,8 +188,26 @@ class Agent:
         return self._join(invite, limits)
 
     def _check(self, limits: MachineLimits, find_head: Callable[[], str]) -> None:
-        self._machine_warnings = check_machine(self._options, limits, find_head)
+        self._machine_warnings = check_machine(
+            self._options, limits, lambda: self._until_available(find_head)
+        )
         self._view = replace(self._view, warnings=self._machine_warnings)
+
+    def _until_available(self, find_head: Callable[[], str]) -> str:
+        """Call a function, and repeat it while the server answers that it is unavailable, for `_HEAD_PATIENCE_S`.
+
+        The server may be replacing its Ray head. It has answered before, so its URL is right.
+        """
+        deadline = time.monotonic() + _HEAD_PATIENCE_S
+        while True:
+            try:
+                return find_head()
+            except Unavailable as unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                pause_s = self._unreachable.failed()
+                self._show(f"{unavailable.message}; trying again in {pause_s:.0f} s")
+                self._sleep(pause_s)
 
     def _join(self, invite: str, limits: MachineLimits) -> tuple[AgentIdentity, ClusterAccess]:
         options = self._options

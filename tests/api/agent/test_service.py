@@ -71,6 +71,21 @@ def test_a_machine_that_joined_joins_again_by_its_own_key(door: str, store: Stor
         enrolled(again, identities)
 
 
+def test_a_machine_waits_for_a_head_that_is_being_replaced(
+    door: str, plane: Any, store: Store, tmp_path: Path
+) -> None:
+    context, phases = plane.app.state.context, list[str]()
+    cluster, context.cluster = context.cluster, None
+
+    def replace_head(_pause_s: float) -> None:
+        context.cluster = cluster
+
+    options = JoinOptions(door, store.invites.create()[1], "ada")
+    agent = Agent(options, lambda view: phases.append(view.phase), Identities(tmp_path), sleep=replace_head)
+    assert agent.enroll(LIMITS)[1].token == "cluster-secret"
+    assert any("trying again in" in phase for phase in phases)
+
+
 def test_a_machine_that_is_started_again_with_its_invite_uses_it_once(
     door: str, store: Store, tmp_path: Path
 ) -> None:
