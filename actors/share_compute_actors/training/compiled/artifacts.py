@@ -71,6 +71,7 @@ class Artifacts:
         try:
             for each in (folder, own):
                 _require_private(each)
+            os.utime(own)  # the version that is used now is removed last
             os.environ[COMPILED] = str(own)
             with (folder / _LOCK).open("w") as lock:
                 with suppress(BlockingIOError):  # another process compiles
