@@ -119,7 +119,7 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         )
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None
-        self._artifacts = Artifacts()
+        self._artifacts = Artifacts(machine=setup.name)
         self._compiles = setup.training.compile == "on"
         self._pieces: Pieces | None = None
         self._offered = {}
