@@ -304,7 +304,7 @@ def computed_again(before: Membership, after: Membership, reports: Collection[Re
     """
     if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
         return 0
-    if before.shards != after.shards:
+    if before.shards != after.shards or after.slices > 1:
         return len(after.tasks[0])
     left = set(after.workers)
     again = {
