@@ -260,12 +260,14 @@ class StepLog:
     def choose_computation(self, *, is_compiled: bool) -> None:
         """Write whether the job computes with compiled code, in this attempt and in later ones.
 
+        Members of earlier attempts may compute otherwise, so none of them can be taken over.
+
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
         """
         with self._transaction():
             self._require_claimed()
-            self._base.execute("UPDATE standing SET is_compiled = ?", (is_compiled,))
+            self._base.execute("UPDATE standing SET is_compiled = ?, membership = NULL", (is_compiled,))
 
     def merge(self, record: MergeRecord) -> None:
         """Write the record of a merge of branches. This commits the merge.
@@ -361,7 +363,7 @@ class StepLog:
 
     @property
     def group(self) -> GroupFacts | None:
-        """Facts about the job's members; None in a new job and after `rewind`, until `lay` is called."""
+        """Facts about the job's members; None after `rewind` and `choose_computation`, until `lay` is called."""
         ((written,),) = self._rows("SELECT membership FROM standing")
         return None if written is None else _groups.validate_json(written)
 

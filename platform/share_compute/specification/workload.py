@@ -62,6 +62,11 @@ class TrainingWorkload:
         return self.optimizer_tensors + self.branch_tensors
 
     @property
+    def slice_microbatches(self) -> int:
+        """Number of microbatches that a member takes together: those of one slice, or 1 for whole sequences."""
+        return self.microbatches // self.slices if self.slices > 1 else 1
+
+    @property
     def microbatch_size(self) -> float:
         """Samples in one microbatch. For a slice, the fraction of samples with as many tokens."""
         return self.batch_size / self.microbatches

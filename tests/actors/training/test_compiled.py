@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,10 +25,11 @@ from share_compute.shards import Shard
 from share_compute.specification import LayerSpec, TrainingSpec, parse_job
 from share_compute.specification.training import Compiling
 from share_compute_actors.training.compiled.artifacts import Artifacts
-from share_compute_actors.training.compiled.layers import CompiledLayers, CompiledTimes
+from share_compute_actors.training.compiled.layers import COMPILED_TIMES, CompiledLayers, CompiledTimes
 from share_compute_actors.training.coordinator.computation import choose_computation, give_up_compiling
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.step_log import StepLog
+from share_compute_actors.wire import Undeclared
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -115,7 +117,7 @@ def test_artifacts_are_private(artifacts: Artifacts) -> None:
     with artifacts.used():
         assert artifacts.own_folder().stat().st_mode & 0o077 == 0
     artifacts.folder().chmod(0o777)
-    with pytest.raises(CompilerFailed, match="other users can change"), artifacts.used():
+    with pytest.raises(CompilerFailed, match="other users of this machine can change"), artifacts.used():
         pass
 
 
@@ -127,12 +129,15 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_the_oldest_artifacts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    for name in ("older", "newer"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "code.so").write_bytes(bytes(600))
-    with Artifacts(tmp_path, most_bytes=1000).used():
+    artifacts = Artifacts(tmp_path, most_bytes=1300)
+    for age, folder in enumerate([tmp_path / "newer", tmp_path / "older", artifacts.own_folder()]):
+        folder.mkdir(mode=0o700)
+        (folder / "code.so").write_bytes(bytes(600))
+        os.utime(folder, (1000 - age, 1000 - age))
+    with artifacts.used():
         assert not (tmp_path / "older" / "code.so").exists()
         assert (tmp_path / "newer" / "code.so").exists()
+        assert (artifacts.own_folder() / "code.so").exists()  # made first, and used now
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -188,6 +193,12 @@ def test_all_members_compute_as_suits_the_slowest(
     sentence = chosen(mode, members, step_log)
     assert sentence.startswith("compiled" if is_compiled else "eager")
     assert members.is_compiled is step_log.is_compiled is is_compiled
+
+
+@pytest.mark.parametrize("times", [(0.0, 1.0), (1.0, 0.0), (1e300, 1e-9)])
+def test_times_without_a_gain_are_refused(times: tuple[float, float]) -> None:
+    with pytest.raises(Undeclared):
+        COMPILED_TIMES.unpack(COMPILED_TIMES.pack(CompiledTimes(*times, 1.0)), "ada")
 
 
 def test_off_asks_no_member(step_log: StepLog) -> None:
@@ -267,7 +278,7 @@ def test_a_compiled_job_has_the_same_weights_after_a_loss(
             ]
         },
         "data": {"dataset": "digits"},
-        "training": {"steps": 60, "batch_size": 16, "microbatches": 4, "compile": "on"},
+        "training": {"steps": 300, "batch_size": 16, "microbatches": 4, "compile": "on"},
         "parallelism": {"stages": 2, "members_per_stage": 1},
     }
     choices: list[list[str]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.protocol.failures import FailureKind, InjectedFailure
+from share_compute.protocol.membership import Membership, fresh
+from share_compute.protocol.messages import Report
 from share_compute.protocol.points import Point
 from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
 from share_compute.specification import TrainingSpec
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.slice_runner import SliceRunner
+from share_compute_actors.training.membership.epochs import computed_again
 from share_compute_actors.transport.collective.algorithms import GlooLinks, start_turn
 
 LLAMA = {
@@ -125,6 +129,16 @@ def test_slices_of_lost_members_have_the_same_bits(holders: tuple[int, ...]) -> 
         assert torch.equal(left[0] + left[1], whole_sum)
     else:
         assert torch.equal((left[0] + left[1]) + (left[2] + left[3]), whole_sum)
+
+
+def test_all_slices_of_an_open_step_count_as_computed_again() -> None:
+    owners = (("a", "a", "b", "b"),)
+    before = Membership(1, ((0, 1),), (("a", "b"),), owners, step=1, tasks=fresh(owners), slices=2)
+    left = (("a",) * 4,)
+    after = replace(before, epoch=2, stages=(("a",),), owners=left, tasks=fresh(left))
+    empty = Report(2, "a", applied=0, step=1)
+    assert computed_again(before, after, [replace(empty, activations=frozenset({0}))]) == 4
+    assert computed_again(before, after, [empty]) == 0
 
 
 def job(corpus: Path, steps: int = 4, **parallelism: Any) -> dict[str, Any]:

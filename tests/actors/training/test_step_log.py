@@ -135,6 +135,14 @@ def test_what_is_long_past_is_not_kept(step_log: Open, monkeypatch: pytest.Monke
     assert one.read().committed == 5
 
 
+def test_members_with_another_choice_of_compiled_code_are_not_found_again(step_log: Open) -> None:
+    one = step_log(1)
+    epoch = committed(one, 4)
+    one.lay(GroupFacts(membership(epoch), laid("a"), (1,), attempt=1))
+    one.choose_computation(is_compiled=False)
+    assert (one.group, one.is_compiled, one.read().committed) == (None, False, 4)
+
+
 def test_rewound_to_a_checkpoint(step_log: Open) -> None:
     one = step_log(1)
     epoch = committed(one, 4)

@@ -80,7 +80,7 @@ STORE_DIED = {"code": ShardStoreLost.code, "hint": "resume it"}
     [
         (AttemptFailure.noticed(DIED), False),
         (AttemptFailure.reported("the shard store died", STORE_DIED), False),
-        (AttemptFailure.reported("the compiler failed", {"code": "compiler-failed"}), False),
+        (AttemptFailure.reported("the compiler failed", {"code": "compiler-failed"}), True),
         (AttemptFailure.reported(LOST.reason, LOST.error), True),
     ],
 )

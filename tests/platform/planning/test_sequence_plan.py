@@ -9,6 +9,7 @@ from share_compute.errors import PlanInfeasible
 from share_compute.models.profiles.profile import QuadraticGrowth
 from share_compute.planning.planner import solve
 from share_compute.specification import TrainJob, parse_job
+from share_compute_actors.training.membership.epochs import shared
 
 LAYERS = PROFILE.model_copy(
     update={"layers": (LAYER.model_copy(update={"cache_numbers": QuadraticGrowth(linear=2048)}),) * 4}
@@ -65,6 +66,13 @@ def test_the_planner_chooses_the_number_of_microbatches() -> None:
     plan = make_plan(job(2, microbatches=None), lan(*map(machine, "abcd")), LAYERS)
     assert plan.microbatches in {2, 4, 8}
     assert all(len(stage.members) == 2 for stage in plan.stages)
+
+
+@pytest.mark.parametrize("stage", [("a", "b"), ("a", "gone")])
+def test_members_that_are_left_have_whole_slices(stage: tuple[str, ...]) -> None:
+    solution = solve(job(3, length=4095, stages=1, microbatches=4), lan(*map(machine, "abc")), LAYERS, 0, {})
+    owners = shared(stage, (0, 4), solution.cost)
+    assert owners == (stage[0],) * 8 + (stage[1],) * 4
 
 
 def test_too_few_machines_are_refused() -> None:

@@ -40,6 +40,7 @@ def test_each_stage_has_a_machine_for_each_slice() -> None:
     ("given", "message"),
     [
         (job({"sequence_length": 130}), "training.sequence_length 130 is not a multiple of"),
+        (job({"compile": "auto"}), "needs training.compile off, and it is auto"),
         (job({"precision": "bfloat16"}), "needs training.precision float32, and it is bfloat16"),
         (job({"synchronization": {"kind": "local", "branches": 2}}), r"synchronization \{kind: allreduce\}"),
         (job({"lora": {"rank": 4, "dropout": 0.1}}, {"model": {"path": "llama"}}), "training.lora.dropout 0"),
@@ -68,6 +69,7 @@ def test_sliced_architectures(config: dict[str, Any]) -> None:
         ({**LLAMA, "attention_dropout": 0.1}, "attention_dropout is 0.1"),
         ({"model_type": "mistral", "sliding_window": 64}, "attention in windows of 64 tokens"),
         ({"model_type": "gemma2"}, "sliding_attention"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "positions of type dynamic"),
         (
             {"model_type": "bloom", "hidden_dropout": 0.0, "attention_dropout": 0.0},
             "no small model of this configuration",

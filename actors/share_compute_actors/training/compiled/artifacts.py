@@ -30,9 +30,13 @@ class Artifacts:
     Args:
         folder: folder of all artifacts; None for the one that `COMPILED` names, else `compiled_folder`.
         most_bytes: size of all artifacts above which the oldest are removed.
+        machine: name of the machine, for errors.
     """
 
-    def __init__(self, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, folder: Path | None = None, most_bytes: int = MOST_BYTES, machine: str = "this machine"
+    ) -> None:
+        self._machine = machine
         named = os.environ.get(COMPILED)
         self._folder = folder or (Path(named) if named else None)
         self._most_bytes = most_bytes
@@ -56,7 +60,7 @@ class Artifacts:
             self._folder = self._folder or compiled_folder()
         except Unavailable as failure:
             raise CompilerFailed(
-                f"compiled code cannot be kept: {failure.message}", hint=failure.hint
+                f"compiled code cannot be kept on {self._machine}: {failure.message}", hint=failure.hint
             ) from failure
         return self._folder
 
@@ -70,7 +74,8 @@ class Artifacts:
         folder, own = self.folder(), self.own_folder()
         try:
             for each in (folder, own):
-                _require_private(each)
+                self._require_private(each)
+            os.utime(own)  # the version that is used now is removed last
             os.environ[COMPILED] = str(own)
             with (folder / _LOCK).open("w") as lock:
                 with suppress(BlockingIOError):  # another process compiles
@@ -80,7 +85,8 @@ class Artifacts:
                 yield
         except OSError as failure:
             raise CompilerFailed(
-                f"compiled code cannot be kept in {folder}: {failure.strerror or failure}"
+                f"compiled code cannot be kept on {self._machine} in {folder}: {failure.strerror or failure}",
+                hint="make space on the disk, or let the owner of the node write the folder",
             ) from failure
 
     def _prune(self, folder: Path) -> None:
@@ -94,9 +100,11 @@ class Artifacts:
             each.mkdir(mode=0o700)  # for processes that have chosen it
             sizes[each] = 0
 
-
-def _require_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise CompilerFailed(f"other users can change {folder}, so compiled code is not kept there")
+    def _require_private(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise CompilerFailed(
+                f"other users of {self._machine} can change {folder}, so compiled code is not kept there",
+                hint="let only the owner of the node write the folder, e.g. with chmod 700",
+            )

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from share_compute.errors import CompilerFailed
@@ -23,6 +24,8 @@ from share_compute.models.cells import Forward, replace_inner
 from share_compute.models.stage import Stage
 from share_compute_actors.training.compiled.artifacts import Artifacts
 from share_compute_actors.wire import Schema, Seconds
+
+_PositiveSeconds: TypeAlias = Annotated[float, Field(ge=1e-9, le=1e9)]
 
 LEAST_GAIN = 1.05
 """Least ratio of the eager time to the compiled time with which a job computes with compiled code.
@@ -40,8 +43,8 @@ _MOST_WORDS = 300
 class CompiledTimes:
     """Times of one microbatch forward and backward through a stage, in seconds."""
 
-    eager_s: Seconds
-    compiled_s: Seconds
+    eager_s: _PositiveSeconds
+    compiled_s: _PositiveSeconds
     warm_up_s: Seconds
     """Time until the first compiled microbatch was computed."""
 
@@ -59,9 +62,6 @@ class CompiledLayers:
         stage: the stage, on the CPU.
         name: name of the machine, for errors.
         artifacts: compiled code of earlier runs.
-
-    Raises:
-        CompilerFailed: the stage is on a GPU.
     """
 
     def __init__(self, stage: Stage, name: str, artifacts: Artifacts) -> None:
@@ -69,9 +69,6 @@ class CompiledLayers:
         self._name = name
         self._artifacts = artifacts
         self.is_on = False
-        device = next(stage.module.parameters(), torch.empty(0)).device
-        if device.type != "cpu":
-            raise CompilerFailed(f"{name} computes on a GPU, and only CPUs use compiled code")
         # A layer without children has a single operation, which cannot be fused with others.
         layers = [part for layer in stage.layers.values() for part in _parts(layer) if any(part.children())]
         _configure(len(layers))

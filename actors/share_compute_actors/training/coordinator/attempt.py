@@ -87,16 +87,13 @@ class TrainingAttempt:
             )
             if start.takeover is not None:
                 group.attach(start.takeover.actors)
+                group.compiles = step_log.is_compiled is True  # the members know the choice already
             else:
                 self._report(Planned(plan=start.solution.plan))
                 group.load(start.solution.plan)
-            choose_computation(spec.training.compile, group, step_log, self._report)
+                choose_computation(spec.training.compile, group, step_log, self._report)
             run = TrainingRun(assignment, start, shard_store, group, step_log, self._connections)
             return AttemptEnded(outcome="succeeded", reason=run.run())
-        except CompilerFailed as failure:
-            is_over = False  # another attempt continues with the members, eagerly
-            give_up_compiling(failure, step_log, self._report)
-            raise
         except (ShardStoreLost, LinkLost, StaleEpoch):
             is_over = False  # another attempt continues with the members
             raise
@@ -105,6 +102,9 @@ class TrainingAttempt:
                 # A later attempt has claimed the step log and may use the members, so they are not killed.
                 is_over = False
                 raise superseded() from failure
+            if isinstance(failure, CompilerFailed):
+                # The open step mixes results of compiled code with none, so the members cannot continue eagerly.
+                give_up_compiling(failure, step_log, self._report)
             if isinstance(failure, MembersLost):
                 topology = self._assignment.topology if group is None else group.topology
                 raise machines_lost(topology, failure.workers) from failure

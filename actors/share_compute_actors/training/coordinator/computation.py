@@ -16,10 +16,13 @@ from share_compute_actors.training.step_log import StepLog
 def choose_computation(
     mode: Compiling, group: TrainingGroup, step_log: StepLog, report: Callable[[AttemptEvent], None]
 ) -> None:
-    """Choose compiled or eager code for all members of a job, unless an earlier attempt has chosen it.
+    """Choose compiled or eager code for the new members of an attempt, unless an earlier attempt has chosen it.
 
     The choice is in the step log, so members that replace others compute the same bits. If machines of a later attempt
     cannot compile, the job continues with eager code.
+
+    Members of an earlier attempt must not be asked: they know the choice, and may wait for a lost member until the next
+    epoch begins.
 
     Args:
         mode: ``training.compile`` of the job.
@@ -65,8 +68,8 @@ def give_up_compiling(
     sentence = f"eager: {failure.message}"
     if step_log.is_compiled:
         sentence = (
-            f"eager after step {step_log.read().committed}, so the weights will differ in the last bits from those of "
-            f"compiled code: {failure.message}"
+            "eager from the last checkpoint on, so the weights will differ in the last bits from those of compiled "
+            f"code: {failure.message}"
         )
     step_log.choose_computation(is_compiled=False)
     report(ComputationChosen(is_compiled=False, sentence=sentence))

@@ -9,6 +9,7 @@ import ray
 import torch
 from torch import Tensor
 
+from share_compute.device_kinds import KINDS
 from share_compute.errors import CompilerFailed
 from share_compute.models.boundary import numbers_in
 from share_compute.protocol.member import MemberMachine
@@ -76,11 +77,22 @@ class CompilesLayers:
         """
         self._prepared(runner).warm_up(self._cells(runner, step), (self._setup.training.seed, step))
 
+    def _require_compiler(self) -> None:
+        """Check that this machine can compile layers.
+
+        Raises:
+            CompilerFailed: it cannot.
+        """
+        name = self._setup.name
+        if KINDS[self._setup.device].is_gpu:
+            raise CompilerFailed(f"{name} computes on a GPU, and only CPUs use compiled code")
+        found = check_compiler()
+        if found.state != "ok":
+            raise CompilerFailed(f"{name}: {found.text}", hint=found.hint)
+
     def _prepared(self, runner: Runner) -> CompiledLayers:
         if runner.compiled is None:
-            found = check_compiler()
-            if found.state != "ok":
-                raise CompilerFailed(f"{self._setup.name}: {found.text}", hint=found.hint)
+            self._require_compiler()
             runner.compiled = CompiledLayers(runner.stage, self._setup.name, self._artifacts)
         return runner.compiled
 

@@ -64,7 +64,7 @@ def build_runner(
             f"parallelism.optimizer: {setup.name} computes on a GPU, and only CPUs share the optimizer's state",
             hint="set parallelism.optimizer to replicated, or parallelism.avoid to the machines with GPUs",
         )
-    if setup.slices > 1 and setup.device != "cpu":
+    if setup.slices > 1 and KINDS[setup.device].is_gpu:
         raise UserError(
             f"parallelism.sequence: {setup.name} computes on a GPU, and only CPUs exchange slices of sequences",
             hint="set parallelism.sequence to 1, or parallelism.avoid to the machines with GPUs",

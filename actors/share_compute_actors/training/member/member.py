@@ -119,7 +119,7 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         )
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None
-        self._artifacts = Artifacts()
+        self._artifacts = Artifacts(machine=setup.name)
         self._compiles = setup.training.compile == "on"
         self._pieces: Pieces | None = None
         self._offered = {}
@@ -198,7 +198,10 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         Raises:
             ContributorLost: this process sees no GPU, or a different GPU than the measured one.
             PlanInfeasible: the shard does not fit into this machine's memory.
+            CompilerFailed: the job computes with compiled code, and this machine cannot compile.
         """
+        if self._compiles:
+            self._require_compiler()
         self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard, self._ranks))
         return self._status()
 

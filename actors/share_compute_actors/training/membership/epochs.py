@@ -222,7 +222,8 @@ def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) 
 
     The shares minimize the predicted time until the last member finishes. Even shares are used instead if the
     cost model lacks a member or its speed, or if a member would get no microbatch. Even shares leave the last
-    members without a microbatch only if there are fewer microbatches than members.
+    members without a microbatch only if there are fewer microbatches than members. With slices of sequences, each
+    member gets all microbatches of its slices.
     """
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     count = cost.workload.microbatches
@@ -230,7 +231,8 @@ def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) 
     if all(worker in index for worker in stage):
         shares = cost.shares([index[worker] for worker in stage], *shard)
     if shares is None:
-        shares = even_shares(count, len(stage))
+        each = cost.workload.slice_microbatches
+        shares = [each * number for number in even_shares(count // each, len(stage))]
     return dealt(stage, shares)
 
 
@@ -302,7 +304,7 @@ def computed_again(before: Membership, after: Membership, reports: Collection[Re
     """
     if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
         return 0
-    if before.shards != after.shards:
+    if before.shards != after.shards or after.slices > 1:
         return len(after.tasks[0])
     left = set(after.workers)
     again = {

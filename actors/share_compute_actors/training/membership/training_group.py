@@ -11,7 +11,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.device_kinds import KINDS
-from share_compute.errors import LinkLost, StaleEpoch
+from share_compute.errors import CompilerFailed, LinkLost, ShareComputeError, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.cells import derive_seed
 from share_compute.planning.plan import Plan
@@ -75,7 +75,7 @@ class TrainingGroup(WorkerGroup):
         self._runs = runs
         self._tied_name = tied_name
         self.compiles = False
-        """Whether members that start compile their layers."""
+        """Whether members that start compile their layers. A member that then fails to compile is lost."""
         self._invited: dict[Worker, tuple[Any, Any]] = {}
         """Actor and pending call of `Member.build`, by member; only of started members that are not admitted yet."""
         self._refused: set[tuple[Worker, str]] = set()
@@ -213,6 +213,12 @@ class TrainingGroup(WorkerGroup):
         for worker in sorted(shards.keys() - adopted.keys()):
             self._note(f"lost machine {self.name(worker)} while it loaded")
         self.detector.are_loading = False
+
+    def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
+        if isinstance(failure, CompilerFailed) and self.compiles:
+            self.detector.accuse(worker, failure)
+            return set()  # the next `check_members` reports the member as lost; the others keep their bits
+        return super()._explain(worker, failure)
 
     def compare_compiled(self) -> dict[Worker, CompiledTimes]:
         """Have all members compile their layers, and return the times of eager and compiled code, by member.

@@ -30,7 +30,8 @@ class AttemptFailure:
     error: dict[str, Any]
     """``code`` and facts of the error; empty if the attempt reported none."""
     is_lost: bool
-    """Whether something that the attempt needs was lost: a machine, a link, its coordinator or its shard store."""
+    """Whether something that the attempt needs was lost: a machine, its compiler, a link, the coordinator or the
+    shard store."""
     leaves_members: bool = False
     """Whether the job's members may still run, so that another attempt can continue with them."""
 
@@ -39,8 +40,9 @@ class AttemptFailure:
         """Return the failure that the attempt itself reported."""
         error = error or {}
         code = error.get("code")
-        leaves_members = code in (ShardStoreLost.code, LinkLost.code, CompilerFailed.code)
-        return cls(reason, error, code == ContributorLost.code or leaves_members, leaves_members)
+        leaves_members = code in (ShardStoreLost.code, LinkLost.code)
+        is_lost = code in (ContributorLost.code, CompilerFailed.code) or leaves_members
+        return cls(reason, error, is_lost, leaves_members)
 
     @classmethod
     def noticed(cls, failure: ShareComputeError) -> AttemptFailure:

@@ -22,6 +22,8 @@ from share_compute.models.huggingface.hub_configuration import hub_configuration
 from share_compute.models.huggingface.slices import LocalRing
 from share_compute.shards import Shard
 
+_GROWING_ROPE = ("dynamic", "longrope")
+"""Types of rotary positions whose frequencies depend on the largest position that a layer gets."""
 _LAYERS = 4
 """Number of layers of a small model, unless the real model has fewer layers or more kinds of layers."""
 _TOKENS = (2, 24)
@@ -131,6 +133,9 @@ def _unsliced(config: Mapping[str, Any]) -> str | None:
         is_of_head = name.startswith(("summary_", "classifier_"))
         if "drop" in name and not is_of_head and isinstance(value, float) and value > 0:
             return f"{name} is {value}, and slices draw no random numbers: set model.config.{name} to 0"
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") in _GROWING_ROPE:
+        return f"the model has rotary positions of type {rope['rope_type']}, which depend on the length of a slice"
     is_used = config.get("use_sliding_window") is not False
     window = (config.get("sliding_window") if is_used else None) or config.get("attention_chunk_size")
     kinds = [kind for kind in config.get("layer_types") or () if kind != "full_attention"]

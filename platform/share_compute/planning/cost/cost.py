@@ -170,7 +170,7 @@ class TrainingCost(TrainingMemory):
         """
         cells = [self.cell_s(member, start, stop) for member in members]
         if self.workload.slices > 1:
-            each = self.workload.microbatches // self.workload.slices
+            each = self.workload.slice_microbatches
             return tuple(each * slices for slices in even_shares(self.workload.slices, len(members)))
         return fill_shares(cells, self.workload.microbatches)
 

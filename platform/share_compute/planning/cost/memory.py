@@ -229,7 +229,7 @@ class TrainingMemory(CostTables):
 
     def _sets(self, shares: tuple[tuple[int, ...], ...], place: int, member: int) -> int:
         if self.workload.slices > 1:  # each slice is a run of the tree
-            return shares[place][member] * self.workload.slices // self.workload.microbatches
+            return shares[place][member] // self.workload.slice_microbatches
         return gradient_sets(shares, place, member, keeps_runs_apart=self.workload.run_bytes is not None)
 
     def _one_set_bytes(self, layout: Layout, place: int, member: int) -> float:
@@ -240,7 +240,7 @@ class TrainingMemory(CostTables):
         if self.workload.slices > 1:
             # Other slices of a lost member's sequences need more memory, or a replacement.
             share = stage.shares[member]
-            slices = share * self.workload.slices // self.workload.microbatches
+            slices = share // self.workload.slice_microbatches
             ahead = slices * (len(layout.stages) - place) - 1
         return self.bytes_needed(stage.start, stage.stop, share, ahead, members)
 

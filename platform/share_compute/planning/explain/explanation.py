@@ -117,8 +117,9 @@ class Explanation:
         work = self._cost.workload
         count = f"{stage.shares[index]} of {sum(stage.shares)} microbatches"
         if work.slices > 1:
-            each = work.microbatches // work.slices
-            count = f"{stage.shares[index] // each} of {work.slices} slices of each sequence"
+            count = (
+                f"{stage.shares[index] // work.slice_microbatches} of {work.slices} slices of each sequence"
+            )
         others = [self._name(member) for place, member in enumerate(stage.members) if place != index]
         found = [f"{count}, the rest with {listed(others)}"]
         if work.shares_optimizer and work.optimizer_tensors:

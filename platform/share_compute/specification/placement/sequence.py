@@ -55,6 +55,10 @@ def require_slices(layout: SlicedLayout, training: TrainingSpec, *, is_language_
         )
     if training.precision != "float32":
         raise ValueError(f"{name} needs training.precision float32, and it is {training.precision}")
+    if training.compile != "off":
+        raise ValueError(
+            f"{name} needs training.compile off, and it is {training.compile}: slices are computed eagerly"
+        )
     if training.synchronization.kind != "allreduce":
         raise ValueError(f"{name} needs training.synchronization {{kind: allreduce}}: branches are not cut")
     if training.lora is not None and training.lora.dropout > 0:
