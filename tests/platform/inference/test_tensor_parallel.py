@@ -37,7 +37,12 @@ class Ranks(NamedTuple):
         ("phi3", {}, 2, "no plan for architecture 'phi3' that gives each rank its own heads"),
         ("gpt_oss", {}, 2, "no plan for architecture 'gpt_oss'"),
         ("youtu", {}, 2, "no plan for architecture 'youtu'"),  # its attention is computed as a whole
-        ("cohere", {"use_qk_norm": True}, 2, "no plan for architecture 'cohere'"),  # norms with rows for heads
+        (
+            "cohere",
+            {"use_qk_norm": True},
+            2,
+            "no plan for architecture 'cohere'",
+        ),  # norms with rows for heads
     ],
 )
 def test_models_that_ranks_cannot_divide_are_refused(
