@@ -202,7 +202,7 @@ def check_stages(stages: int | None, layers: int | None) -> None:
 
 
 def check_ranks(ranks: int, config: Mapping[str, Any]) -> None:
-    """Raise UserError if ranks cannot share a model's KV heads or its MLP evenly; sizes that are unknown are skipped."""
+    """Raise UserError if ranks cannot share a model's KV heads or its MLP evenly; skip the sizes that are unknown."""
     heads = whole_number(config, *KV_HEAD_KEYS)
     if heads is not None and heads > 0 and heads % ranks:
         fitting = [str(count) for count in range(1, min(heads, 64) + 1) if heads % count == 0]
