@@ -29,9 +29,9 @@ FREE: dict[str, Any] = {"job": None, "deployment": None}
 _EVENTS_AT_ONCE = 50_000
 """Largest range of event numbers in which `WorkHistory.total` counts steps in one call: some tens of milliseconds."""
 _PERIODS_AT_ONCE = 200
-_NEW_EVENTS = 5_000
+NEW_EVENTS = 5_000
 """Largest range of event numbers that several calls of `WorkHistory.total` count at the same time."""
-_BLOCK_EVENTS = 10_000
+BLOCK_EVENTS = 10_000
 """Size of the ranges of event numbers whose steps are counted once for all machines of a job."""
 _MOST_BLOCKS = 10_000
 """Maximum number of ranges whose counts are kept."""
@@ -156,7 +156,7 @@ class WorkHistory:
         self._blocks: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
         """Steps of a job in a block of event numbers, and their tokens, by job id and block."""
         self._counting_earlier = threading.Lock()
-        """Held while a call counts more than `_NEW_EVENTS`."""
+        """Held while a call counts more than `NEW_EVENTS`."""
 
     def total(self, contributor_id: str, *, most_events: int = _EVENTS_AT_ONCE) -> WorkSums | None:
         """Return the sums of all work of a machine; None while earlier events are being counted.
@@ -172,7 +172,7 @@ class WorkHistory:
             known = self._totals.get(contributor_id, _Total())
         with self._database.read() as session:
             newest = session.scalar(select(func.max(EventRow.seq))) or 0
-            are_many = newest - known.seq > _NEW_EVENTS
+            are_many = newest - known.seq > NEW_EVENTS
             if are_many and not self._counting_earlier.acquire(blocking=False):
                 return None
             try:
@@ -207,7 +207,7 @@ class WorkHistory:
                 and total.data.get("microbatches")
             ):
                 last = total.seq + most_events
-                block_end = last - last % _BLOCK_EVENTS
+                block_end = last - last % BLOCK_EVENTS
                 last = min(end, block_end if block_end > total.seq else last)
                 steps, tokens = self._steps_between(session, total.data["job"], total.seq, last)
                 most_events -= last - total.seq
@@ -232,9 +232,9 @@ class WorkHistory:
         """
         steps = tokens = 0
         while after < last:
-            block, start = divmod(after, _BLOCK_EVENTS)
-            stop = min(last, (block + 1) * _BLOCK_EVENTS)
-            is_whole = start == 0 and stop - after == _BLOCK_EVENTS
+            block, start = divmod(after, BLOCK_EVENTS)
+            stop = min(last, (block + 1) * BLOCK_EVENTS)
+            is_whole = start == 0 and stop - after == BLOCK_EVENTS
             with self._lock:
                 found = self._blocks.get((job_id, block)) if is_whole else None
             if found is None:

@@ -118,8 +118,8 @@ def test_a_running_total_is_counted_in_pieces(open_store: Any) -> None:
 def test_machines_of_a_job_share_the_counts_of_its_steps(
     open_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_module, "_BLOCK_EVENTS", 4)
-    monkeypatch.setattr(work_module, "_NEW_EVENTS", 10)
+    monkeypatch.setattr(work_module, "BLOCK_EVENTS", 4)
+    monkeypatch.setattr(work_module, "NEW_EVENTS", 10)
     store = open_store()
     ada, bob = contributor(store, "ada"), contributor(store, "bob")
     job = running(store, ada, bob)
