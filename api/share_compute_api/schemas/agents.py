@@ -214,7 +214,8 @@ class ContributorWork(ResponseBody):
     """One-way latency between the machine and the server; null until it was measured."""
     head_bytes_per_s: float | None = None
     contributed: WorkSums | None = None
-    """Sums of all work of the contributor; null while the server counts events of earlier runs."""
+    """Sums of all work of the contributor, in the answer to a heartbeat with a body, and to each one of a contributor
+    that leaves; null while the server counts events of earlier runs."""
     wanted: Literal["run", "leave"]
     """``leave``: the machine must hand its shards over, then leave."""
 

@@ -76,7 +76,6 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     config = read_json(folder / "config.json", field)
     check_token_ids(largest_token_id(folder, field, processes), whole_number(config, "vocab_size"), field)
     check_stages(spec.parallelism.stages, whole_number(config, *LAYER_KEYS))
-    check_ranks(spec.parallelism.tensor, config)
     try:
         is_encoder = pooling_of(folder, config) is not None
     except UserError as failure:
@@ -91,6 +90,7 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
             "ranks share the layers of models that write text, and this is an encoder",
             "leave it out, and lend more threads in its place",
         )
+    check_ranks(spec.parallelism.tensor, config)
     check_length(spec.max_seq, model_window(folder, config, is_stretched=True))
 
 

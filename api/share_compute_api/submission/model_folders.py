@@ -202,7 +202,7 @@ def check_stages(stages: int | None, layers: int | None) -> None:
 
 
 def check_ranks(ranks: int, config: Mapping[str, Any]) -> None:
-    """Raise UserError if ranks cannot share a model's KV heads evenly; skip the check if their number is unknown."""
+    """Raise UserError if ranks cannot share a model's KV heads or its MLP evenly; skip the sizes that are unknown."""
     heads = whole_number(config, *KV_HEAD_KEYS)
     if heads is not None and heads > 0 and heads % ranks:
         fitting = [str(count) for count in range(1, min(heads, 64) + 1) if heads % count == 0]
@@ -210,6 +210,13 @@ def check_ranks(ranks: int, config: Mapping[str, Any]) -> None:
             "parallelism.tensor",
             f"{ranks} ranks cannot share {heads} KV heads evenly: each rank has the cache of its own heads",
             f"set it to one of {', '.join(fitting)}",
+        )
+    size = whole_number(config, "intermediate_size")
+    if size is not None and size % ranks:
+        raise refused(
+            "parallelism.tensor",
+            f"{ranks} ranks cannot share the {size} outputs of mlp evenly",
+            "set parallelism.tensor to a number that divides the sizes of the model",
         )
 
 

@@ -107,7 +107,7 @@ def units(text: str) -> Iterator[str]:
 
 def _may_end(last: str, following: str) -> bool:
     """Return whether a line may end between these characters."""
-    if following.isspace():
+    if following.isspace() or cell_len(following) == 0:  # such as accents, and joiners of emoji
         return False
     if last.isspace():
         return True

@@ -29,6 +29,12 @@ FREE: dict[str, Any] = {"job": None, "deployment": None}
 _EVENTS_AT_ONCE = 50_000
 """Largest range of event numbers in which `WorkHistory.total` counts steps in one call: some tens of milliseconds."""
 _PERIODS_AT_ONCE = 200
+NEW_EVENTS = 5_000
+"""Largest range of event numbers that several calls of `WorkHistory.total` count at the same time."""
+BLOCK_EVENTS = 10_000
+"""Size of the ranges of event numbers whose steps are counted once for all machines of a job."""
+_MOST_BLOCKS = 10_000
+"""Maximum number of ranges whose counts are kept."""
 _MOST_TOTALS = 4096
 """Maximum number of machines whose running totals are kept; those of other machines are counted anew."""
 
@@ -147,12 +153,16 @@ class WorkHistory:
         self._lock = threading.Lock()
         self._totals: OrderedDict[str, _Total] = OrderedDict()
         """Running totals by contributor id; the one that was used last is at the end."""
+        self._blocks: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
+        """Steps of a job in a block of event numbers, and their tokens, by job id and block."""
+        self._counting_earlier = threading.Lock()
+        """Held while a call counts more than `NEW_EVENTS`."""
 
     def total(self, contributor_id: str, *, most_events: int = _EVENTS_AT_ONCE) -> WorkSums | None:
         """Return the sums of all work of a machine; None while earlier events are being counted.
 
         Each call counts only events that were written after the last call. After a start of the server, the first calls
-        count earlier events in pieces, so that no heartbeat waits for long.
+        count earlier events in pieces, and for one machine at a time, so that no heartbeat waits for long.
 
         Args:
             contributor_id: id of the machine.
@@ -162,7 +172,14 @@ class WorkHistory:
             known = self._totals.get(contributor_id, _Total())
         with self._database.read() as session:
             newest = session.scalar(select(func.max(EventRow.seq))) or 0
-            total = _counted(session, contributor_id, known, newest, most_events)
+            are_many = newest - known.seq > NEW_EVENTS
+            if are_many and not self._counting_earlier.acquire(blocking=False):
+                return None
+            try:
+                total = self._counted(session, contributor_id, known, newest, most_events)
+            finally:
+                if are_many:
+                    self._counting_earlier.release()
         with self._lock:
             later = self._totals.get(contributor_id)
             if later is None or later.seq < total.seq:
@@ -171,6 +188,66 @@ class WorkHistory:
             while len(self._totals) > _MOST_TOTALS:
                 self._totals.popitem(last=False)
         return None if total.seq < newest else total.sums(self._clock())
+
+    def _counted(
+        self, session: Session, contributor_id: str, total: _Total, newest: int, most_events: int
+    ) -> _Total:
+        """Return a running total with the events up to ``newest``, or up to a lower number if there are too many."""
+        own = (
+            select(EventRow)
+            .where(EventRow.contributor_id == contributor_id, changes_work())
+            .order_by(EventRow.seq)
+        )
+        for _ in range(_PERIODS_AT_ONCE):
+            change = session.scalar(own.where(EventRow.seq > total.seq, EventRow.seq <= newest).limit(1))
+            end = newest if change is None else change.seq
+            if (
+                total.data is not None
+                and total.data.get("job") is not None
+                and total.data.get("microbatches")
+            ):
+                last = total.seq + most_events
+                block_end = last - last % BLOCK_EVENTS
+                last = min(end, block_end if block_end > total.seq else last)
+                steps, tokens = self._steps_between(session, total.data["job"], total.seq, last)
+                most_events -= last - total.seq
+                total = replace(total, seq=last, steps=total.steps + steps, tokens=total.tokens + tokens)
+                if last < end:
+                    return total
+            if change is None:
+                return replace(total, seq=newest)
+            begins = change.kind == KIND and (change.data.get("job") or change.data.get("deployment"))
+            total = _Total(
+                seq=change.seq,
+                ended=total.sums(change.at),
+                data=change.data if begins else None,
+                began_at=change.at if begins else None,
+            )
+        return total
+
+    def _steps_between(self, session: Session, job_id: str, after: int, last: int) -> tuple[int, int]:
+        """Return the number of a job's steps in the events from number ``after + 1`` to ``last``, and their tokens.
+
+        ``last`` must not exceed the newest event, because counts of whole blocks are kept.
+        """
+        steps = tokens = 0
+        while after < last:
+            block, start = divmod(after, BLOCK_EVENTS)
+            stop = min(last, (block + 1) * BLOCK_EVENTS)
+            is_whole = start == 0 and stop - after == BLOCK_EVENTS
+            with self._lock:
+                found = self._blocks.get((job_id, block)) if is_whole else None
+            if found is None:
+                in_range = (EventRow.kind == "step", EventRow.seq > after, EventRow.seq <= stop)
+                found = _steps(session, select(EventRow).where(EventRow.job_id == job_id, *in_range))
+            if is_whole:
+                with self._lock:
+                    self._blocks[job_id, block] = found
+                    self._blocks.move_to_end((job_id, block))
+                    while len(self._blocks) > _MOST_BLOCKS:
+                        self._blocks.popitem(last=False)
+            steps, tokens, after = steps + found[0], tokens + found[1], stop
+        return steps, tokens
 
     def of(self, contributor_id: str, *, limit: int = 200) -> WorkRecord:
         """Return the last periods of work of a machine, newest first, and their sums.
@@ -252,37 +329,6 @@ def _own_tokens(data: Mapping[str, Any], tokens: int) -> int:
         return 0
     own: float = tokens * data["microbatches"] / data["of_microbatches"]
     return round(own)
-
-
-def _counted(session: Session, contributor_id: str, total: _Total, newest: int, most_events: int) -> _Total:
-    """Return a running total with the events up to number ``newest``, or up to a lower one if there are too many."""
-    own = (
-        select(EventRow)
-        .where(EventRow.contributor_id == contributor_id, changes_work())
-        .order_by(EventRow.seq)
-    )
-    for _ in range(_PERIODS_AT_ONCE):
-        change = session.scalar(own.where(EventRow.seq > total.seq, EventRow.seq <= newest).limit(1))
-        end = newest if change is None else change.seq
-        if total.data is not None and total.data.get("job") is not None and total.data.get("microbatches"):
-            last = min(end, total.seq + most_events)
-            in_range = (EventRow.kind == "step", EventRow.seq > total.seq, EventRow.seq <= last)
-            query = select(EventRow).where(EventRow.job_id == total.data["job"], *in_range)
-            steps, tokens = _steps(session, query)
-            most_events -= last - total.seq
-            total = replace(total, seq=last, steps=total.steps + steps, tokens=total.tokens + tokens)
-            if last < end:
-                return total
-        if change is None:
-            return replace(total, seq=newest)
-        begins = change.kind == KIND and (change.data.get("job") or change.data.get("deployment"))
-        total = _Total(
-            seq=change.seq,
-            ended=total.sums(change.at),
-            data=change.data if begins else None,
-            began_at=change.at if begins else None,
-        )
-    return total
 
 
 def _of_job(period: _Period, kind: str) -> Any:

@@ -300,7 +300,9 @@ def test_folders_that_cannot_be_served_are_refused(
 
 def test_more_than_the_model_has_is_refused(client: Client, model: Path) -> None:
     (model / "model.safetensors.index.json").unlink()  # the names of the files are enough here
-    (model / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 2}))
+    (model / "config.json").write_text(
+        json.dumps({**CONFIG, "num_key_value_heads": 2, "intermediate_size": 63})
+    )
     wanted = {"name": "llama", "model": {"path": str(model)}}
     with pytest.raises(UserError, match="max_seq: 129 tokens are more than the 128"):
         client.deploy({**wanted, "max_seq": 129})
@@ -311,6 +313,8 @@ def test_more_than_the_model_has_is_refused(client: Client, model: Path) -> None
     ) as refused:
         client.deploy({**wanted, "parallelism": {"tensor": 3}})
     assert refused.value.hint == "set it to one of 1, 2"
+    with pytest.raises(UserError, match=r"2 ranks cannot share the 63 outputs of mlp evenly"):
+        client.deploy({**wanted, "parallelism": {"tensor": 2}})
     assert client.deploy({**wanted, "max_seq": 128, "parallelism": {"stages": 2}}).state == "pending"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from tests.platform.inference.stages import LAYERS, small_config
+from tests.platform.inference.stages import LAYERS, MODELS, SMALL, small_config
 from torch import Tensor
 
 from share_compute.errors import UserError
@@ -36,12 +36,20 @@ class Ranks(NamedTuple):
         ),
         ("phi3", {}, 2, "no plan for architecture 'phi3' that gives each rank its own heads"),
         ("gpt_oss", {}, 2, "no plan for architecture 'gpt_oss'"),
+        ("youtu", {}, 2, "no plan for architecture 'youtu'"),  # its attention is computed as a whole
+        (
+            "cohere",
+            {"use_qk_norm": True},
+            2,
+            "no plan for architecture 'cohere'",
+        ),  # norms with rows for heads
     ],
 )
 def test_models_that_ranks_cannot_divide_are_refused(
-    model_type: str, wider: dict[str, int], count: int, problem: str
+    model_type: str, wider: dict[str, int | bool], count: int, problem: str
 ) -> None:
-    config = {**small_config(model_type), **wider}
+    small = small_config(model_type) if model_type in MODELS else {**SMALL, "model_type": model_type}
+    config = {**small, **wider}
     with pytest.raises(UserError, match=f"^parallelism.tensor: .*{problem}") as refused:
         TensorStage(config, Shard("m", 0, LAYERS, LAYERS), Ranks(0, count))
     assert refused.value.hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from tests.platform.store.test_deployments import spec as serve
 from tests.platform.store.test_jobs import contributor, running, spec, step
 
@@ -13,6 +14,7 @@ from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.plan import BranchPlan, MemberPlan, Plan, StagePlan
 from share_compute.store import Store
+from share_compute.store import work as work_module
 from share_compute.store.work import parts
 from share_compute.topology import Device, Link
 
@@ -111,6 +113,25 @@ def test_a_running_total_is_counted_in_pieces(open_store: Any) -> None:
     assert pieces[-1] == store.work.total(ada)
     assert pieces[-1] is not None
     assert pieces[-1].steps == 7
+
+
+def test_machines_of_a_job_share_the_counts_of_its_steps(
+    open_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_module, "BLOCK_EVENTS", 4)
+    monkeypatch.setattr(work_module, "NEW_EVENTS", 10)
+    store = open_store()
+    ada, bob = contributor(store, "ada"), contributor(store, "bob")
+    job = running(store, ada, bob)
+    first = Planned(plan=plan((ada, (0, 1, 2)), (bob, (3,))))
+    store.progress.record(job.id, 1, [first, *(step(number) for number in range(1, 30))])
+    restarted = open_store()
+    for machine in (ada, bob):
+        total = restarted.work.total(machine)
+        while total is None:
+            total = restarted.work.total(machine, most_events=9)
+        assert total == store.work.total(machine)
+        assert (total.steps, total.tokens) == (29, store.work.of(machine).tokens)
 
 
 def branched(*shares: tuple[str, tuple[int, ...]]) -> Plan:

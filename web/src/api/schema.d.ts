@@ -256,7 +256,8 @@ export interface paths {
          * Heartbeat
          * @description Record a heartbeat; return the machine's current work and whether the machine should leave.
          *
-         *     Every 10 s a heartbeat has a body with the machine's utilization.
+         *     Every 10 s a heartbeat has a body with the machine's utilization. The answers to these, and those to a machine that
+         *     leaves, say what the machine contributed.
          */
         post: operations["heartbeat"];
         delete?: never;
@@ -3373,7 +3374,10 @@ export interface components {
          * @description Current work of a contributor; the answer to its heartbeat.
          */
         ContributorWork: {
-            /** @description Sums of all work of the contributor; null while the server counts events of earlier runs. */
+            /**
+             * @description Sums of all work of the contributor, in the answer to a heartbeat with a body, and to each one of a contributor
+             *     that leaves; null while the server counts events of earlier runs.
+             */
             contributed?: components["schemas"]["WorkSums"] | null;
             /**
              * Deployment

@@ -118,6 +118,7 @@ class RankProcesses:
         if not self._children:
             raise ConnectionError("another rank was lost before")
         for child in self._children:
+            child.connection.settimeout(self.deadline_s)
             child.connection.sendall(message)
 
     def wait(self, limit_s: float | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from time import monotonic
 from typing import Any
@@ -155,15 +156,17 @@ async def heartbeat(
 ) -> ContributorWork:
     """Record a heartbeat; return the machine's current work and whether the machine should leave.
 
-    Every 10 s a heartbeat has a body with the machine's utilization.
+    Every 10 s a heartbeat has a body with the machine's utilization. The answers to these, and those to a machine that
+    leaves, say what the machine contributed.
     """
     if found is not None:
         context.utilization.add(contributor.id, found.utilization, context.store.clock())
     # A machine whose heartbeats are delayed counts as lost, so some threads are reserved for heartbeats.
-    return await to_thread.run_sync(_heartbeat, contributor, context, limiter=context.heartbeats)
+    answer = partial(_heartbeat, contributor, context, has_body=found is not None)
+    return await to_thread.run_sync(answer, limiter=context.heartbeats)
 
 
-def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorWork:
+def _heartbeat(contributor: ContributorRecord, context: Context, *, has_body: bool) -> ContributorWork:
     context.store.contributors.seen(contributor.id)
     job = context.store.jobs.get(contributor.job_id) if contributor.job_id else None
     deployed = context.store.deployments.get(contributor.deployment_id) if contributor.deployment_id else None
@@ -181,7 +184,7 @@ def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorW
         flops_per_s=contributor.machine().flops_per_s() if contributor.capacity else None,
         head_latency_s=None if head is None or head.is_dead else head.latency_s,
         head_bytes_per_s=None if head is None or head.is_dead else head.bytes_per_s,
-        contributed=context.store.work.total(contributor.id),
+        contributed=context.store.work.total(contributor.id) if has_body or leaving else None,
         wanted="leave" if leaving else "run",
     )
 

@@ -8,6 +8,7 @@ has the weights for these, so that the sum of all ranks is the whole output.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -139,8 +140,10 @@ class TensorPlan:
         return self._styles.get(_NUMBER.sub(".*", name))
 
     def _check(self, path: str, layer: nn.Module) -> None:
-        tensors = [f"{path}.{name}" for name, _ in layer.named_parameters()]
-        found = set()
+        tensors = {f"{path}.{name}": parameter for name, parameter in layer.named_parameters()}
+        blocks: dict[str, set[str]] = defaultdict(set)
+        """Styles of the linear layers of attention, and of the MLP, by the path of their module."""
+        divided = set()
         for name, module in [(f"{path}.{name}", module) for name, module in layer.named_modules()]:
             style = self._style(name)
             if style is None or style in _WHOLE:
@@ -154,8 +157,16 @@ class TensorPlan:
                     f"{self._count} ranks cannot share the {sizes} of {name} evenly",
                     "set parallelism.tensor to a number that divides the sizes of the model",
                 )
-            found.add(style)
-        if found != {_COLUMNS, _ROWS} or any(map(self._style, tensors)):
+            blocks[name.rpartition(".")[0]].add(style)
+            divided.add(name)
+        # Both attention and the MLP must be divided. Other matrices in them, such as norms of each head, are whole.
+        has_whole_matrix = any(
+            tensor.dim() > 1 and name.rpartition(".")[0] not in divided
+            for name, tensor in tensors.items()
+            if name.startswith(tuple(f"{block}." for block in blocks))
+        )
+        is_divided = len(blocks) > 1 and all(styles == {_COLUMNS, _ROWS} for styles in blocks.values())
+        if not is_divided or has_whole_matrix or any(map(self._style, tensors)):
             raise self._unplanned()
 
     def _unplanned(self) -> UserError:

@@ -58,7 +58,8 @@ def experts_as_operations(layer: nn.Module) -> Iterator[None]:
 
 def _traced(module: nn.Module, original: Any, *arguments: Any, **options: Any) -> Any:
     given = [*arguments, *options.values()]
-    if len(given) != 3 or given[0].dim() != 2 or given[1].shape != given[2].shape:
+    is_known = len(given) == 3 and given[0].dim() == 2 and given[1].shape == given[2].shape
+    if not is_known or given[1].is_floating_point():
         return original(*arguments, **options)
     hidden, index, weights = given
     return _experts(hidden, index, weights, list(module.parameters()))
