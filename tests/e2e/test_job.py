@@ -315,7 +315,7 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None
     expect(section.get_by_role("list")).to_contain_text(re.compile("forward|backward|update|waiting"))
     page.emulate_media(reduced_motion="reduce")
     expect(section.get_by_role("button", name="Play the step")).to_have_count(0)
-    expect(section).to_contain_text(re.compile(r"machines wait \d+ % of it"))
+    expect(section).to_contain_text(re.compile(r"machines wait \d+% of it"))
     # The mouse cannot be used: compared with the latency of these links, a cell is thinner than a pixel.
     picture.locator("rect[data-kind=B]").first.dispatch_event("pointermove")
     expect(section).to_contain_text(re.compile("ash: B0, "))
