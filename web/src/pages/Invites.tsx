@@ -5,6 +5,7 @@ import { useState, type FormEvent } from "react";
 import { Trans, useTranslation } from "react-i18next";
 
 import { api, body } from "../api/client";
+import { fetchAgain } from "../api/fetchAgain";
 import { invites, status } from "../api/queries";
 import type { Invite, InviteCreated } from "../api/types";
 import { CopyLine } from "../components/copy/CopyLine";
@@ -75,7 +76,7 @@ function Create({ all }: { all: readonly Invite[] }) {
       ),
     onSuccess: () => {
       setLabel("");
-      return client.invalidateQueries({ queryKey: invites.queryKey });
+      return fetchAgain(client, { queryKey: invites.queryKey });
     },
   });
   const submit = (event: FormEvent) => {
@@ -199,7 +200,7 @@ function Row({ invite, now }: { invite: Invite; now: number }) {
   const revoking = useMutation({
     mutationFn: () => api.DELETE("/api/v1/invites/{invite_id}", { params: { path: { invite_id: invite.id } } }),
     // A refusal means that a machine has used the invite in the meantime.
-    onSettled: () => client.invalidateQueries({ queryKey: invites.queryKey }),
+    onSettled: () => fetchAgain(client, { queryKey: invites.queryKey }),
   });
   const name = invite.label ?? invite.id;
   const isOpen = stateAt(invite, now) === "open";

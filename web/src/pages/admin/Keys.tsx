@@ -6,6 +6,7 @@ import { useState, type FormEvent } from "react";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
+import { fetchAgain } from "../../api/fetchAgain";
 import { GRANTABLE } from "../../api/scopes";
 import { useSession } from "../../api/session";
 import type { ApiKey } from "../../api/types";
@@ -64,7 +65,7 @@ function Create() {
     mutationFn: () => body(api.POST("/api/v1/keys", { body: { name: name.trim(), scopes } })),
     onSuccess: () => {
       setName("");
-      return client.invalidateQueries({ queryKey: keysQuery.queryKey });
+      return fetchAgain(client, { queryKey: keysQuery.queryKey });
     },
   });
   const meaning: Record<Granted, string> = {
@@ -156,7 +157,7 @@ function Row({ record }: { record: ApiKey }) {
             question={t("Revoke the key {{name}}?", { name: record.name })}
             onConfirm={async () => {
               await api.DELETE("/api/v1/keys/{key_id}", { params });
-              await client.invalidateQueries({ queryKey: keysQuery.queryKey });
+              await fetchAgain(client, { queryKey: keysQuery.queryKey });
             }}
           >
             {isOurs

@@ -4,6 +4,7 @@ import { useNavigate } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
+import { fetchAgain } from "../../api/fetchAgain";
 import { job as jobQuery } from "../../api/queries";
 import { useMay, useOwns } from "../../api/scopes";
 import type { Job } from "../../api/types";
@@ -30,7 +31,7 @@ export function Actions({ job }: { job: Job }) {
     // Leave this page first, since it would refetch the deleted job.
     await navigate({ to: "/jobs" });
     client.removeQueries({ queryKey: jobQuery(job.id).queryKey });
-    await client.invalidateQueries({ queryKey: ["jobs"] });
+    await fetchAgain(client, { queryKey: ["jobs"] });
   };
   const canResume = job.state === "failed" || job.state === "cancelled";
   return (

@@ -3,6 +3,7 @@ import { useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
+import { fetchAgain } from "../../api/fetchAgain";
 import { contributors, machine as machineQuery } from "../../api/queries";
 import { useMay } from "../../api/scopes";
 import { ConfirmButton } from "../../components/ConfirmButton";
@@ -21,8 +22,8 @@ export function Clear({ machine: { id, name } }: { machine: { id: string; name: 
           api.DELETE("/api/v1/contributors/{contributor_id}/quarantine", { params: { path: { contributor_id: id } } }),
         );
         await Promise.all([
-          client.invalidateQueries({ queryKey: contributors.queryKey }),
-          client.invalidateQueries({ queryKey: machineQuery(id).queryKey, exact: true }),
+          fetchAgain(client, { queryKey: contributors.queryKey }),
+          fetchAgain(client, { queryKey: machineQuery(id).queryKey, exact: true }),
         ]);
       }}
     >

@@ -4,6 +4,7 @@ import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
+import { fetchAgain } from "../../api/fetchAgain";
 import { contributors, machine as machineQuery } from "../../api/queries";
 import { useMay } from "../../api/scopes";
 import { ConfirmButton } from "../../components/ConfirmButton";
@@ -29,8 +30,8 @@ export function SendAway({ machine: { id, name }, children, ...rest }: Props) {
       onConfirm={async () => {
         await body(api.DELETE("/api/v1/contributors/{contributor_id}", { params: { path: { contributor_id: id } } }));
         await Promise.all([
-          client.invalidateQueries({ queryKey: contributors.queryKey }),
-          client.invalidateQueries({ queryKey: machineQuery(id).queryKey, exact: true }),
+          fetchAgain(client, { queryKey: contributors.queryKey }),
+          fetchAgain(client, { queryKey: machineQuery(id).queryKey, exact: true }),
         ]);
       }}
     >

@@ -3,6 +3,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../../api/client";
+import { fetchAgain } from "../../../api/fetchAgain";
 import { artifacts, checkpoints } from "../../../api/queries";
 import type { Checkpoint, Job } from "../../../api/types";
 import { Failure, Waiting } from "../../../components/Feedback";
@@ -32,7 +33,7 @@ function Entry({ job, checkpoint, isMade }: { job: Job; checkpoint: Checkpoint; 
       const params = { path: { job_id: job.id, step } };
       return body(api.POST("/api/v1/jobs/{job_id}/checkpoints/{step}/export", { params }));
     },
-    onSuccess: () => client.invalidateQueries({ queryKey: artifacts(job.id).queryKey }),
+    onSuccess: () => fetchAgain(client, { queryKey: artifacts(job.id).queryKey }),
   });
   return (
     <li className={classes.file}>

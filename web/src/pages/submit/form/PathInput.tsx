@@ -4,6 +4,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useId, useRef, useState } from "react";
 import { useTranslation } from "react-i18next";
 
+import { fetchAgain } from "../../../api/fetchAgain";
 import { catalogue, uploads } from "../../../api/queries";
 import type { Upload, UploadKind } from "../../../api/types";
 import { upload, type Sent } from "../../../api/upload";
@@ -97,8 +98,8 @@ function Sender({ kind, label, onSent }: SenderProps) {
     onSuccess: (sent) => latest.current(sent),
     onSettled: () => {
       // No event reports uploads, some of which are models of the catalogue.
-      void client.invalidateQueries({ queryKey: catalogue.queryKey });
-      return client.invalidateQueries({ queryKey: uploads.queryKey });
+      void fetchAgain(client, { queryKey: catalogue.queryKey });
+      return fetchAgain(client, { queryKey: uploads.queryKey });
     },
   });
   const { files, leftOut } = usable(sending.variables ?? [], kind);

@@ -4,6 +4,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../../api/client";
+import { fetchAgain } from "../../../api/fetchAgain";
 import { catalogue, uploads } from "../../../api/queries";
 import type { Upload } from "../../../api/types";
 import { Failure } from "../../../components/Feedback";
@@ -36,8 +37,8 @@ function Row({ upload }: { upload: Upload }) {
     mutationFn: () => body(api.DELETE("/api/v1/uploads/{upload_id}", { params: { path: { upload_id: upload.id } } })),
     onSuccess: () => {
       // No event reports uploads, some of which are models of the catalogue.
-      void client.invalidateQueries({ queryKey: catalogue.queryKey });
-      return client.invalidateQueries({ queryKey: uploads.queryKey });
+      void fetchAgain(client, { queryKey: catalogue.queryKey });
+      return fetchAgain(client, { queryKey: uploads.queryKey });
     },
   });
   return (
