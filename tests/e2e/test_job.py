@@ -277,7 +277,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster:
     job, _ = running(cluster, "ash", "birch")
     page.goto(f"{cluster.url}/jobs/{job.id}")
     expect(page.get_by_role("region", name="Placement")).to_contain_text(
-        "A message between ash and birch takes 3.0 ms"
+        "a message between ash and birch takes 3.0 ms"
     )
     page.get_by_role("tab", name="One step").click()
     expect(page).to_have_url(re.compile("part=step"))

@@ -110,7 +110,7 @@ def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cl
     expect(placement).to_contain_text("birch")
     stages = page.get_by_role("group", name="Stages")
     expect(stages.get_by_role("row", name=re.compile("ash"))).to_contain_text("alive")
-    expect(page.get_by_text("Ash computes most of a token.")).to_be_visible()
+    expect(page.get_by_text("ash computes most of a token.")).to_be_visible()
     snippet = page.get_by_label("Example", exact=True)
     expect(snippet).to_contain_text(f'base_url="{cluster.url}/v1"')
     page.get_by_text("curl", exact=True).click()
