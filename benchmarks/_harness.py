@@ -13,12 +13,12 @@ import statistics
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 import torch.multiprocessing as mp
@@ -376,8 +376,51 @@ def compare(
         if turn:  # the first block is warm-up
             own.append(tokens * options.steps / seconds)
             other.append(tokens * options.steps / rival_seconds)
-    print_figure(
+    print_speeds(
         name,
+        own,
+        other,
+        peer_name=peer_name,
+        blocks=options.blocks,
+        steps_per_block=options.steps,
+        parameters=ours.parameters,
+        largest_loss_difference=gap,
+    )
+
+
+class Turns(NamedTuple):
+    """Blocks of several rivals that took turns."""
+
+    speeds: dict[str, list[float]]
+    """Tokens/s of each block after the first one, by side."""
+    pairs: list[tuple[float, float]]
+    """Numbers that ``one rank`` and another side reported of the same step, in all blocks."""
+
+
+def take_turns(rivals: Mapping[str, Rival], step_tokens: int, options: argparse.Namespace) -> Turns:
+    """Run blocks of all rivals in turn, and end the rivals; one of them is ``one rank``."""
+    turns = Turns({side: [] for side in rivals}, [])
+    try:
+        for turn in range(options.blocks + 1):
+            reported: dict[str, list[float]] = {}
+            for side, rival in rivals.items():
+                seconds, reported[side] = rival.block(turn * options.steps + 1, options.steps)
+                if turn:  # the first block is warm-up
+                    turns.speeds[side].append(step_tokens * options.steps / seconds)
+            for values in reported.values():
+                turns.pairs.extend(zip(reported["one rank"], values, strict=True))
+    finally:
+        for rival in rivals.values():
+            rival.close()
+    return turns
+
+
+def print_speeds(
+    figure: str, own: Sequence[float], other: Sequence[float], *, peer_name: str, **more: Any
+) -> None:
+    """Print a figure of the tokens/s in blocks of two sides that took turns."""
+    print_figure(
+        figure,
         ours=statistics.median(own),
         peer=statistics.median(other),
         peer_name=peer_name,
@@ -385,10 +428,7 @@ def compare(
         unit="tokens/s",
         ours_range=[round(min(own)), round(max(own))],
         peer_range=[round(min(other)), round(max(other))],
-        blocks=options.blocks,
-        steps_per_block=options.steps,
-        parameters=ours.parameters,
-        largest_loss_difference=gap,
+        **more,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from _harness import Rival, print_figure, reported_blocks
+from _harness import Rival, print_speeds, reported_blocks, take_turns
 from torch import Tensor, distributed
 
 from share_compute.inference.runtime.stage import ServingStage
@@ -139,37 +138,17 @@ def measure(options: Namespace) -> None:
         port = server.getsockname()[1]
         server.close()
         sides = {side: Rival(worker, world, side, str(folder), port) for side, world in SIDES.items()}
-        speeds: dict[str, list[float]] = {side: [] for side in sides}
-        differ = 0
-        try:
-            for turn in range(options.blocks + 1):
-                tokens: dict[str, list[float]] = {}
-                for side, rival in sides.items():
-                    seconds, tokens[side] = rival.block(turn * options.steps + 1, options.steps)
-                    if turn:  # the first block is warm-up
-                        speeds[side].append(TOKENS_PER_STEP * options.steps / seconds)
-                differ += sum(
-                    one != other
-                    for side in sides
-                    for one, other in zip(tokens["one rank"], tokens[side], strict=True)
-                )
-        finally:
-            for rival in sides.values():
-                rival.close()
+        turns = take_turns(sides, TOKENS_PER_STEP, options)
     for figure, peer in (
         ("tensor_decode_vs_torch", "transformers"),
         ("tensor_decode_vs_one_rank", "one rank"),
     ):
-        print_figure(
+        print_speeds(
             figure,
-            ours=statistics.median(speeds["ours"]),
-            peer=statistics.median(speeds[peer]),
+            turns.speeds["ours"],
+            turns.speeds[peer],
             peer_name=peer,
-            ratio=statistics.median(a / b for a, b in zip(speeds["ours"], speeds[peer], strict=True)),
-            unit="tokens/s",
-            ours_range=[round(min(speeds["ours"])), round(max(speeds["ours"]))],
-            peer_range=[round(min(speeds[peer])), round(max(speeds[peer]))],
             blocks=options.blocks,
             tokens_per_block=TOKENS_PER_STEP * options.steps,
-            tokens_that_differ=differ,
+            tokens_that_differ=sum(one != other for one, other in turns.pairs),
         )

@@ -6,14 +6,13 @@ Training: all sides train the same Llama layers of hidden size 1024 with AdamW, 
 
 from __future__ import annotations
 
-import statistics
 from contextlib import ExitStack
 from itertools import compress
 from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
-from _harness import Rival, arguments, print_figure, reported_blocks
+from _harness import Rival, arguments, print_speeds, reported_blocks, take_turns
 from _tensor_decode import measure as measure_decoding
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -115,42 +114,19 @@ def main() -> None:
     options = arguments(__doc__ or "")
     measure_decoding(options)
     sides = {side: Rival(worker, world, side) for side, world in PLANS.items()}
-    speeds: dict[str, list[float]] = {side: [] for side in sides}
-    gap = 0.0
-    try:
-        for turn in range(options.blocks + 1):
-            losses: dict[str, list[float]] = {}
-            for side, rival in sides.items():
-                seconds, losses[side] = rival.block(turn * options.steps + 1, options.steps)
-                if turn:  # the first block is warm-up
-                    speeds[side].append(BATCH * LENGTH * options.steps / seconds)
-            gap = max(
-                gap,
-                *(
-                    abs(one - other)
-                    for side in losses
-                    for one, other in zip(losses["one rank"], losses[side], strict=True)
-                ),
-            )
-    finally:
-        for rival in sides.values():
-            rival.close()
+    turns = take_turns(sides, BATCH * LENGTH, options)
     for figure, peer in (
         ("tensor_training_vs_torch", "parallelize_module"),
         ("tensor_vs_one_rank", "one rank"),
     ):
-        print_figure(
+        print_speeds(
             figure,
-            ours=statistics.median(speeds["ours"]),
-            peer=statistics.median(speeds[peer]),
+            turns.speeds["ours"],
+            turns.speeds[peer],
             peer_name=peer,
-            ratio=statistics.median(a / b for a, b in zip(speeds["ours"], speeds[peer], strict=True)),
-            unit="tokens/s",
-            ours_range=[round(min(speeds["ours"])), round(max(speeds["ours"]))],
-            peer_range=[round(min(speeds[peer])), round(max(speeds[peer]))],
             blocks=options.blocks,
             steps_per_block=options.steps,
-            largest_loss_difference=gap,
+            largest_loss_difference=max(abs(one - other) for one, other in turns.pairs),
         )
 
 
