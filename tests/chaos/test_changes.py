@@ -72,14 +72,14 @@ def test_what_a_stage_of_one_holds_moves_to_others_when_it_leaves(
     assert weights == calm_weights
 
 
-def offering(topology: Topology) -> Callable[[AttemptEvent, Any], None]:
-    """Return a receiver of events that offers four slow machines to a job, and once more when it proposes a plan."""
+def offering(topology: Topology, count: int = 4) -> Callable[[AttemptEvent, Any], None]:
+    """Return a receiver of events that offers slow machines to a job, and once more when it proposes a plan."""
 
     def come(event: AttemptEvent, coordinator: Any) -> None:
         if event.type == "started":
-            offer(coordinator, slow(topology, 4))
+            offer(coordinator, slow(topology, count))
         if event.type == "replan-proposed":
-            offer(coordinator, slow(topology, 4), event.step)
+            offer(coordinator, slow(topology, count), event.step)
 
     return come
 
@@ -124,16 +124,16 @@ def test_a_loss_just_after_cuts_moved_loses_no_step(
     machines = slow(topology, 2)
     calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
 
-    def come(event: AttemptEvent, coordinator: Any) -> None:
-        if event.type == "started":
-            offer(coordinator, slow(topology, 3))
-        if event.type == "replan-proposed":
-            offer(coordinator, slow(topology, 3), event.step)
-
     # The new member dies in the first cell that it computes. Its backup has had no time to fetch anything from it.
     death = InjectedFailure(FailureKind.kill, Point.cell_starting, worker="c2")
     weights, curve, events = train(
-        attempt, tmp_path / "joined", document, [*PAUSES, death], on_event=come, machines=machines, drift=1e6
+        attempt,
+        tmp_path / "joined",
+        document,
+        [*PAUSES, death],
+        on_event=offering(topology, 3),
+        machines=machines,
+        drift=1e6,
     )
     changes = reformed(events)
     joined = next(change for change in changes if change.joined)

@@ -12,7 +12,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.labels import Labels
 from share_compute.lifecycle.states import ContributorState
 from share_compute.rate_limit import LEAST_BYTES_PER_S
-from share_compute.store.records import WorkSums
+from share_compute.store.records import NO_WORK, WorkSums
 from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
 from share_compute_api.schemas.utilization import Utilization
 
@@ -231,7 +231,7 @@ class ContributedWork(ResponseBody):
     @classmethod
     def begin(cls, total: WorkSums) -> Self:
         """Return the work at the start of a stay, of a machine with this sum of work."""
-        return cls(this_stay=WorkSums(seconds=0.0, steps=0, microbatches=0, tokens=0), in_all=total)
+        return cls(this_stay=NO_WORK, in_all=total)
 
     def until(self, total: WorkSums) -> Self:
         """Return the work at a later time of the stay, when the sum is ``total``.

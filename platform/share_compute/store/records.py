@@ -563,6 +563,9 @@ class WorkSums(Record):
     tokens: int
 
 
+NO_WORK = WorkSums(seconds=0.0, steps=0, microbatches=0, tokens=0)
+
+
 class WorkRecord(WorkSums):
     """The work that a machine did."""
 

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from share_compute.lifecycle.states import GONE
 from share_compute.store.database.database import HAS_EVENTS, Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow
-from share_compute.store.records import BusyRecord, WorkPeriodRecord, WorkRecord, WorkSums
+from share_compute.store.records import NO_WORK, BusyRecord, WorkPeriodRecord, WorkRecord, WorkSums
 
 KIND = "work"
 FREE: dict[str, Any] = {"job": None, "deployment": None}
@@ -107,15 +107,12 @@ class _Period:
     ended: EventRow | None = None
 
 
-_NOTHING = WorkSums(seconds=0.0, steps=0, microbatches=0, tokens=0)
-
-
 @dataclass(frozen=True, slots=True)
 class _Total:
     """Running total of a machine's work in the events up to number ``seq``."""
 
     seq: int = 0
-    ended: WorkSums = _NOTHING
+    ended: WorkSums = NO_WORK
     """Sums of the periods that have ended."""
     data: Mapping[str, Any] | None = None
     """Data of the event with which the present period began; None while the machine is free."""
@@ -201,11 +198,7 @@ class WorkHistory:
         for _ in range(_PERIODS_AT_ONCE):
             change = session.scalar(own.where(EventRow.seq > total.seq, EventRow.seq <= newest).limit(1))
             end = newest if change is None else change.seq
-            if (
-                total.data is not None
-                and total.data.get("job") is not None
-                and total.data.get("microbatches")
-            ):
+            if total.data is not None and _trains(total.data):
                 last = total.seq + most_events
                 block_end = last - last % BLOCK_EVENTS
                 last = min(end, block_end if block_end > total.seq else last)
@@ -216,7 +209,7 @@ class WorkHistory:
                     return total
             if change is None:
                 return replace(total, seq=newest)
-            begins = change.kind == KIND and (change.data.get("job") or change.data.get("deployment"))
+            begins = _begins_work(change)
             total = _Total(
                 seq=change.seq,
                 ended=total.sums(change.at),
@@ -295,7 +288,7 @@ class WorkHistory:
     def _described(self, session: Session, period: _Period) -> WorkPeriodRecord:
         data, ended = period.data, period.ended
         steps = tokens = 0
-        if data.get("job") is not None and data.get("microbatches"):
+        if _trains(data):
             steps, all_tokens = _steps(session, _of_job(period, "step"))
             tokens = _own_tokens(data, all_tokens)
         end = ended.at if ended is not None else self._clock()
@@ -323,6 +316,16 @@ def _steps(session: Session, steps: Any) -> tuple[int, int]:
     return number, tokens or 0
 
 
+def _begins_work(change: EventRow) -> bool:
+    """Return whether a period of work begins with this event, which `changes_work` selects."""
+    return change.kind == KIND and bool(change.data.get("job") or change.data.get("deployment"))
+
+
+def _trains(data: Mapping[str, Any]) -> bool:
+    """Return whether the machine computes microbatches of a job in a period with these data."""
+    return data.get("job") is not None and bool(data.get("microbatches"))
+
+
 def _own_tokens(data: Mapping[str, Any], tokens: int) -> int:
     """Return a machine's share of the tokens of all machines."""
     if not data.get("microbatches"):
@@ -348,7 +351,7 @@ def _periods(session: Session, contributor_id: str) -> Iterator[_Period]:
             current.ended = event
             yield current
             current = None
-        if event.kind == KIND and (event.data.get("job") or event.data.get("deployment")):
+        if _begins_work(event):
             current = _Period(event.data, event)
     if current is not None:
         yield current

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from share_compute.device_kinds import KINDS
-from share_compute.models.devices import OPERATIONS, lacking, operations
+from share_compute.models.devices import OPERATIONS, DeviceOperations, lacking, operations
 
 
 def test_each_kind_has_facts_and_operations() -> None:
@@ -55,6 +55,17 @@ def test_bfloat16_needs_a_card_or_a_system_that_has_it(monkeypatch: pytest.Monke
             assert OPERATIONS[kind].computes_in("float16")
 
 
+def require_measured(gpu: DeviceOperations) -> None:
+    """Check the time and the memory of a product of matrices on a GPU."""
+    left = torch.rand(2048, 2048, device=gpu.device)
+    start = gpu.mark()
+    left.mm(left)
+    stop = gpu.mark()
+    gpu.synchronize()
+    assert 0 < gpu.seconds(start, stop) < 1
+    assert left.nbytes <= gpu.peak_bytes() <= gpu.total_bytes()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_measured_by_its_own_clock_and_counters() -> None:
@@ -62,22 +73,9 @@ def test_a_gpu_is_measured_by_its_own_clock_and_counters() -> None:
     assert gpu.count() >= 1
     assert gpu.name()
     assert gpu.current().index is not None
-    left = torch.rand(2048, 2048, device=gpu.device)
-    start = gpu.mark()
-    left.mm(left)
-    stop = gpu.mark()
-    gpu.synchronize()
-    assert 0 < gpu.seconds(start, stop) < 1
-    assert left.nbytes <= gpu.peak_bytes() <= gpu.total_bytes()
+    require_measured(gpu)
 
 
 @pytest.mark.skipif(not torch.backends.mps.is_available(), reason="there is no Apple GPU")
 def test_an_apple_gpu_is_measured_by_its_own_clock_and_counters() -> None:
-    gpu = OPERATIONS["mps"]
-    left = torch.rand(2048, 2048, device=gpu.device)
-    start = gpu.mark()
-    left.mm(left)
-    stop = gpu.mark()
-    gpu.synchronize()
-    assert 0 < gpu.seconds(start, stop) < 1
-    assert left.nbytes <= gpu.peak_bytes() <= gpu.total_bytes()
+    require_measured(OPERATIONS["mps"])

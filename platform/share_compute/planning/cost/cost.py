@@ -168,11 +168,12 @@ class TrainingCost(TrainingMemory):
 
         Members that compute slices of sequences have one slice of each sequence, or several if members were lost.
         """
-        cells = [self.cell_s(member, start, stop) for member in members]
         if self.workload.slices > 1:
             each = self.workload.slice_microbatches
             return tuple(each * slices for slices in even_shares(self.workload.slices, len(members)))
-        return fill_shares(cells, self.workload.microbatches)
+        return fill_shares(
+            [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
+        )
 
     def first_s(self, stage: StageLayout) -> float:
         """Return forward plus backward time of one microbatch on the fastest member of a stage."""

@@ -191,9 +191,10 @@ class Explanation:
         used = {self._cost.kinds[other] for other in self._layout.machines}
         if not own or own in used or "" in used:
             return reason
-        labels = ", ".join(sorted(facts.label for kind, facts in KINDS.items() if kind in used))
+        label = {str(kind): facts.label for kind, facts in KINDS.items()}
+        labels = ", ".join(sorted(label[kind] for kind in used))
         return (
-            f"{reason}; it can share no stage, because it computes on {_label(own)} and the machines of the plan on "
+            f"{reason}; it can share no stage, because it computes on {label[own]} and the machines of the plan on "
             f"{labels}, and different kinds of devices get sums with other last bits"
         )
 
@@ -317,10 +318,6 @@ class Explanation:
 
     def _flops(self, machine: int) -> float:
         return self._cost.topology.contributors[machine].flops_per_s()
-
-
-def _label(kind: str) -> str:
-    return next(facts.label for known, facts in KINDS.items() if known == kind)
 
 
 def _machines(count: int) -> str:
