@@ -116,6 +116,7 @@ def test_machines_that_come_are_used(
     assert weights == calm_weights
 
 
+@pytest.mark.thorough
 def test_a_loss_just_after_cuts_moved_loses_no_step(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:
@@ -208,6 +209,7 @@ def test_members_end_with_the_plan_that_they_were_started_for(
     assert reformed(events) == []
 
 
+@pytest.mark.thorough
 def test_a_machine_with_less_memory_than_it_lends_is_done_without(
     attempt: Attempt, topology: Topology, nodes: list[Any], tmp_path: Path
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_machine_with_less_memory_than_it_lends_is_done_without(
     assert weights == calm_weights
 
 
+@pytest.mark.thorough
 def test_a_job_leaves_its_pinned_plan_when_it_loses_a_machine(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_jobs_are_planned_around_a_dead_link(cut_cluster: Cluster) -> None:
     assert partners <= {"machine-0", "machine-2"}
 
 
+@pytest.mark.thorough
 def test_a_job_that_cannot_be_planned_around_it_is_refused_with_the_pair(cut_cluster: Cluster) -> None:
     # A machine that was too busy to answer rejoins after the job, and its links are measured again.
     wait_for(

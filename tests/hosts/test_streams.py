@@ -75,7 +75,8 @@ def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float
     return text, ended_after
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("seconds", [4, 30])
 def test_a_server_that_is_cut_off_loses_no_token(
     cluster: Cluster, openai: OpenAI, undisturbed: str, seconds: float
 ) -> None:

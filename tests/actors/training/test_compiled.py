@@ -75,6 +75,7 @@ def test_layers_of_single_operations_stay_eager(artifacts: Artifacts) -> None:
     assert torch.equal(stage.forward(inputs), before)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch itself
 def test_compiled_layers_compute_the_same_bits_each_time(artifacts: Artifacts) -> None:

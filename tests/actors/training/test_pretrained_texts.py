@@ -188,6 +188,7 @@ def test_a_kill_changes_no_bit_of_an_embedder(attempt: Attempt, tmp_path: Path, 
     require_no_change_by_a_kill(attempt, document, tmp_path, nodes[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 def test_a_kill_changes_no_bit_of_adapters_and_head(
     attempt: Attempt, tmp_path: Path, nodes: list[Any]

@@ -123,6 +123,7 @@ def test_branches_on_one_island_equal_branches_on_two(
     assert final.step == 10
 
 
+@pytest.mark.thorough
 def test_compressed_boundaries_have_the_same_bits_on_all_islands(
     attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path
 ) -> None:
@@ -412,7 +413,8 @@ def test_reports_that_cannot_be_are_ignored_and_a_damaged_contribution_runs_agai
     assert digest(tmp_path / "undisturbed") == digest(tmp_path / "told")
 
 
-@pytest.mark.parametrize("name", ["local", pytest.param("elastic", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["local", "elastic"])
 def test_tied_weights_are_merged_once(
     attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, name: str
 ) -> None:
@@ -540,9 +542,10 @@ def test_training_goes_on_while_a_round_is_merged(
     assert digest(tmp_path / "undisturbed") == digest(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "policy",
-    [pytest.param({"preset": "diloco", "every": 4}, marks=pytest.mark.thorough), STREAMING],
+    [{"preset": "diloco", "every": 4}, STREAMING],
     ids=["local", "streaming"],
 )
 def test_a_suspended_job_continues_in_the_middle_of_a_round(

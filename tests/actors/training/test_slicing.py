@@ -121,7 +121,7 @@ def test_tiles_have_the_same_bits_in_all_layouts_and_the_losses_of_whole_images(
     [
         pytest.param(TILES, {"members_per_stage": 2}, marks=pytest.mark.thorough),
         (TILES, {"stages": 2}),
-        ("full_batch", {"members_per_stage": 2}),
+        pytest.param("full_batch", {"members_per_stage": 2}, marks=pytest.mark.thorough),
     ],
     ids=["tiles-members", "tiles-stages", "full-batch-members"],
 )

@@ -12,6 +12,7 @@ from share_compute.lifecycle.states import JobState
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.thorough
 def test_a_job_waits_for_a_machine_with_its_label(server: Any, wait_for: Any) -> None:
     job = {
         "name": "picky",
