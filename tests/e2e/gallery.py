@@ -198,7 +198,7 @@ def report(cluster: Cluster) -> None:
     store, monitor = cluster.store, cluster.server.utilization
     for machine in store.contributors.list():
         if machine.state is ContributorState.ready:
-            store.contributors.seen(machine.id)
+            store.heartbeats.note(machine.id)
         if samples := monitor.history(machine.id).samples:
             monitor.add(machine.id, samples[-1], store.clock())
 

@@ -30,6 +30,7 @@ from share_compute_api.control.jobs.sweeps import SweepSupervisor
 from share_compute_api.control.jobs.training_metrics import metered
 from share_compute_api.control.keeping import keep_running
 from share_compute_api.control.machines.contributors import ContributorSupervisor
+from share_compute_api.control.machines.heartbeats import write_heartbeats
 from share_compute_api.control.machines.machines import starter
 from share_compute_api.control.machines.measuring import Measurements
 from share_compute_api.control.patience import Patience
@@ -121,6 +122,7 @@ async def _lifespan(app: FastAPI, *, closes_isolated: bool) -> AsyncIterator[Non
     settings = context.settings
     unsubscribe = context.store.on_commit(context.notifier.notify)
     context.spawn(keep_running("alerts", AlertWatch(context).run))
+    context.spawn(keep_running("heartbeats", partial(write_heartbeats, context.store.heartbeats)))
     context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
     context.spawn(keep_running("streams", context.streams.run))
     reports = ReportSupervisor(

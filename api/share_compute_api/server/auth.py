@@ -6,9 +6,10 @@ Each route either declares the scope that it needs, by a dependency of this modu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
 
 from anyio import to_thread
 from fastapi import Depends, FastAPI, Request, Security
@@ -18,9 +19,10 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 
 from share_compute.errors import MissingScope, NotAuthorized, NotOwner, OtherSite
 from share_compute.scopes import Scope, held, in_order
-from share_compute.store import ApiKeyRecord, ContributorRecord
+from share_compute.store import AgentRecord, ApiKeyRecord, ContributorRecord
 from share_compute_api.server.context import Context, InContext
 
+Found = TypeVar("Found")
 _api_key = HTTPBearer(
     auto_error=False,
     scheme_name="ApiKey",
@@ -165,40 +167,65 @@ def require_contributor(
         MissingScope: the key is an API key.
         TooManyAttempts: too many wrong keys came from the request's address.
     """
-    hint = "join with an invite to get one"
-    if bearer is None:
-        raise NotAuthorized("this needs the contributor's own key", hint=hint)
-    key = bearer.credentials
-
-    def owner() -> ContributorRecord:
-        api_key = context.store.keys.verify(key)
-        if api_key is not None:
-            raise _missing(needed, api_key.scopes, hint)
-        return context.store.contributors.authorize(contributor_id, key)
-
-    found = context.guesses.check(request, key, owner)
-    assert found is not None
-    return found
+    read = partial(context.store.contributors.authorize, contributor_id)
+    return _of_contributor(read, request, needed, context, bearer)
 
 
-async def require_living_contributor(
+async def require_agent(
     contributor_id: str,
     request: Request,
     needed: SecurityScopes,
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
-) -> ContributorRecord:
-    """Run `require_contributor` in the thread pool that is reserved for heartbeats."""
+) -> AgentRecord:
+    """Return what the agent of ``contributor_id`` shows, after the check of `require_contributor`.
+
+    A machine whose heartbeats are delayed counts as lost, so this runs in the threads that are reserved for heartbeats.
+    """
+    read = partial(context.store.cluster.agent, contributor_id)
     return await to_thread.run_sync(
-        require_contributor, contributor_id, request, needed, context, bearer, limiter=context.heartbeats
+        _of_contributor, read, request, needed, context, bearer, limiter=context.heartbeats
     )
 
 
+def _of_contributor(
+    read: Callable[[str], Found],
+    request: Request,
+    needed: SecurityScopes,
+    context: Context,
+    bearer: HTTPAuthorizationCredentials | None,
+) -> Found:
+    """Return the result of ``read`` for the request's key; see `require_contributor` for the errors.
+
+    Args:
+        read: reads what belongs to a contributor; raises NotAuthorized if the key is not the contributor's.
+        request: the request.
+        needed: scopes that the route declares.
+        context: services of the server.
+        bearer: key of the request.
+    """
+    hint = "join with an invite to get one"
+    if bearer is None:
+        raise NotAuthorized("this needs the contributor's own key", hint=hint)
+    key = bearer.credentials
+
+    def owned() -> Found:
+        try:
+            return read(key)
+        except NotAuthorized:
+            api_key = context.store.keys.verify(key)
+            if api_key is None:
+                raise
+        raise _missing(needed, api_key.scopes, hint)
+
+    found = context.guesses.check(request, key, owned)
+    assert found is not None
+    return found
+
+
 SelfContributor = Annotated[ContributorRecord, Security(require_contributor, scopes=[Scope.contribute.value])]
-LivingContributor = Annotated[
-    ContributorRecord, Security(require_living_contributor, scopes=[Scope.contribute.value])
-]
-"""The contributor that sends a heartbeat, authenticated by its own key."""
+SelfAgent = Annotated[AgentRecord, Security(require_agent, scopes=[Scope.contribute.value])]
+"""State and work of the contributor that sends a heartbeat, authenticated by its own key."""
 
 
 def check_routes(app: FastAPI) -> None:

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from share_compute.store.records import (
+    AgentRecord,
     ApiKeyRecord,
     ArtifactRecord,
     ContributorRecord,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from share_compute.store.streams import StreamRecord
 
 __all__ = [
+    "AgentRecord",
     "ApiKeyRecord",
     "ArtifactRecord",
     "ContributorRecord",

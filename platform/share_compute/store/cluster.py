@@ -1,25 +1,29 @@
-"""Reads summaries of machines for maps and tables, and the links that machines measured."""
+"""Reads summaries of machines for maps, tables and agents, and the links that machines measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
-from sqlalchemy import Text, cast, func, select
+from sqlalchemy import Text, case, cast, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from share_compute.device_kinds import KINDS
 from share_compute.lifecycle.states import ContributorState
-from share_compute.store.contributors import REMEMBERED, here_since
+from share_compute.store.contributors import REMEMBERED, here_since, wrong_key
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import ContributorRow, DeploymentRow, InviteRow, JobRow
-from share_compute.store.records import HeldRecord, MachineSummaryRecord
-from share_compute.store.work import parts
-from share_compute.topology import BASE_DTYPE, HEAD
+from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow, InviteRow, JobRow
+from share_compute.store.heartbeats import Heartbeats
+from share_compute.store.records import AgentRecord, HeldRecord, MachineSummaryRecord
+from share_compute.store.secret import matches
+from share_compute.store.work import KIND, parts
+from share_compute.topology import BASE_DTYPE, HEAD, Contributor, Device
 
+_CAPACITY = cast(ContributorRow.capacity, Text).label("capacity")
+_LINKS = cast(ContributorRow.links, Text).label("links")
 _COLUMNS = (
     ContributorRow.id,
     ContributorRow.name,
@@ -27,14 +31,33 @@ _COLUMNS = (
     ContributorRow.reason,
     ContributorRow.host,
     ContributorRow.limits,
-    cast(ContributorRow.capacity, Text).label("capacity"),
-    cast(ContributorRow.links, Text).label("links"),
+    _CAPACITY,
+    _LINKS,
     ContributorRow.job_id,
     ContributorRow.deployment_id,
     ContributorRow.joined_at,
     ContributorRow.last_seen_at,
     ContributorRow.left_at,
 )
+_WORK = (
+    select(EventRow.data)
+    .where(EventRow.contributor_id == ContributorRow.id, EventRow.kind == KIND)
+    .order_by(EventRow.seq.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+"""The machine's last ``work`` event. It names the part of a leased machine, whose whole plan can be large."""
+_IS_LEASED = or_(ContributorRow.job_id.is_not(None), ContributorRow.deployment_id.is_not(None))
+_AGENT = select(
+    ContributorRow.id,
+    ContributorRow.key_hash,
+    ContributorRow.state,
+    ContributorRow.reason,
+    _CAPACITY,
+    _LINKS,
+    JobRow.tokens_per_s,
+    case((_IS_LEASED, _WORK)).label("work"),
+).outerjoin(JobRow, JobRow.id == ContributorRow.job_id)
 
 
 class ClusterRows:
@@ -43,11 +66,36 @@ class ClusterRows:
     Args:
         database: the database with the machines.
         clock: function that returns the current time in UTC.
+        heartbeats: times of the machines' last heartbeats.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, clock: Callable[[], datetime], heartbeats: Heartbeats) -> None:
         self._database = database
         self._clock = clock
+        self._heartbeats = heartbeats
+
+    def agent(self, contributor_id: str, key: str) -> AgentRecord:
+        """Return what a machine's agent shows, by one query, if the key belongs to the machine.
+
+        Raises:
+            NotAuthorized: the key belongs to another contributor, or to none.
+        """
+        with self._database.read() as session:
+            row = session.execute(_AGENT.where(ContributorRow.id == contributor_id)).one_or_none()
+        if row is None or not matches(key, row.key_hash):
+            raise wrong_key()
+        measured = _measured(row.capacity, row.links)
+        has_link = bool(measured.head_bytes_per_s)  # a dead link carries no bytes
+        return AgentRecord(
+            id=row.id,
+            state=ContributorState(row.state),
+            reason=row.reason,
+            held=None if row.work is None else _held_by_event(row.work),
+            tokens_per_s=row.tokens_per_s,
+            flops_per_s=measured.device_flops_per_s,
+            head_latency_s=measured.head_latency_s if has_link else None,
+            head_bytes_per_s=measured.head_bytes_per_s if has_link else None,
+        )
 
     def summaries(self, contributor_ids: Collection[str] | None = None) -> list[MachineSummaryRecord]:
         """Return summaries of the given machines, in the order they joined.
@@ -63,7 +111,15 @@ class ClusterRows:
             rows = session.execute(query).all()
             owners = _owners(session, contributor_ids)
             held = _held(session, rows)
-            return [_summary(row, owners.get(row.id), held.get(row.id)) for row in rows]
+            return [
+                _summary(
+                    row,
+                    owners.get(row.id),
+                    held.get(row.id),
+                    self._heartbeats.latest(row.id, row.last_seen_at),
+                )
+                for row in rows
+            ]
 
     def links(self, states: Collection[ContributorState]) -> list[tuple[str, str | None, Any]]:
         """Return (id, address, links) of measured machines in these states, in the order they joined."""
@@ -112,12 +168,20 @@ def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
     return held
 
 
+def _held_by_event(data: Mapping[str, Any]) -> HeldRecord:
+    """Return the job or deployment that a ``work`` event names, and the machine's part of the model."""
+    part = {"name": ""} | {name: data[name] for name in HeldRecord.model_fields if name in data}
+    return HeldRecord(job_id=data.get("job"), deployment_id=data.get("deployment"), **part)
+
+
 class _Measured(NamedTuple):
     """Summary of the measurements of one machine."""
 
     kind: str | None
     device: str | None
     flops_per_s: float
+    device_flops_per_s: float | None
+    """Speed of the device that a member computes on; None until the machine was measured."""
     memory_bytes: int
     head_latency_s: float | None
     head_bytes_per_s: float | None
@@ -132,17 +196,21 @@ def _measured(capacity: str | None, links: str | None) -> _Measured:
     devices: list[dict[str, Any]] = from_json(capacity or "null") or []
     among: list[dict[str, Any]] = from_json(links or "null") or []
     head = next((link for link in among if HEAD in (link["source"], link["target"])), None)
+    machine = Contributor("", "", tuple(Device(**device) for device in devices))
     return _Measured(
         kind=max((device["kind"] for device in devices), key=lambda kind: KINDS[kind].is_gpu, default=None),
         device=", ".join(device["name"] for device in devices) or None,
         flops_per_s=_rounded(sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices)),
+        device_flops_per_s=_rounded(machine.flops_per_s()) if devices else None,
         memory_bytes=sum(device["memory_bytes"] for device in devices),
         head_latency_s=_rounded(head["latency_s"]) if head else None,
         head_bytes_per_s=_rounded(head["bytes_per_s"]) if head else None,
     )
 
 
-def _summary(row: Any, owner: str | None, held: HeldRecord | None) -> MachineSummaryRecord:
+def _summary(
+    row: Any, owner: str | None, held: HeldRecord | None, last_seen_at: datetime
+) -> MachineSummaryRecord:
     measured = _measured(row.capacity, row.links)
     return MachineSummaryRecord(
         id=row.id,
@@ -159,7 +227,7 @@ def _summary(row: Any, owner: str | None, held: HeldRecord | None) -> MachineSum
         head_bytes_per_s=measured.head_bytes_per_s,
         held=held,
         joined_at=row.joined_at,
-        last_seen_at=row.last_seen_at,
+        last_seen_at=last_seen_at,
         left_at=row.left_at,
     )
 

@@ -14,10 +14,11 @@ from share_compute.errors import Conflict, ContributorLost, NotAuthorized, NotFo
 from share_compute.lifecycle.attempt_events import Offended
 from share_compute.lifecycle.states import GONE, ContributorState
 from share_compute.protocol.doubts import quarantines
-from share_compute.store.cursors import read_cursor, write_cursor
+from share_compute.store.database.cursors import read_cursor, write_cursor
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, EventRow, InviteRow
 from share_compute.store.events import add_event
+from share_compute.store.heartbeats import Heartbeats
 from share_compute.store.invites import check_limits, usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
@@ -37,9 +38,10 @@ REMEMBERED = timedelta(days=1)
 class Contributors:
     """The table of contributors. Each state change writes an event with its reason."""
 
-    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, clock: Callable[[], datetime], heartbeats: Heartbeats) -> None:
         self._database = database
         self._clock = clock
+        self._heartbeats = heartbeats
 
     def join(
         self, code: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
@@ -60,7 +62,7 @@ class Contributors:
             row, key = _add(
                 session, now, name=name, host=host, versions=versions, limits=limits, invite_id=invite.id
             )
-            return ContributorRecord.model_validate(row), key
+            return self._record(row), key
 
     def join_sibling(
         self, contributor_id: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
@@ -102,12 +104,12 @@ class Contributors:
                 limits=limits,
                 sibling_of=first.id,
             )
-            return ContributorRecord.model_validate(row), key
+            return self._record(row), key
 
     def get(self, contributor_id: str) -> ContributorRecord:
         """Return the contributor with this id, or raise NotFound."""
         with self._database.read() as session:
-            return ContributorRecord.model_validate(_row(session, contributor_id))
+            return self._record(_row(session, contributor_id))
 
     def page(
         self,
@@ -134,7 +136,7 @@ class Contributors:
                 tuple_(ContributorRow.joined_at, ContributorRow.id) > tuple_(*read_cursor(cursor))
             )
         with self._database.read() as session:
-            found = [ContributorRecord.model_validate(row) for row in session.scalars(query)]
+            found = [self._record(row) for row in session.scalars(query)]
         page = found[:limit]
         return page, write_cursor(page[-1].joined_at, page[-1].id) if len(found) > limit else None
 
@@ -150,7 +152,9 @@ class Contributors:
             .order_by(ContributorRow.joined_at, ContributorRow.id)
         )
         with self._database.read() as session:
-            return [PresenceRecord.model_validate(row) for row in session.execute(query)]
+            return [
+                self._heartbeats.updated(PresenceRecord.model_validate(row)) for row in session.execute(query)
+            ]
 
     def list(
         self,
@@ -170,7 +174,7 @@ class Contributors:
         if states is not None:
             query = query.where(ContributorRow.state.in_([state.value for state in states]))
         with self._database.read() as session:
-            return [ContributorRecord.model_validate(row) for row in session.scalars(query)]
+            return [self._record(row) for row in session.scalars(query)]
 
     def counts(self) -> dict[ContributorState, int]:
         """Return {state: number of contributors}, with 0 for states without contributors."""
@@ -197,21 +201,14 @@ class Contributors:
         with self._database.read() as session:
             row = session.get(ContributorRow, contributor_id)
             if row is None or not matches(key, row.key_hash):
-                raise NotAuthorized(
-                    "this is not the key of this contributor", hint="join again with a new invite"
-                )
-            return ContributorRecord.model_validate(row)
+                raise wrong_key()
+            return self._record(row)
 
     def of_key(self, key: str) -> ContributorRecord | None:
         """Return the contributor that a key belongs to; None if it is not the key of any contributor."""
         with self._database.read() as session:
             row = session.scalar(select(ContributorRow).where(ContributorRow.key_hash == digest(key)))
-            return None if row is None else ContributorRecord.model_validate(row)
-
-    def seen(self, contributor_id: str) -> None:
-        """Record a heartbeat of a contributor."""
-        with self._database.write() as session:
-            _row(session, contributor_id).last_seen_at = self._clock()
+            return None if row is None else self._record(row)
 
     def online(self, contributor_id: str, *, node_id: str, address: str) -> ContributorRecord:
         """Store the Ray node and address of a contributor whose raylet runs now, and set its state to ``probing``.
@@ -235,9 +232,10 @@ class Contributors:
                     hint="let it join again with a new invite",
                     machine=row.name,
                 )
-            row.node_id, row.address, row.last_seen_at = node_id, address, self._clock()
+            row.node_id, row.address = node_id, address
             _move(session, row, ContributorState.probing, "its Ray node is up", self._clock())
-            return ContributorRecord.model_validate(row)
+            self._heartbeats.note(row.id)
+            return self._record(row)
 
     def ready(
         self,
@@ -266,7 +264,7 @@ class Contributors:
             row.links = [asdict(link) for link in links]
             row.threads, row.measured_at = threads, self._clock()
             _end_probing(session, row, self._clock())
-            return ContributorRecord.model_validate(row)
+            return self._record(row)
 
     def ready_again(self, contributor_id: str) -> ContributorRecord:
         """Set a contributor's state as in `ready`, but keep the stored measurements.
@@ -279,7 +277,7 @@ class Contributors:
             row = _row(session, contributor_id)
             _require_measurable(row)
             _end_probing(session, row, self._clock())
-            return ContributorRecord.model_validate(row)
+            return self._record(row)
 
     def relink(self, contributor_id: str, links: Iterable[Link]) -> None:
         """Store links of a contributor that were measured again; each replaces the stored link to the same target.
@@ -322,7 +320,7 @@ class Contributors:
                     machine=row.name,
                 )
             _move(session, row, state, reason, self._clock())
-            return ContributorRecord.model_validate(row)
+            return self._record(row)
 
     def leave(self, contributor_id: str) -> ContributorRecord:
         """Set a contributor's state to ``draining``, or ``left`` if it has no Ray node.
@@ -332,7 +330,7 @@ class Contributors:
         with self._database.write() as session:
             row = _row(session, contributor_id)
             _drain(session, row, "its owner takes it back", self._clock())
-            return ContributorRecord.model_validate(row)
+            return self._record(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
         """Drain all contributors of a host as `leave` does; they cannot rejoin without a new invite."""
@@ -341,7 +339,7 @@ class Contributors:
             for row in _family(session, contributor_id):
                 row.sent_away_at = row.sent_away_at or now
                 _drain(session, row, "the operator sent it away", now)
-            return ContributorRecord.model_validate(_row(session, contributor_id))
+            return self._record(_row(session, contributor_id))
 
     def clear(self, contributor_id: str) -> ContributorRecord:
         """End the quarantine of a machine, if it is in quarantine, and set its number of offences to 0."""
@@ -350,7 +348,7 @@ class Contributors:
             row.offences, row.quarantined_for = 0, None
             if row.state == ContributorState.quarantined:
                 _move(session, row, ContributorState.ready, "the operator cleared it", self._clock())
-            return ContributorRecord.model_validate(row)
+            return self._record(row)
 
     def rejoin(
         self,
@@ -382,7 +380,6 @@ class Contributors:
                     machine=row.name,
                 )
             _refuse_taken_name(session, row.name, but=row.id)
-            row.last_seen_at = now
             if versions is not None:  # the agent was restarted, and its Ray node with it
                 row.node_id, row.address = None, None
             row.versions = versions or row.versions
@@ -390,7 +387,11 @@ class Contributors:
             first = row if row.sibling_of is None else _row(session, row.sibling_of)
             _require_allowed(session, first, row.limits)
             _move(session, row, ContributorState.joining, "it comes back", now)
-            return ContributorRecord.model_validate(row)
+            self._heartbeats.note(row.id)
+            return self._record(row)
+
+    def _record(self, row: ContributorRow) -> ContributorRecord:
+        return self._heartbeats.updated(ContributorRecord.model_validate(row))
 
 
 def _require_allowed(session: Session, first: ContributorRow, limits: dict[str, Any]) -> None:
@@ -414,6 +415,11 @@ def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
         _move(session, row, ContributorState.ready, "measured and ready", now)
     else:
         _move(session, row, ContributorState.quarantined, row.quarantined_for, now)
+
+
+def wrong_key() -> NotAuthorized:
+    """Return the error for a key that is not that of the contributor, which may not exist."""
+    return NotAuthorized("this is not the key of this contributor", hint="join again with a new invite")
 
 
 def note_offence(

@@ -14,7 +14,7 @@ from share_compute.lifecycle.deployment_states import LIVE, DeploymentState, che
 from share_compute.lifecycle.deployment_status import Interruption
 from share_compute.planning.plan import Plan
 from share_compute.specification import ReplicasSpec, ServeJob
-from share_compute.store.cursors import read_cursor, write_cursor
+from share_compute.store.database.cursors import read_cursor, write_cursor
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import DeploymentRow
 from share_compute.store.events import DEPLOYMENT, add_event

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from share_compute.errors import Conflict, NotFound
 from share_compute.lifecycle.states import ContributorState, JobState, check_transition
 from share_compute.specification import BATCH_KINDS, AnyJob, SweepJob, TrainJob
-from share_compute.store.cursors import read_cursor, write_cursor
+from share_compute.store.database.cursors import read_cursor, write_cursor
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, EventRow, JobRow
 from share_compute.store.events import add_event

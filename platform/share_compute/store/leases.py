@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, select, update
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow
+from share_compute.store.heartbeats import Heartbeats
 from share_compute.store.records import ContributorRecord
 from share_compute.store.work import record_deployment_work, record_free
 
@@ -17,9 +18,10 @@ from share_compute.store.work import record_deployment_work, record_free
 class Leases:
     """Leases machines to deployments, and releases them."""
 
-    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, clock: Callable[[], datetime], heartbeats: Heartbeats) -> None:
         self._database = database
         self._clock = clock
+        self._heartbeats = heartbeats
 
     def take(self, deployment_id: str, contributor_ids: Collection[str]) -> list[ContributorRecord]:
         """Lease the given machines that are ready and free to a deployment; return all machines leased to it."""
@@ -36,7 +38,7 @@ class Leases:
             deployment = session.get(DeploymentRow, deployment_id)
             if deployment is not None:
                 record_deployment_work(session, deployment, self._clock())
-            return [ContributorRecord.model_validate(row) for row in rows]
+            return [self._heartbeats.updated(ContributorRecord.model_validate(row)) for row in rows]
 
     def release(self, deployment_id: str, contributor_ids: Collection[str]) -> None:
         """Release the given machines of a deployment."""

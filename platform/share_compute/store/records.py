@@ -524,6 +524,21 @@ class MachineSummaryRecord(Record):
     left_at: datetime | None
 
 
+class AgentRecord(Record):
+    """State and work of a machine, for its agent; measurements have four significant digits."""
+
+    id: str
+    state: ContributorState
+    reason: str
+    held: HeldRecord | None
+    """Job or deployment that the machine is leased to; null if the machine is free."""
+    tokens_per_s: float | None
+    """Throughput of the whole job; null without a job, or if it is unknown."""
+    flops_per_s: float | None
+    head_latency_s: float | None
+    head_bytes_per_s: float | None
+
+
 class WorkPeriodRecord(Record):
     """A period in which a machine held the same part of one model for one job or deployment."""
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from share_compute.errors import Fenced
+from share_compute.errors import Fenced, ShareComputeError
 from share_compute.store.cluster import ClusterRows
 from share_compute.store.contributors import Contributors
 from share_compute.store.database.database import Database
@@ -19,6 +19,7 @@ from share_compute.store.deployments import Deployments
 from share_compute.store.derived.chains import Chains
 from share_compute.store.derived.sweeps import Sweeps
 from share_compute.store.events import Events
+from share_compute.store.heartbeats import Heartbeats
 from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
 from share_compute.store.keys import ApiKeys
@@ -56,16 +57,17 @@ class Store:
         self.clock = clock
         self.keys = ApiKeys(self._database, clock)
         self.invites = Invites(self._database, clock)
-        self.contributors = Contributors(self._database, clock)
+        self.heartbeats = Heartbeats(self._database, clock)
+        self.contributors = Contributors(self._database, clock, self.heartbeats)
         self.jobs = Jobs(self._database, clock)
         self.chains = Chains(self._database, clock)
         self.sweeps = Sweeps(self._database, clock)
         self.deployments = Deployments(self._database, clock)
-        self.leases = Leases(self._database, clock)
+        self.leases = Leases(self._database, clock, self.heartbeats)
         self.progress = Progress(self._database, clock)
         self.events = Events(self._database, clock)
         self.work = WorkHistory(self._database, clock)
-        self.cluster = ClusterRows(self._database, clock)
+        self.cluster = ClusterRows(self._database, clock, self.heartbeats)
         self.deletions = Deletions(self._database, clock)
         self.retention = Retention(self._database, clock)
         self.streams = StreamLog(self._database, clock)
@@ -121,7 +123,11 @@ class Store:
             listener(failure)
 
     def close(self) -> None:
-        """Close all connections, and release the database if it is held."""
+        """Write the last heartbeats, close all connections, and release the database if it is held."""
+        try:
+            self.heartbeats.write()
+        except ShareComputeError as failure:
+            _log.warning("the last heartbeats were not written: %s", failure.message)
         if self._watchdog is not None:
             self._watchdog.close()
             self._watchdog = None

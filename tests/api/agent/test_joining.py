@@ -8,6 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from tests.api.conftest import wait_until
+from tests.databases import reading
+from tests.platform.store.test_deployments import spec as serve
+from tests.platform.store.test_jobs import spec, step
+from tests.platform.store.test_work import plan
 
 from share_compute.errors import (
     ClockSkew,
@@ -22,7 +28,10 @@ from share_compute.errors import (
     Unavailable,
     VersionMismatch,
 )
+from share_compute.lifecycle.attempt_events import AttemptEnded, Planned
 from share_compute.store import Store
+from share_compute.store.database.tables import ContributorRow
+from share_compute.topology import HEAD, Device, Link
 from share_compute_api.agent.client import AgentClient, fetch_health, join
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.cluster.cluster import ClusterInfo
@@ -31,6 +40,7 @@ from share_compute_api.control.machines.machines import Machine
 from share_compute_api.control.machines.measuring import Measurements
 from share_compute_api.schemas.agents import JoinRequest, MachineLimits, SiblingRequest
 from share_compute_api.schemas.bodies import Versions
+from share_compute_api.schemas.utilization import Utilization
 from share_compute_api.schemas.versions import local_versions
 from share_compute_api.server.context import Context
 
@@ -70,6 +80,51 @@ def test_a_machine_gets_the_clusters_secret_only_when_it_is_in(door: str, store:
         assert agent.heartbeat().wanted == "leave"
     with AgentClient(door, joined.contributor_id, "scc_wrong") as thief, pytest.raises(NotAuthorized):
         thief.rejoin()
+
+
+def test_heartbeats_are_in_the_database_soon(door: str, store: Store) -> None:
+    joined = join(door, wanted(store.invites.create()[1]))
+    with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
+        agent.heartbeat()
+    heard_at = store.contributors.get(joined.contributor_id).last_seen_at
+
+    def stored() -> datetime:
+        with reading(store) as session:
+            query = select(ContributorRow.last_seen_at).where(ContributorRow.id == joined.contributor_id)
+            return session.scalars(query).one()
+
+    wait_until(lambda: stored() == heard_at)
+
+
+def test_the_answer_to_a_heartbeat_says_what_the_machine_holds(door: str, store: Store) -> None:
+    joined = join(door, wanted(store.invites.create()[1]))
+    machine = joined.contributor_id
+    store.contributors.online(machine, node_id="ab", address="192.0.2.7")
+    store.contributors.ready(
+        machine,
+        capacity=[Device("cpu", "processor", 2**30, {"float32": 9e10})],
+        links=[Link(machine, HEAD, 0.01, 1e8)],
+    )
+    with AgentClient(door, machine, joined.contributor_key) as agent:
+        free = agent.heartbeat()
+        assert (free.job, free.deployment, free.shard, free.tokens_per_s) == (None, None, None, None)
+        assert (free.flops_per_s, free.head_latency_s, free.head_bytes_per_s) == (9e10, 0.01, 1e8)
+        job = store.jobs.create(spec())
+        store.jobs.begin(job.id, [machine])
+        store.progress.record(job.id, 1, [Planned(plan=plan((machine, (0, 1, 2, 3)))), step(1)])
+        busy = agent.heartbeat()
+        assert (busy.job, busy.job_name, busy.deployment) == (job.id, "train", None)
+        assert (busy.shard, busy.tokens_per_s) == ("layers 0-1 of 3", store.jobs.get(job.id).tokens_per_s)
+        assert busy.contributed is None
+        measured = agent.heartbeat(Utilization(cpu_fraction=0.5))
+        assert measured.contributed is not None
+        assert measured.contributed.steps == 1
+        store.progress.record(job.id, 1, [AttemptEnded(outcome="succeeded", reason="done")])
+        served = store.deployments.create(serve(), reason="submitted")
+        store.leases.take(served.id, [machine])
+        serving = agent.heartbeat()
+        assert (serving.job, serving.job_name, serving.deployment) == (None, None, "llama")
+        assert (serving.shard, serving.tokens_per_s) == (None, None)
 
 
 def test_another_device_of_a_host_joins_by_the_key_of_the_first(door: str, store: Store) -> None:

@@ -243,7 +243,7 @@ class TestAllotting:
         self.running(cluster, "job")
         spare = cluster.contributor("spare")
         before = self.allot(cluster, allotting)
-        cluster.store.contributors.seen(spare)
+        cluster.store.heartbeats.note(spare)
         assert self.allot(cluster, allotting) == before
         cluster.arrive(spare)
         assert self.allot(cluster, allotting) != before

@@ -135,7 +135,7 @@ class Cluster:
     async def poll(self) -> None:
         """Poll as the server does each second, after all machines have reported, and wait until none is measured."""
         for record in self.store.contributors.list():
-            self.store.contributors.seen(record.id)
+            self.store.heartbeats.note(record.id)
         await self.supervisor.poll()
         while any(map(self.measurements.is_measuring, [one.id for one in self.store.contributors.list()])):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -267,7 +267,7 @@ def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Setti
         await cluster.supervisor.poll()
         assert cluster.store.contributors.get(ada).state == "probing"
         cluster.now += timedelta(seconds=31)
-        cluster.store.contributors.seen(ada)
+        cluster.store.heartbeats.note(ada)
         await cluster.supervisor.poll()
         assert cluster.store.contributors.get(ada).reason == "the server did not measure it"
 
@@ -388,7 +388,7 @@ def states(cluster: Cluster, *contributors: str) -> list[str]:
 async def assert_that_only_the_unresponsive_is_lost(cluster: Cluster, ada: str, grace: str) -> None:
     cluster.address = NOWHERE
     cluster.now += LOST_AFTER + timedelta(seconds=1)
-    cluster.store.contributors.seen(grace)
+    cluster.store.heartbeats.note(grace)
     await cluster.supervisor.poll()
     assert states(cluster, ada, grace) == ["lost", "ready"]
 
@@ -409,7 +409,7 @@ def test_a_server_without_heartbeats_that_reaches_nobody_suspects_its_own_networ
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
         cluster.now += LOST_AFTER
-        cluster.store.contributors.seen(
+        cluster.store.heartbeats.note(
             grace
         )  # a machine that is back and has sent no heartbeat yet has the usual time for it
         await cluster.supervisor.poll()
@@ -428,7 +428,7 @@ def test_machines_become_unresponsive_one_after_another_when_the_server_is_cut_o
         ada, grace = await two_ready(cluster)
         cluster.address = NOWHERE
         cluster.now += timedelta(seconds=2)
-        cluster.store.contributors.seen(grace)  # its last call before the cut
+        cluster.store.heartbeats.note(grace)  # its last call before the cut
         cluster.now += LOST_AFTER - timedelta(seconds=1)
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
@@ -446,7 +446,7 @@ def test_a_machine_beside_the_server_proves_nothing_about_the_network(settings: 
         cluster.heads.add("head")
         cluster.addresses |= {"ab": NOWHERE, "cd": "192.0.2.9"}
         cluster.now += LOST_AFTER + timedelta(seconds=1)
-        cluster.store.contributors.seen(mary)
+        cluster.store.heartbeats.note(mary)
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace, mary) == ["ready", "ready", "ready"]
 

@@ -100,7 +100,7 @@ def test_an_unresponsive_machine_is_reported_until_it_answers(cluster: Cluster) 
     cluster.wait(UNRESPONSIVE_AFTER)
     (alert,) = find_alerts(cluster.context)
     assert (alert.kind, alert.contributor_id, alert.since) == ("machine-unresponsive", machine.id, seen_at)
-    cluster.store.contributors.seen(machine.id)
+    cluster.store.heartbeats.note(machine.id)
     assert cluster.kinds() == []
 
 

@@ -468,7 +468,8 @@ def test_listeners_are_notified_only_of_what_wrote_an_event(store: Store) -> Non
     store.jobs.explain(job.id, "waiting")
     notified: list[None] = []
     store.on_commit(lambda: notified.append(None))
-    store.contributors.seen(worker)
+    store.heartbeats.note(worker)
+    store.heartbeats.write()
     store.jobs.explain(job.id, "waiting")
     assert notified == []
     store.jobs.begin(job.id, [worker])

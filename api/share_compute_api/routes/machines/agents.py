@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from time import monotonic
 from typing import Any
@@ -15,9 +14,9 @@ from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import ClockSkew, Unavailable, UserError
 from share_compute.lifecycle.states import ContributorState
-from share_compute.planning.plan import Plan, layer_span
-from share_compute.store import ContributorRecord, DeploymentRecord
-from share_compute.topology import HEAD
+from share_compute.planning.plan import layer_span
+from share_compute.store import ContributorRecord
+from share_compute.store.records import HeldRecord
 from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
 from share_compute_actors.machine.reach import closed_ports
 from share_compute_api.cluster.cluster import ClusterInfo
@@ -42,7 +41,7 @@ from share_compute_api.schemas.agents import (
     SiblingRequest,
 )
 from share_compute_api.schemas.versions import check_versions, local_versions
-from share_compute_api.server.auth import LivingContributor, SelfContributor
+from share_compute_api.server.auth import SelfAgent, SelfContributor
 from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.problems import documented
 
@@ -152,39 +151,31 @@ async def online(node: OnlineRequest, contributor: SelfContributor, context: InC
 
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
 async def heartbeat(
-    contributor: LivingContributor, context: InContext, found: HeartbeatRequest | None = None
+    agent: SelfAgent, context: InContext, found: HeartbeatRequest | None = None
 ) -> ContributorWork:
     """Record a heartbeat; return the machine's current work and whether the machine should leave.
 
     Every 10 s a heartbeat has a body with the machine's utilization. The answers to these, and those to a machine that
     leaves, say what the machine contributed.
     """
+    context.store.heartbeats.note(agent.id)
     if found is not None:
-        context.utilization.add(contributor.id, found.utilization, context.store.clock())
-    # A machine whose heartbeats are delayed counts as lost, so some threads are reserved for heartbeats.
-    answer = partial(_heartbeat, contributor, context, has_body=found is not None)
-    return await to_thread.run_sync(answer, limiter=context.heartbeats)
-
-
-def _heartbeat(contributor: ContributorRecord, context: Context, *, has_body: bool) -> ContributorWork:
-    context.store.contributors.seen(contributor.id)
-    job = context.store.jobs.get(contributor.job_id) if contributor.job_id else None
-    deployed = context.store.deployments.get(contributor.deployment_id) if contributor.deployment_id else None
-    plans = [job.plan] if job else list(deployed.plans) if deployed else []
-    leaving = contributor.state in (ContributorState.draining, ContributorState.left)
-    head = next((link for link in contributor.links or () if HEAD in (link.source, link.target)), None)
+        context.utilization.add(agent.id, found.utilization, context.store.clock())
+    held, leaving = agent.held, agent.state in (ContributorState.draining, ContributorState.left)
+    is_counted = found is not None or leaving
+    total, limiter = context.store.work.total, context.heartbeats
     return ContributorWork(
-        state=contributor.state,
-        reason=contributor.reason,
-        job=job.id if job else None,
-        job_name=job.name if job else None,
-        deployment=deployed.name if deployed else None,
-        shard=next((shard for plan in plans if (shard := _shard(plan, contributor.id))), None),
-        tokens_per_s=job.tokens_per_s if job else _served_tokens_per_s(context, deployed),
-        flops_per_s=contributor.machine().flops_per_s() if contributor.capacity else None,
-        head_latency_s=None if head is None or head.is_dead else head.latency_s,
-        head_bytes_per_s=None if head is None or head.is_dead else head.bytes_per_s,
-        contributed=context.store.work.total(contributor.id) if has_body or leaving else None,
+        state=agent.state,
+        reason=agent.reason,
+        job=held.job_id if held else None,
+        job_name=held.name if held and held.job_id else None,
+        deployment=held.name if held and held.deployment_id else None,
+        shard=_shard(held),
+        tokens_per_s=agent.tokens_per_s if agent.tokens_per_s is not None else _served(context, held),
+        flops_per_s=agent.flops_per_s,
+        head_latency_s=agent.head_latency_s,
+        head_bytes_per_s=agent.head_bytes_per_s,
+        contributed=await to_thread.run_sync(total, agent.id, limiter=limiter) if is_counted else None,
         wanted="leave" if leaving else "run",
     )
 
@@ -276,16 +267,14 @@ def _facts(wanted: SiblingRequest) -> dict[str, Any]:
     return wanted.model_dump(include={"name", "host", "versions", "limits"})
 
 
-def _served_tokens_per_s(context: Context, deployed: DeploymentRecord | None) -> float | None:
-    if deployed is None or context.deployments is None:
+def _served(context: Context, held: HeldRecord | None) -> float | None:
+    """Return the tokens per second of all replicas of the deployment that a machine is leased to."""
+    if held is None or held.deployment_id is None or context.deployments is None:
         return None
-    return sum(status.tokens_per_s for status in context.deployments.statuses(deployed.id))
+    return sum(status.tokens_per_s for status in context.deployments.statuses(held.deployment_id))
 
 
-def _shard(plan: Plan | None, contributor_id: str) -> str | None:
-    if plan is None:
+def _shard(held: HeldRecord | None) -> str | None:
+    if held is None or held.start is None or held.stop is None:
         return None
-    for stage in plan.stages:
-        if any(member.contributor_id == contributor_id for member in stage.members):
-            return f"{layer_span(stage.start, stage.stop)} of {plan.num_layers}"
-    return None
+    return f"{layer_span(held.start, held.stop)} of {held.num_layers}"

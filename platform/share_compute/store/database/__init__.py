@@ -1,1 +1,1 @@
-"""Access to the database: transactions, tables, a lock and a fencing token against other servers, and backups."""
+"""Access to the database: transactions, tables, page cursors, backups, a lock and a fence against other servers."""
