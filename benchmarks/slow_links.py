@@ -1,26 +1,28 @@
 """Measure rounds over slow links: bytes, loss, utilisation, and the stall when the machine of a branch dies.
 
-A job with ``synchronization: {kind: local, branches: 2}`` trains on two islands of one machine each. The settings are
-those of SparseLoCo (arXiv 2508.15706): ``preset: sparse_loco`` with its compression. Figures:
+A job with ``synchronization: {kind: local, branches: 4}`` trains on four islands of one machine each; ``--branches``
+sets another number. The settings are those of SparseLoCo (arXiv 2508.15706): ``preset: sparse_loco`` with its
+compression. Figures:
 
 - ``bytes_per_step_vs_ddp``: bytes that one branch sends and receives per step, from the events of jobs with 10 M
   parameters. The peer is DistributedDataParallel (DDP) with two workers: each sends and receives the float32 gradient
-  once in a step. Heartbeats of both sides are left out; headers of files count. ``bytes_per_step_curve`` is the same
-  for other densities and lengths of rounds. It is computed, not measured: the codecs return exact sizes.
-- ``validation_loss_vs_sync``: validation loss of rounds over that of synchronous AllReduce on the same two machines,
+  once in a step. With more workers, DDP moves more. Heartbeats of both sides are left out; headers of files count.
+  ``bytes_per_step_curve`` is the same for other densities and lengths of rounds. It is computed, not measured: the
+  codecs return exact sizes.
+- ``validation_loss_vs_sync``: validation loss of rounds over that of synchronous AllReduce on the same machines,
   after the same number of tokens, with the same total batch and the same other settings. As in DiLoCo (arXiv
   2311.08105), both begin with weights that were trained synchronously; ``--from-scratch`` leaves these steps out. The
   model has 0.2 M parameters because 10 M would train for hours on two cores.
-- ``utilisation``: tokens/s of two islands that merge over slow links, with 10 M parameters, rounds of 50 steps and 8
+- ``utilisation``: tokens/s of the islands that merge over slow links, with 10 M parameters, rounds of 50 steps and 8
   x 128 tokens in a step of each branch. The peer is the same job with one round that is longer than the measurement,
   so the islands never meet. ``utilisation_with_overlap`` is the same with ``overlap: 4``.
-- ``island_loss_stall_s``: with ``quorum: 1`` and ``grace_s: 2``, all processes of one island's machine are killed in
-  the middle of a round. The stall is the longest time between two committed steps of the other branch. The peer is the
-  goal, the grace period and one second.
+- ``island_loss_stall_s``: with a ``quorum`` of all branches but one and ``grace_s: 2``, all processes of one island's
+  machine are killed in the middle of a round. The stall is the longest time between two committed steps of another
+  branch. The peer is the goal, the grace period and one second.
 - ``tokens_per_s_vs_ddp_powersgd``: tokens/s of the rounds. The peer is DDP with torch's PowerSGD hook of rank 1 over
-  the same links.
+  the same links. Both take turns.
 
-For the last three figures, the server and both machines have network namespaces of their own (`tests/hosts`), so they
+For the last three figures, the server and all machines have network namespaces of their own (`tests/hosts`), so they
 need Linux and root. A user-space relay delays the frames of each machine by 25 ms in each direction and limits their
 rate to 20 Mbit/s; many kernels lack ``tc netem``. The machines, the server and the relays share the cores of this
 host, so the islands compute more slowly while the server merges than they would on hosts of their own.
@@ -39,7 +41,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,8 +77,7 @@ BEFORE_STEPS = 1200
 """Synchronous steps before the losses are compared."""
 DELAY_S, BYTES_PER_S = 0.025, 20e6 / 8
 """Delay of each direction, and rate of each direction, of the link of a machine."""
-BRANCHES = 2
-DEADLINE_S = 600.0
+DEADLINE_S = 1200.0
 POLL_S = 0.01
 """Resolution of the times of committed steps."""
 FIGURES = ("bytes", "loss", "utilisation", "stall", "powersgd")
@@ -109,6 +110,7 @@ def job(
     model: Mapping[str, Any],
     text: Path,
     *,
+    branches: int,
     batch: int,
     length: int,
     rounds: Mapping[str, Any] | None,
@@ -119,6 +121,7 @@ def job(
     Args:
         model: configuration of the model.
         text: file with the data.
+        branches: number of branches, or of machines for synchronous AllReduce.
         batch: samples in a step of each branch.
         length: tokens in a sample.
         rounds: fields of ``synchronization`` beside its kind and branches. None for synchronous AllReduce with the
@@ -126,12 +129,12 @@ def job(
         training: further fields of ``training``.
     """
     if rounds is None:
-        policy: dict[str, Any] = {"batch_size": BRANCHES * batch, "microbatches": BRANCHES}
+        policy: dict[str, Any] = {"batch_size": branches * batch, "microbatches": branches}
     else:
         policy = {
             "batch_size": batch,
             "microbatches": 1,
-            "synchronization": {"kind": "local", "branches": BRANCHES, "preset": "sparse_loco", **rounds},
+            "synchronization": {"kind": "local", "branches": branches, "preset": "sparse_loco", **rounds},
             "compression": SPARSE_LOCO.model_dump(mode="json"),
         }
     return {
@@ -145,7 +148,7 @@ def job(
             **policy,
             **training,
         },
-        "parallelism": {"stages": 1, "members_per_stage": 1 if rounds is not None else BRANCHES},
+        "parallelism": {"stages": 1, "members_per_stage": 1 if rounds is not None else branches},
     }
 
 
@@ -153,15 +156,17 @@ def job(
 
 
 class Local:
-    """A Ray cluster of two machines on this host.
+    """A Ray cluster on this host, with a machine for each branch.
 
     Args:
         machines: the machines.
         folder: folder for the jobs.
+        branches: number of branches.
     """
 
-    def __init__(self, machines: Machines, folder: Path) -> None:
-        self._topology = machines.topology(BRANCHES)
+    def __init__(self, machines: Machines, folder: Path, branches: int) -> None:
+        self.branches = branches
+        self._topology = machines.topology(branches)
         self._folder = folder
         self._count = itertools.count()
         self._last = folder
@@ -189,10 +194,10 @@ class Local:
 
 
 @contextmanager
-def local_machines() -> Iterator[Local]:
+def local_machines(branches: int) -> Iterator[Local]:
     """Start the cluster."""
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
-        yield Local(Machines(cluster), Path(name))
+        yield Local(Machines(cluster), Path(name), branches)
 
 
 def shapes_of(model: Mapping[str, Any]) -> list[tuple[int, ...]]:
@@ -219,7 +224,15 @@ def measure_bytes(local: Local, options: argparse.Namespace) -> None:
     parameters = parameters_of(shapes_of(LARGE))
     for every in (2,) if options.quick else (50, 30):
         rounds = 1 if options.quick else 2
-        document = job(LARGE, local.text, batch=1, length=64, rounds={"every": every}, steps=rounds * every)
+        document = job(
+            LARGE,
+            local.text,
+            branches=local.branches,
+            batch=1,
+            length=64,
+            rounds={"every": every},
+            steps=rounds * every,
+        )
         merged = [event for event in local.train(document) if isinstance(event, RoundMerged)]
         sizes = {(branch.sent_bytes, event.update_bytes) for event in merged for branch in event.branches}
         moved = max(map(sum, sizes))
@@ -237,6 +250,7 @@ def measure_bytes(local: Local, options: argparse.Namespace) -> None:
             density=SPARSE_LOCO.density,
             sent_and_received=sorted(sizes),
             rounds=len(merged),
+            branches=local.branches,
             parameters=parameters,
         )
     print_curve(local.text, shapes_of(LARGE))
@@ -247,7 +261,7 @@ def print_curve(text: Path, shapes: Sequence[tuple[int, ...]]) -> None:
     parameters = parameters_of(shapes)
     for density in (1 / 16, 1 / 64, 0.01, 1 / 256):
         for every in (15, 30, 50, 100, 250):
-            document = job(LARGE, text, batch=1, length=64, rounds={"every": every}, steps=every)
+            document = job(LARGE, text, branches=2, batch=1, length=64, rounds={"every": every}, steps=every)
             document["training"]["compression"]["density"] = density
             training = parse_job(document).training
             moved = sum(
@@ -280,17 +294,17 @@ def loss_of(local: Local, document: dict[str, Any]) -> float:
 def measure_loss(local: Local, options: argparse.Namespace) -> None:
     """Print the ratio of validation losses."""
     seeds, before, steps = (1, 20, 60) if options.quick else (options.seeds, BEFORE_STEPS, options.loss_steps)
-    batch, length = 8, 64
+    size: dict[str, Any] = {"branches": local.branches, "batch": 8, "length": 64}
     start: Path | None = None
     if not options.from_scratch:
-        begun = job(SMALL, local.text, batch=batch, length=length, rounds=None, steps=before, seed=seeds)
+        begun = job(SMALL, local.text, **size, rounds=None, steps=before, seed=seeds)
         begun["training"] |= {"schedule": {"name": "constant"}, "optimizer": _adamw(3e-3)}
         loss_of(local, begun)
         start = local.model()
     losses: dict[str, list[float]] = {"rounds": [], "sync": []}
     sides: dict[str, dict[str, Any] | None] = {"rounds": {}, "sync": None}
     for seed, (side, rounds) in itertools.product(range(seeds), sides.items()):
-        document = job(SMALL, local.text, batch=batch, length=length, rounds=rounds, steps=steps, seed=seed)
+        document = job(SMALL, local.text, **size, rounds=rounds, steps=steps, seed=seed)
         document["training"]["optimizer"] = _adamw(1e-3 if start is not None else 3e-3)
         if start is not None:
             document |= {"model": {"path": str(start)}, "tokenizer": {}}
@@ -309,7 +323,8 @@ def measure_loss(local: Local, options: argparse.Namespace) -> None:
         seeds=seeds,
         synchronous_steps_before=0 if start is None else before,
         steps=steps,
-        tokens=steps * BRANCHES * batch * length,
+        branches=local.branches,
+        tokens=steps * math.prod(size.values()),
         parameters=parameters_of(shapes_of(SMALL)),
     )
 
@@ -326,13 +341,14 @@ class Commits:
 
     Args:
         folder: folder of the job.
+        branches: number of branches.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.times: list[list[tuple[float, int]]] = [[] for _ in range(BRANCHES)]
+    def __init__(self, folder: Path, branches: int) -> None:
+        self.times: list[list[tuple[float, int]]] = [[] for _ in range(branches)]
         """For each branch, (time in seconds, last committed step) whenever the step grew."""
         self._files = [
-            (folder / "branches" / f"{branch:04}" if branch else folder) / FILE for branch in range(BRANCHES)
+            (folder / "branches" / f"{branch:04}" if branch else folder) / FILE for branch in range(branches)
         ]
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
@@ -381,7 +397,7 @@ class Commits:
 
 
 class Slow:
-    """A server and two machines on hosts of their own; the machines' links are slow.
+    """A server, and a machine for each branch, on hosts of their own; the machines' links are slow.
 
     Args:
         server: the server.
@@ -395,6 +411,11 @@ class Slow:
         self._stack = stack
         root = server.data_folder.with_name(f"{server.data_folder.name}-files")
         self.text = corpus(root, 400_000)
+
+    @property
+    def branches(self) -> int:
+        """Number of branches."""
+        return len(self.machines)
 
     def join_again(self, name: str) -> None:
         """Restart the agent of a machine with its stored key, as its service manager would."""
@@ -426,7 +447,7 @@ class Slow:
             job_id = client.submit(document).id
             folder = job_folder(self.server.data_folder, "train", job_id)
             try:
-                with Commits(folder) as commits:
+                with Commits(folder, self.branches) as commits:
                     yield job_id, commits
             finally:
                 with suppress(Conflict):  # the job has ended
@@ -442,7 +463,7 @@ class Slow:
             if found.state.is_final and found.state is not JobState.succeeded:
                 raise RuntimeError(f"{job_id} {found.state.value}: {found.reason}")
             time.sleep(0.5)
-            return all(commits.step(branch) >= step for branch in range(BRANCHES))
+            return all(commits.step(branch) >= step for branch in range(self.branches))
 
         wait_for(has_committed, f"step {step} of all branches", DEADLINE_S)
 
@@ -472,11 +493,11 @@ def _wire_bytes() -> int:
 
 
 @contextmanager
-def slow_machines() -> Iterator[Slow]:
+def slow_machines(branches: int) -> Iterator[Slow]:
     """Start the server, and let the machines join over slow links."""
     with ExitStack() as stack:
         network = stack.enter_context(Network())
-        host, *others = (network.add() for _ in range(1 + BRANCHES))
+        host, *others = (network.add() for _ in range(1 + branches))
         # Paths of Ray's sockets are limited to 107 bytes.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-slow-", dir="/tmp")))
         listening = ("--host", host.address, "--insecure")
@@ -529,13 +550,14 @@ class Measured:
         """Tokens of one step of a branch."""
         return self.batch * self.length
 
-    def job(self, text: Path, *, meets: bool) -> dict[str, Any]:
+    def job(self, text: Path, branches: int, *, meets: bool) -> dict[str, Any]:
         """Return the job whose islands meet in rounds, or never meet before its end."""
         steps = self.last + 5
         every = self.every if meets else steps
         return job(
             LARGE,
             text,
+            branches=branches,
             batch=self.batch,
             length=self.length,
             rounds={"every": every, "overlap": self.overlap},
@@ -545,7 +567,7 @@ class Measured:
 
 def speed_of(slow: Slow, size: Measured, *, meets: bool) -> Speed:
     """Train a job, and return the speed of its measured steps."""
-    with slow.training(size.job(slow.text, meets=meets)) as (job_id, commits):
+    with slow.training(size.job(slow.text, slow.branches, meets=meets)) as (job_id, commits):
         slow.wait_for_step(job_id, commits, size.first)
         sent = slow.wire_bytes()
         slow.wait_for_step(job_id, commits, size.last)
@@ -554,58 +576,85 @@ def speed_of(slow: Slow, size: Measured, *, meets: bool) -> Speed:
             merged = [
                 event.data["merge_s"] for event in client.events(job_id).events if event.kind == "round"
             ]
-    branches, steps = range(BRANCHES), size.last - size.first
+    branches, steps = range(slow.branches), size.last - size.first
     taken_s = [commits.at(branch, size.last) - commits.at(branch, size.first) for branch in branches]
     ends = range(size.every, size.last, size.every) if meets else ()
     pauses = [pause_s for branch in branches for pause_s in commits.pauses_s(branch, ends)]
     return Speed(
         tokens_per_s=sum(steps * size.tokens / each for each in taken_s),
-        wire_bytes_per_step=sent / BRANCHES / steps,
+        wire_bytes_per_step=sent / slow.branches / steps,
         pause_s=statistics.mean(pauses) if pauses else 0.0,
         merge_s=statistics.mean(merged) if merged else 0.0,
     )
 
 
-def measure_utilisation(slow: Slow, options: argparse.Namespace) -> list[Speed]:
-    """Print the share of the speed that is left with merges; return the speeds of the jobs that merge."""
+def measure_speeds(slow: Slow, options: argparse.Namespace) -> None:
+    """Print the share of the speed that is left with merges, and the speed beside that of DDP; all sides take turns."""
     size = QUICK if options.quick else Measured(options.batch)
-    together: list[Speed] = []
-    overlapping: list[Speed] = []
-    apart: list[Speed] = []
-    for _ in range(1 if options.quick else options.turns):
-        together.append(speed_of(slow, size, meets=True))
-        overlapping.append(speed_of(slow, replace(size, overlap=OVERLAP), meets=True))
-        apart.append(speed_of(slow, size, meets=False))
-    for figure, speeds, overlap in (
-        ("utilisation", together, 0),
-        ("utilisation_with_overlap", overlapping, OVERLAP),
-    ):
-        ratios = [ours.tokens_per_s / peer.tokens_per_s for ours, peer in zip(speeds, apart, strict=True)]
-        print_figure(
-            figure,
-            ours=statistics.median(one.tokens_per_s for one in speeds),
-            peer=statistics.median(one.tokens_per_s for one in apart),
-            peer_name="the same islands, which never meet",
-            ratio=statistics.median(ratios) / UTILISATION_GOAL,
-            unit="tokens/s",
-            utilisation=[round(one, 4) for one in ratios],
-            goal_utilisation=UTILISATION_GOAL,
-            pause_per_round_s=[round(one.pause_s, 2) for one in speeds],
-            merge_on_server_s=[round(one.merge_s, 2) for one in speeds],
-            wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in speeds],
-            peer_wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in apart],
-            every=size.every,
-            overlap=overlap,
-            rounds=size.rounds,
-            tokens_per_step=size.tokens,
-            **_LINKS,
+    sides: dict[str, Callable[[], Speed]] = {"together": lambda: speed_of(slow, size, meets=True)}
+    if "utilisation" in options.only:
+        overlapping = replace(size, overlap=OVERLAP)
+        sides["overlapping"] = lambda: speed_of(slow, overlapping, meets=True)
+        sides["apart"] = lambda: speed_of(slow, size, meets=False)
+    speeds: dict[str, list[Speed]] = {side: [] for side in sides}
+    peers: list[float] = []
+    for turn in range(1 if options.quick else options.turns):
+        for side, measure in sides.items():
+            speeds[side].append(measure())
+        if "powersgd" in options.only:
+            peers.append(powersgd_speed(slow, size, _FIRST_PORT + turn, last=8 if options.quick else 18))
+    if "utilisation" in options.only:
+        print_utilisation("utilisation", speeds["together"], speeds["apart"], slow, size)
+        print_utilisation(
+            "utilisation_with_overlap", speeds["overlapping"], speeds["apart"], slow, overlapping
         )
-    return together
+    if not peers:
+        return
+    own = [speed.tokens_per_s for speed in speeds["together"]]
+    print_figure(
+        "tokens_per_s_vs_ddp_powersgd",
+        ours=statistics.median(own),
+        peer=statistics.median(peers),
+        peer_name="DDP with powerSGD_hook, rank 1, gloo",
+        ratio=statistics.median(ours / peer for ours, peer in zip(own, peers, strict=True)),
+        unit="tokens/s",
+        branches=slow.branches,
+        tokens_per_step=size.tokens,
+        turns=len(peers),
+        **_LINKS,
+    )
+
+
+def print_utilisation(
+    figure: str, speeds: Sequence[Speed], apart: Sequence[Speed], slow: Slow, size: Measured
+) -> None:
+    """Print the ratio of speeds with and without merges."""
+    ratios = [ours.tokens_per_s / peer.tokens_per_s for ours, peer in zip(speeds, apart, strict=True)]
+    print_figure(
+        figure,
+        ours=statistics.median(one.tokens_per_s for one in speeds),
+        peer=statistics.median(one.tokens_per_s for one in apart),
+        peer_name="the same islands, which never meet",
+        ratio=statistics.median(ratios) / UTILISATION_GOAL,
+        unit="tokens/s",
+        utilisation=[round(one, 4) for one in ratios],
+        goal_utilisation=UTILISATION_GOAL,
+        pause_per_round_s=[round(one.pause_s, 2) for one in speeds],
+        merge_on_server_s=[round(one.merge_s, 2) for one in speeds],
+        wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in speeds],
+        peer_wire_bytes_per_step=[round(one.wire_bytes_per_step) for one in apart],
+        branches=slow.branches,
+        every=size.every,
+        overlap=size.overlap,
+        rounds=size.rounds,
+        tokens_per_step=size.tokens,
+        **_LINKS,
+    )
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Longest times between two commits of the branch whose machine stays, in seconds."""
+    """Longest times between two commits of a branch whose machine stays, in seconds."""
 
     seconds: float
     """After the kill, until the job failed or the observation ended."""
@@ -616,27 +665,27 @@ class Stall:
 
 
 def stall_of(slow: Slow, victim: int, observed_s: float) -> Stall:
-    """Kill the machine of a branch; return the stall of the other branch.
+    """Kill the machine of a branch; return the longest stall of another branch.
 
     Args:
         slow: the machines. The killed one joins again.
         victim: number of the branch whose machine is killed.
         observed_s: seconds after the kill in which commits are observed.
     """
-    survivor = 1 - victim
-    rounds = {"every": EVERY, "quorum": 1, "grace_s": GRACE_S}
-    document = job(SMALL, slow.text, batch=8, length=64, rounds=rounds, steps=100_000)
+    survivors = [branch for branch in range(slow.branches) if branch != victim]
+    rounds = {"every": EVERY, "quorum": len(survivors), "grace_s": GRACE_S}
+    document = job(SMALL, slow.text, branches=slow.branches, batch=8, length=64, rounds=rounds, steps=100_000)
     with slow.training(document) as (job_id, commits):
         slow.wait_for_step(job_id, commits, 2 * EVERY)
         begun_s = time.monotonic()
-        middle = (commits.step(survivor) // EVERY + 2) * EVERY + EVERY // 2
-        wait_for(lambda: commits.step(survivor) >= middle, "the middle of a round", DEADLINE_S)
+        middle = (commits.step(survivors[0]) // EVERY + 2) * EVERY + EVERY // 2
+        wait_for(lambda: commits.step(survivors[0]) >= middle, "the middle of a round", DEADLINE_S)
         name = slow.machine_of(job_id, victim)
-        undisturbed_s = commits.stall_s(survivor, begun_s)
+        undisturbed_s = max(commits.stall_s(branch, begun_s) for branch in survivors)
         killed_s = time.monotonic()
         slow.machines[name].kill(lambda _: True)
         time.sleep(observed_s)
-        stall_s = commits.stall_s(survivor, killed_s)
+        stall_s = max(commits.stall_s(branch, killed_s) for branch in survivors)
         with slow.server.client() as client:
             found = client.job(job_id)
             for event in client.events(job_id, limit=1000).events:
@@ -647,8 +696,8 @@ def stall_of(slow: Slow, victim: int, observed_s: float) -> Stall:
 
 
 def measure_stall(slow: Slow, options: argparse.Namespace) -> None:
-    """Print the stall of one branch when the machine of the other one is killed."""
-    victims = range(1) if options.quick else range(BRANCHES)
+    """Print the stall of the other branches when the machine of one of the first two is killed."""
+    victims = range(1) if options.quick else range(2)
     found = {f"branch {victim} killed": stall_of(slow, victim, OBSERVED_S) for victim in victims}
     stalls = {label: round(one.seconds, 2) for label, one in found.items()}
     failures = {label: one.failure[:300] for label, one in found.items() if one.failure}
@@ -664,29 +713,39 @@ def measure_stall(slow: Slow, options: argparse.Namespace) -> None:
         undisturbed_s={label: round(one.undisturbed_s, 2) for label, one in found.items()},
         failed_jobs=failures,
         grace_s=GRACE_S,
+        branches=slow.branches,
         every=EVERY,
         **_LINKS,
     )
 
 
-def measure_powersgd(slow: Slow, ours: Speed, options: argparse.Namespace) -> None:
-    """Print the speed of DDP with PowerSGD over the same links."""
-    size = QUICK if options.quick else Measured(options.batch)
-    document = job(LARGE, slow.text, batch=size.batch, length=size.length, rounds=None, steps=size.last)
-    first, last = 3, 8 if options.quick else 18
+def powersgd_speed(slow: Slow, size: Measured, port: int, last: int) -> float:
+    """Return the tokens/s of DDP with PowerSGD over the same links.
+
+    Args:
+        slow: the machines.
+        size: size of the job.
+        port: port at which the workers find each other.
+        last: last measured step.
+    """
+    document = job(
+        LARGE,
+        slow.text,
+        branches=slow.branches,
+        batch=size.batch,
+        length=size.length,
+        rounds=None,
+        steps=size.last,
+    )
     with tempfile.TemporaryDirectory() as folder:
-        prepare(
-            parse_job(document), Path(folder) / "data"
-        )  # so that the workers do not wait for each other's tokenizer
+        # Prepared here, so that the workers do not wait for each other's tokenizer.
+        prepare(parse_job(document), Path(folder) / "data")
         hosts = list(slow.machines.values())
         command = [sys.executable, str(Path(__file__).with_name("_rival_powersgd.py"))]
+        facts = (slow.branches, hosts[0].address, port, _RIVAL_FIRST, last, folder)
         workers = [
             subprocess.Popen(
-                [
-                    *host.inside,
-                    *command,
-                    *map(str, (rank, BRANCHES, hosts[0].address, 29500, first, last, folder)),
-                ],
+                [*host.inside, *command, *map(str, (rank, *facts))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -707,19 +766,12 @@ def measure_powersgd(slow: Slow, ours: Speed, options: argparse.Namespace) -> No
         if any(worker.returncode for worker in workers):
             raise RuntimeError("a worker of DDP failed; its error is above")
         seconds = json.loads(workers[0].stdout.read())["seconds"]
-    peer = (last - first) * BRANCHES * size.tokens / seconds
-    print_figure(
-        "tokens_per_s_vs_ddp_powersgd",
-        ours=ours.tokens_per_s,
-        peer=peer,
-        peer_name="DDP with powerSGD_hook, rank 1, gloo",
-        ratio=ours.tokens_per_s / peer,
-        unit="tokens/s",
-        tokens_per_step=size.tokens,
-        **_LINKS,
-    )
+    return float((last - _RIVAL_FIRST) * slow.branches * size.tokens / seconds)
 
 
+_FIRST_PORT = 29500
+_RIVAL_FIRST = 3
+"""Last step of DDP's warm-up."""
 _LINKS: dict[str, Any] = {"round_trip_ms": 1000 * 2 * DELAY_S, "mbit_per_s": 8 * BYTES_PER_S / 1e6}
 QUICK = Measured(batch=1, length=64, every=10, rounds=1)
 
@@ -728,17 +780,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smoke run: short jobs")
+    parser.add_argument("--branches", type=int, help="number of islands; default: 4, or 2 with --quick")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the comparison of losses")
     parser.add_argument("--loss-steps", type=int, default=600, help="steps of the comparison of losses")
     parser.add_argument("--from-scratch", action="store_true", help="compare losses from the first step")
-    parser.add_argument("--turns", type=int, default=1, help="turns of each side for the utilisation")
+    parser.add_argument("--turns", type=int, default=1, help="turns of each side for the speeds")
     parser.add_argument(
         "--batch", type=int, default=8, help="samples in a step of each branch for the utilisation"
     )
     parser.add_argument("--only", nargs="*", choices=FIGURES, default=FIGURES, help="only these figures")
     options = parser.parse_args()
+    branches = options.branches or (2 if options.quick else 4)
+    if branches < 2:
+        parser.error("--branches must be at least 2")
     if {"bytes", "loss"} & set(options.only):
-        with local_machines() as local:
+        with local_machines(branches) as local:
             if "bytes" in options.only:
                 measure_bytes(local, options)
             if "loss" in options.only:
@@ -746,16 +802,14 @@ def main() -> None:
     if not {"utilisation", "stall", "powersgd"} & set(options.only):
         return
     if (reason := why_not()) is not None:
-        print(f"not measured: utilisation, island_loss_stall_s: {reason}", file=sys.stderr)
+        print(f"not measured: speeds and island_loss_stall_s: {reason}", file=sys.stderr)
         return
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))  # for the output of commands that end
-        slow = stack.enter_context(slow_machines())
+        slow = stack.enter_context(slow_machines(branches))
         with redirect_stdout(sys.__stdout__):
             if {"utilisation", "powersgd"} & set(options.only):
-                speeds = measure_utilisation(slow, options)
-                if "powersgd" in options.only:
-                    measure_powersgd(slow, speeds[-1], options)
+                measure_speeds(slow, options)
             if "stall" in options.only:
                 measure_stall(slow, options)
 

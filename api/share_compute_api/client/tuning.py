@@ -11,23 +11,26 @@ from share_compute.errors import UserError
 from share_compute.lifecycle.states import JobState
 from share_compute.specification import Precision, TrainJob, parse_job
 from share_compute.specification.layers import BATCH_NORMS, every_module
+from share_compute.specification.training import Compiling
 
 if TYPE_CHECKING:
     from share_compute.store.records import JobRecord
     from share_compute_api.client.client import Client
 
-Tuned: TypeAlias = Literal["microbatches", "threads", "precision"]
-TUNED: tuple[Tuned, ...] = ("microbatches", "threads", "precision")
+Tuned: TypeAlias = Literal["microbatches", "threads", "precision", "compile"]
+TUNED: tuple[Tuned, ...] = ("microbatches", "threads", "precision", "compile")
 FIELDS: dict[Tuned, str] = {
     "microbatches": "training.microbatches",
     "threads": "parallelism.threads",
     "precision": "training.precision",
+    "compile": "training.compile",
 }
 NUMERICS: dict[Tuned, str] = {
     "microbatches": "sums are rounded in another order, so the last bits of results differ; layers that draw random "
     "numbers, such as dropout, draw other ones, so losses differ",
     "threads": "sums are rounded in another order: the last bits of results differ",
     "precision": "layers compute with fewer digits: losses differ, and may be worse",
+    "compile": "compiled and eager code round differently: the last bits of results differ",
 }
 """Effect of another value of each setting on the results."""
 WARM_UP = 3
@@ -44,6 +47,7 @@ class TunedSettings:
     microbatches: int | None
     threads: int | None
     precision: Precision
+    compile: Compiling = "off"
 
     def document(self, source: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of a job file with these settings; settings that are None are left as they are."""
@@ -69,6 +73,14 @@ class TuningRun:
     """Number of microbatches that the plan had."""
     threads: int | None = None
     """Number of threads of the machine with the most threads."""
+    computation: str | None = None
+    """Whether the run computed with compiled or eager code, and why; None for a job with ``training.compile: off``."""
+    is_compiled: bool = False
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the run was to compute with compiled code, and computed eagerly."""
+        return self.settings.compile == "on" and not self.is_compiled
 
 
 Measure: TypeAlias = Callable[[TunedSettings], TuningRun]
@@ -76,19 +88,27 @@ Measure: TypeAlias = Callable[[TunedSettings], TuningRun]
 
 def present_settings(job: TrainJob) -> TunedSettings:
     """Return the settings that a job has."""
-    return TunedSettings(job.training.microbatches, job.parallelism.threads, job.training.precision)
+    training = job.training
+    return TunedSettings(training.microbatches, job.parallelism.threads, training.precision, training.compile)
 
 
 def fixed_settings(job: TrainJob) -> dict[Tuned, str]:
     """Return {setting: reason} of the settings that cannot be changed without changing what the job learns."""
+    found: dict[Tuned, str] = {}
     norms = [layer.type for layer in every_module(job.model.layers or ()) if layer.type in BATCH_NORMS]
     if norms:
-        return {"microbatches": f"{norms[0]} has the statistics of each microbatch"}
-    if job.resolved_task == "embedding":
-        return {"microbatches": "each pair is compared with the others of its microbatch"}
+        found["microbatches"] = f"{norms[0]} has the statistics of each microbatch"
+    elif job.resolved_task == "embedding":
+        found["microbatches"] = "each pair is compared with the others of its microbatch"
     if job.parallelism.sequence > 1:
-        return {"precision": "slices of sequences compute in float32"}
-    return {}
+        found["precision"] = "slices of sequences compute in float32"
+        found["compile"] = "slices of sequences are computed eagerly"
+    elif job.parallelism.tensor > 1:
+        found["precision"] = "the processes of a machine compute in float32"
+        found["compile"] = "the processes of a machine compute eagerly"
+    elif job.training.compile == "auto":
+        found["compile"] = "auto measures compiled code whenever a job starts"
+    return found
 
 
 def tune(job: TrainJob, measure: Measure, names: Sequence[Tuned] = TUNED) -> Iterator[TuningRun]:
@@ -110,9 +130,8 @@ def tune(job: TrainJob, measure: Measure, names: Sequence[Tuned] = TUNED) -> Ite
         raise UserError(f"the job does not run: {first.problem}", hint="share-compute plan shows its plan")
     best = first
     for name in (name for name in TUNED if name in names and name not in fixed_settings(job)):
-        if name == "precision":
-            other: Precision = "bfloat16" if best.settings.precision == "float32" else "float32"
-            run = measure(replace(best.settings, precision=other))
+        if name in ("precision", "compile"):
+            run = measure(_with_other(best.settings, name))
             yield run
             best = faster(best, run)
             continue
@@ -141,6 +160,13 @@ def _next(name: Tuned, best: TuningRun, job: TrainJob, *, up: bool) -> int | Non
     return value if value and fits and value != best.microbatches else None
 
 
+def _with_other(settings: TunedSettings, name: Tuned) -> TunedSettings:
+    """Return settings with the other one of two values."""
+    if name == "precision":
+        return replace(settings, precision="bfloat16" if settings.precision == "float32" else "float32")
+    return replace(settings, compile="on" if settings.compile == "off" else "off")
+
+
 def _with(settings: TunedSettings, name: Tuned, value: int) -> TunedSettings:
     return (
         replace(settings, microbatches=value) if name == "microbatches" else replace(settings, threads=value)
@@ -148,7 +174,9 @@ def _with(settings: TunedSettings, name: Tuned, value: int) -> TunedSettings:
 
 
 def faster(best: TuningRun, run: TuningRun) -> TuningRun:
-    """Return the faster one of two runs; ``best`` if the difference is within the noise."""
+    """Return the faster one of two runs; ``best`` if the difference is within the noise, or if ``run`` fell back."""
+    if run.fell_back:
+        return best
     if run.step_s is None or best.step_s is None:
         return best if run.step_s is None else run
     return run if run.step_s < best.step_s * (1 - _LEAST_GAIN) else best
@@ -206,9 +234,13 @@ class TuningJobs:
         except UserError as failure:
             return TuningRun(settings, None, failure.message)
         try:
-            for _ in self._client.follow(job.id):
-                pass
-            return self._measured(settings, job.id, spec.parallelism.sequence)
+            is_compiled = False
+            for event in self._client.follow(job.id):
+                if event.kind == "computation":
+                    is_compiled = event.data["is_compiled"]
+            return replace(
+                self._measured(settings, job.id, spec.parallelism.sequence), is_compiled=is_compiled
+            )
         finally:
             # This also runs after Ctrl-C.
             self._client.delete_job(job.id, cancel=True)
@@ -232,6 +264,7 @@ class TuningJobs:
             "" if seconds else "no step was measured",
             microbatches=None if plan is None else plan.microbatches // slices,
             threads=threads,
+            computation=job.computation,
         )
 
 
@@ -247,4 +280,4 @@ def settings_text(settings: TunedSettings) -> str:
     """Return settings as one line."""
     microbatches = "the planner's" if settings.microbatches is None else settings.microbatches
     threads = "all" if settings.threads is None else settings.threads
-    return f"{microbatches} microbatches, {threads} threads, {settings.precision}"
+    return f"{microbatches} microbatches, {threads} threads, {settings.precision}, compile {settings.compile}"

@@ -125,7 +125,9 @@ def _check_files(data: DataSpec, processes: Asks, prefix: str) -> None:
         return
     if data.files is None or data.images is not None or data.files[0].suffix == ".txt":
         return
-    question = CheckInputs(files=data.files, column=data.text_column, holds="text", taken=(), is_united=False)
+    question = CheckInputs(
+        files=data.all_files, column=data.text_column, holds="text", taken=(), is_united=False
+    )
     with problems.noted(f"{prefix}data.text_column"):
         processes.ask(question)
     problems.require_none()

@@ -91,14 +91,15 @@ class PowerSgdCodec(Codec):
 
         # P and Q are transposed: vectors are rows.
         guess = _rounded(last / _power_above(last), min(_BITS, _FLOAT64_BITS - _BITS - columns.bit_length()))
+        spare = torch.empty(_slab_rows(*size), columns, dtype=torch.float64)
         left = torch.empty(self.rank, rows, dtype=torch.float64)
-        for part, slab in _rounded_slabs(matrix, largest):
+        for part, slab in _rounded_slabs(matrix, largest, spare):
             torch.mm(guess, slab.T, out=left[:, part])
         left = _orthonormal(left)
         power = _power_above(left)
         left = _rounded(left / power, _BITS)
         right = torch.zeros(self.rank, columns, dtype=torch.float64)
-        for part, slab in _rounded_slabs(matrix, largest):
+        for part, slab in _rounded_slabs(matrix, largest, spare):
             right += left[:, part] @ slab
         right *= power.square()
 
@@ -117,9 +118,12 @@ class PowerSgdCodec(Codec):
         left, right = torch.split(from_bytes(payload, torch.float32), [self.rank * side for side in size])
         require_decodable(left, -1.0, 1.0, "a value of P")
         require_decodable(right, -_LARGEST_RIGHT, _LARGEST_RIGHT, "a value of Q")
-        columns, vectors = left.view(self.rank, size[0]).double().T, right.view(self.rank, size[1]).double()
         out = require_output(shape, out)
         matrix = out.view(size)
+        if self.rank == 1:
+            torch.mul(left[:, None], right, out=matrix)  # rounded once, as products in float64 are
+            return out
+        columns, vectors = left.view(self.rank, size[0]).double().T, right.view(self.rank, size[1]).double()
         spare = torch.empty(_slab_rows(*size), size[1], dtype=torch.float64)
         for part in _slabs(*size):
             matrix[part] = torch.mm(columns[part], vectors, out=spare[: part.stop - part.start])
@@ -145,19 +149,18 @@ def _slab_rows(rows: int, columns: int) -> int:
     return max(1, min(rows, _ROWS, SLAB // columns))
 
 
-def _rounded_slabs(matrix: Tensor, largest: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _rounded_slabs(matrix: Tensor, largest: Tensor, spare: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield groups of rows, and their float32 values rounded to `_BITS` bits below the power of two above ``largest``.
 
-    The values are float64, and overwritten when the next ones are asked for.
+    The values are float64. They are in ``spare``, and overwritten when the next ones are asked for.
     """
     # Next to this number, the distance of float32 numbers is the unit.
     shift = 1.5 * float(_next_power(largest)) * 2.0 ** (_FLOAT32_BITS - 1 - _BITS)
-    size = _slab_rows(*matrix.shape), matrix.shape[1]
-    narrow, wide = torch.empty(size), torch.empty(size, dtype=torch.float64)
+    narrow = torch.empty(spare.shape)
     for part in _slabs(*matrix.shape):
         count = part.stop - part.start
         rounded = torch.add(matrix[part], shift, out=narrow[:count]).sub_(shift)
-        yield part, wide[:count].copy_(rounded)
+        yield part, spare[:count].copy_(rounded)
 
 
 def _power_above(vectors: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
     """Load the data of a job, tokenize it if it is text, write other data into one file, and split the samples.
 
     Text is tokenized into one file in ``folder``. A later call with the same data and tokenizer reuses this file.
-    The splits of text are contiguous, in the order train, validation, test.
+    The splits of text are contiguous, in the order train, validation, test, except those with files of their own.
 
     Args:
         spec: the job.
@@ -134,18 +134,8 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
         return _prepared_rows(spec, folder, progress or (lambda _what, _share: None))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    record = _tokens_of(spec, spec.data.files, folder, progress or (lambda _what, _share: None))
-    length = spec.training.sequence_length
-    total = TextSamples.count(record.num_tokens, length)
-    if total < 1:
-        raise UserError(
-            f"the corpus has {record.num_tokens} tokens; "
-            f"one sample of sequence_length {length} needs {length + 1}",
-            hint="give more text, or a smaller training.sequence_length",
-            details={"tokens": record.num_tokens, "needed": length + 1},
-        )
-    sizes = SplitSizes.of(total, spec.data.validation_fraction, spec.data.test_fraction)
-    samples = TextSamples(open_tokens(folder, record), length, sizes)
+    record = _tokens_of(spec, folder, progress or (lambda _what, _share: None))
+    samples = _chunks(spec, folder, record)
     return PreparedData(
         samples,
         _count(samples, record.num_tokens, record.documents),
@@ -181,7 +171,52 @@ def _prepared_rows(spec: TrainJob, folder: Path, progress: Progress) -> Prepared
     )
 
 
-def _tokens_of(spec: TrainJob, files: tuple[Path, ...], folder: Path, progress: Progress) -> TokenRecord:
+def _chunks(spec: TrainJob, folder: Path, record: TokenRecord) -> TextSamples:
+    """Cut the tokens in a folder into samples, and split them.
+
+    Args:
+        spec: the job.
+        folder: folder with the token file.
+        record: its record.
+
+    Raises:
+        UserError: the files of a split have less text than one sample needs.
+    """
+    data, length = spec.data, spec.training.sequence_length
+    totals, firsts = dict[str, int](), dict[str, int]()
+    place = first = 0
+    for name in ("files", "validation_files", "test_files"):
+        files: tuple[Path, ...] | None = getattr(data, name)
+        if files is None:
+            continue
+        found = sum(record.file_tokens[place : place + len(files)])
+        totals[name], firsts[name] = TextSamples.count(found, length), first
+        place, first = place + len(files), first + found
+        if totals[name] < 1:
+            raise UserError(
+                f"data.{name} has {found} tokens; one sample of sequence_length {length} needs {length + 1}",
+                hint="give more text, or a smaller training.sequence_length",
+                details={"tokens": found, "needed": length + 1},
+            )
+    drawn = SplitSizes.of(
+        totals["files"],
+        0.0 if data.validation_files is not None else data.validation_fraction,
+        0.0 if data.test_files is not None else data.test_fraction,
+    )
+    sizes = SplitSizes(
+        drawn.train,
+        totals.get("validation_files", drawn.validation),
+        totals.get("test_files", drawn.test),
+    )
+    drawn_test = (drawn.train + drawn.validation) * length
+    starts: dict[Split, int] = {"test": firsts.get("test_files", drawn_test)}
+    if data.validation_files is not None:
+        starts["validation"] = firsts["validation_files"]
+    return TextSamples(open_tokens(folder, record), length, sizes, starts)
+
+
+def _tokens_of(spec: TrainJob, folder: Path, progress: Progress) -> TokenRecord:
+    files = spec.data.all_files
     check_files(files)
     source = find_source(spec)
     limit = model_vocab_size(spec.model)
@@ -194,22 +229,23 @@ def _tokens_of(spec: TrainJob, files: tuple[Path, ...], folder: Path, progress: 
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix="reading-")
     with temporary as scratch:
 
-        def pieces(what: str) -> Iterator[TextPiece]:
+        def pieces(what: str, own: Sequence[Path]) -> Iterator[TextPiece]:
             progress(what, 0.0)
-            for piece in read_pieces(files, spec.data.text_column, Path(scratch)):
+            for piece in read_pieces(own, spec.data.text_column, Path(scratch)):
                 progress(what, piece.read)
                 yield piece
             progress(what, 1.0)
 
-        return _tokenize(source, limit, fingerprint, folder, pieces)
+        return _tokenize(spec.data, source, limit, fingerprint, folder, pieces)
 
 
 def _tokenize(
+    data: DataSpec,
     source: TokenizerSource,
     limit: int | None,
     fingerprint: str,
     folder: Path,
-    pieces: Callable[[str], Iterator[TextPiece]],
+    pieces: Callable[[str, Sequence[Path]], Iterator[TextPiece]],
 ) -> TokenRecord:
     with writing(folder):
         (folder / RECORD).unlink(missing_ok=True)
@@ -218,9 +254,9 @@ def _tokenize(
         tokenizer = load_tokenizer(source.path)
     else:
         assert source.vocab_size is not None
-        tokenizer = train_tokenizer(
-            (piece.text for piece in pieces("training the tokenizer")), source.vocab_size
-        )
+        assert data.files is not None
+        training = pieces("training the tokenizer", data.files)
+        tokenizer = train_tokenizer((piece.text for piece in training), source.vocab_size)
     vocab_size = vocabulary_size(tokenizer)
     check_fits(vocab_size, limit)
     if source.vocab_size is not None and vocab_size < source.vocab_size:
@@ -229,15 +265,18 @@ def _tokenize(
         notes.append("the tokenizer has no end-of-text token: documents run into each other")
     save_tokenizer(tokenizer, folder)
     dtype = token_dtype(vocab_size)
-    num_tokens, documents = write_tokens(folder, pieces("tokenizing"), tokenizer, dtype)
-    record = TokenRecord(fingerprint, dtype, num_tokens, documents, vocab_size, tuple(notes))
+    files = data.all_files
+    file_tokens, documents = write_tokens(folder, pieces("tokenizing", files), tokenizer, dtype, len(files))
+    record = TokenRecord(fingerprint, dtype, tuple(file_tokens), documents, vocab_size, tuple(notes))
     write_record(folder, record)
     return record
 
 
 def _fingerprint(data: DataSpec, files: tuple[Path, ...], source: TokenizerSource) -> str:
     column = None if files[0].suffix == ".txt" else data.text_column
-    facts = [_FORMAT, files[0].suffix, column, files_digest(files), source.digest()]
+    facts: list[Any] = [_FORMAT, files[0].suffix, column, files_digest(files), source.digest()]
+    if source.vocab_size is not None and data.files != files:
+        facts.append(len(data.files or ()))  # the tokenizer is trained on these
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -34,6 +34,8 @@ class TextPiece:
     ends_document: bool
     read: float
     """Estimated share of all text that has been read up to the end of this piece, 0 to 1."""
+    file: int = 0
+    """Place of its file among all files, from 0."""
 
 
 def check_files(files: Sequence[Path]) -> None:
@@ -86,7 +88,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
     """
     expected = [_text_bytes(file) for file in files]
     total, before = sum(expected), 0
-    for file, size in zip(files, expected, strict=True):
+    for place, (file, size) in enumerate(zip(files, expected, strict=True)):
         done = 0
         for text, ends_document in _cut_documents(
             _read_rows(file, column, scratch), whole=file.suffix == ".txt"
@@ -95,7 +97,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
                 done += len(text.encode())
             except UnicodeEncodeError as failure:  # JSON can encode half of a surrogate pair.
                 raise _unreadable(file, failure) from failure
-            yield TextPiece(text, ends_document, (before + min(done, size)) / total)
+            yield TextPiece(text, ends_document, (before + min(done, size)) / total, place)
         before += size
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -80,13 +80,15 @@ class TextSamples:
     """Chunks of ``sequence_length + 1`` tokens of one long array of tokens.
 
     Adjacent chunks share one token: the last target of a chunk is the first input of the next chunk. The splits are
-    contiguous, in the order train, validation, test.
+    in the order train, validation, test. They are contiguous, unless validation or test has files of its own.
     """
 
     tokens: NDArray[Any]
     """All tokens, shape ``[tokens]``, of an unsigned integer dtype; may be a memory map."""
     sequence_length: int
     sizes: SplitSizes
+    firsts: Mapping[Split, int] = field(default_factory=dict)
+    """Index of the first token of each split whose samples do not continue those of the split before it."""
 
     @staticmethod
     def count(num_tokens: int, sequence_length: int) -> int:
@@ -99,7 +101,10 @@ class TextSamples:
 
     def take(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> tuple[Array, Array]:
         """Return inputs and targets, both int64 ``[n, seq]``; see `Samples.take`."""
-        starts = self.sizes.locate(split, indices) * self.sequence_length
+        places = self.sizes.locate(split, indices)
+        before = self.sizes.range_of(split).start
+        first = self.firsts.get(split, before * self.sequence_length)
+        starts = first + (places - before) * self.sequence_length
         chunks = self.tokens[starts[:, None] + np.arange(self.sequence_length + 1)].astype(np.int64)
         return np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])
 

@@ -27,18 +27,25 @@ class TokenRecord:
     fingerprint: str
     """Digest of the data and the tokenizer that the tokens were made from."""
     dtype: str
-    num_tokens: int
+    file_tokens: tuple[int, ...]
+    """Number of tokens of each file, in their order."""
     documents: int
     vocab_size: int
     """One more than the tokenizer's largest id."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of all tokens."""
+        return sum(self.file_tokens)
 
 
 def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
     """Return the record of a finished token file with this fingerprint; None if there is none."""
     try:
         raw = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        record = TokenRecord(**{**raw, "notes": tuple(raw["notes"])})
+        lists = {name: tuple(raw[name]) for name in ("file_tokens", "notes")}
+        record = TokenRecord(**{**raw, **lists})
         size_bytes = (folder / TOKENS).stat().st_size
         whole = size_bytes == record.num_tokens * np.dtype(record.dtype).itemsize
     except (OSError, ValueError, TypeError, KeyError):
@@ -59,7 +66,9 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtype: str) -> tuple[int, int]:
+def write_tokens(
+    folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtype: str, files: int
+) -> tuple[list[int], int]:
     """Encode all pieces into ``folder``'s token file, each document followed by the end-of-document token.
 
     Args:
@@ -67,16 +76,17 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
         pieces: pieces of text in order; iterated once.
         tokenizer: tokenizer of ``transformers``; without an eos token nothing separates documents.
         dtype: dtype that `token_dtype` chose.
+        files: number of the files that the pieces are from.
 
     Returns:
-        The number of tokens and the number of documents.
+        The number of tokens of each file, and the number of documents.
 
     Raises:
         Unavailable: the file cannot be written; the incomplete file is removed.
     """
     part = folder / f"{TOKENS}.part"
     ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    num_tokens = documents = 0
+    file_tokens, documents = [0] * files, 0
     with writing(folder):
         try:
             with part.open("wb") as file:
@@ -92,12 +102,12 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
                         row = np.asarray([*ids, *ending] if piece.ends_document else ids, dtype=dtype)
                         # `tofile` is not used, because it hides the reason why a write failed.
                         file.write(row.data)
-                        num_tokens += len(row)
+                        file_tokens[piece.file] += len(row)
                         documents += piece.ends_document
             part.replace(folder / TOKENS)
         finally:
             part.unlink(missing_ok=True)
-    return num_tokens, documents
+    return file_tokens, documents
 
 
 def open_tokens(folder: Path, record: TokenRecord) -> NDArray[Any]:

@@ -110,9 +110,9 @@ class DataSpec(SpecModel):
     labels: LabelsSpec | None = Field(default=None, title="Texts with labels")
     """Read each row of the files as a text with a label, for text_classification; null: as plain text."""
     validation_files: Annotated[tuple[TextPath, ...], Field(fail_fast=True)] | None = None
-    """Tables, folders of images or texts with labels for validation, instead of ``validation_fraction``."""
+    """Files, or folders of images, for validation, instead of ``validation_fraction``."""
     test_files: Annotated[tuple[TextPath, ...], Field(fail_fast=True)] | None = None
-    """Tables, folders of images or texts with labels for the final test, instead of ``test_fraction``."""
+    """Files, or folders of images, for the final test, instead of ``test_fraction``."""
     pairs: PairsSpec | None = Field(default=None, title="Pairs of texts")
     """Read each row of the files as two texts that belong together, for embedding; null: as plain text."""
     transforms: TransformsSpec | None = Field(default=None, title="Random changes")
@@ -137,14 +137,14 @@ class DataSpec(SpecModel):
         ]
         if len(readings) > 1:
             raise ValueError(f"files are read in one way: give only one of {' and '.join(readings)}")
-        if not readings:
+        if self.files is None:
+            if readings:
+                raise ValueError(f"{readings[0]} says how data.files are read: give files instead of dataset")
             for name in ("validation_files", "test_files"):
                 if getattr(self, name) is not None:
                     raise ValueError(
-                        f"{name} needs data.table, images, labels or pairs: plain text is split by fractions"
+                        f"{name} needs data.files: the samples of a dataset are split by fractions"
                     )
-        elif self.files is None:
-            raise ValueError(f"{readings[0]} says how data.files are read: give files instead of dataset")
         columns = list(self.text_columns.values())
         for place, column in enumerate(columns):
             if column in columns[:place]:
@@ -195,7 +195,7 @@ class DataSpec(SpecModel):
         for name in ("files", "validation_files", "test_files"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} is empty")
-        if not self.is_plain_text and self.dataset is None:
+        if self.dataset is None:
             self._require_distinct_files()
         if self.images is not None:
             return
@@ -215,12 +215,15 @@ class DataSpec(SpecModel):
             raise ValueError(f"files are of several kinds: {', '.join(sorted(suffixes))}")
 
     def _require_distinct_files(self) -> None:
-        """Raise ValueError if a file or folder is named twice, in one split or in two."""
+        """Raise ValueError if a file or folder is named twice, in one split or in two.
+
+        Plain text for training may be named several times, so that the model reads it more often.
+        """
         known = set[str]()
         for name in ("files", "validation_files", "test_files"):
             for file in getattr(self, name) or ():
                 path = os.path.normpath(file)
-                if path in known:
+                if path in known and not (self.is_plain_text and name == "files"):
                     raise ValueError(f"{name} names {path}, which data has already: name each file once")
                 known.add(path)
 

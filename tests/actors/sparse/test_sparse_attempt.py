@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from sklearn.datasets import dump_svmlight_file, load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.preprocessing import StandardScaler
 from tests.planted import planted_files
 from tests.ray_nodes import on_the_head, processes_on
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, SparseAssignment, attempt_events
+from share_compute.sparse.keys import BIAS, places_of
 from share_compute.sparse.results import load_rows
 from share_compute.specification import SparseJob, parse_any_job
 from share_compute.topology import Topology
@@ -103,6 +108,34 @@ def killer(nodes: list[Any], process: str, at: int) -> Callable[[Any, list[Attem
         killed.append(found[0].pid)
 
     return watch
+
+
+def test_two_workers_and_two_servers_learn_what_scikit_learn_does(topology: Topology, tmp_path: Path) -> None:
+    data, l2, file = load_breast_cancer(), 1e-2, tmp_path / "rows.libsvm"
+    features = StandardScaler().fit_transform(data.data)
+    dump_svmlight_file(features, data.target, str(file))
+    spec = job(
+        {"name": "logistic", "l2": l2},
+        {"train": str(file), "validation": str(file)},
+        workers=2,
+        servers=2,
+        passes=60,
+        batch_size=64,
+        learning_rate=0.5,
+    )
+    events = attempted(spec, topology, tmp_path / "job")
+    assert events[-1].type == "ended"
+    assert events[-1].outcome == "succeeded", events[-1].reason
+    assert "2 workers and 2 servers on" in of(events, "ranges-placed")[0].sentence
+    peer = LogisticRegression(C=1 / (l2 * len(features)), tol=1e-8, max_iter=1000).fit(features, data.target)
+    expected = log_loss(data.target, peer.predict_proba(features)[:, 1])
+    assert of(events, "validated")[-1].loss == pytest.approx(expected, abs=1e-3)
+    _, rows = load_rows(of(events, "artifact")[0].path)
+    learned = dict(zip(rows.places.tolist(), rows.values[:, 0].tolist(), strict=True))
+    places = places_of(np.arange(features.shape[1], dtype=np.uint64))
+    coefficients = [learned[place] for place in places.tolist()]
+    assert coefficients == pytest.approx(peer.coef_[0].tolist(), abs=0.05)
+    assert learned[int(BIAS)] == pytest.approx(float(peer.intercept_[0]), abs=0.05)
 
 
 @pytest.mark.parametrize("process", ["SparseRowsWorker", "SparseServer"])

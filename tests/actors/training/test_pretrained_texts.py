@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,18 @@ from tests.actors.training.outcomes import (
 )
 from tests.actors.training.test_text_tasks import BERT, LAYOUTS, LENGTH, STEPS, job, pretrained, written
 from tests.ray_nodes import Attempt
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from share_compute.data import StepOrder, prepare
+from share_compute.data import PreparedData, StepOrder, prepare
 from share_compute.models.adapters import adapter_tensors
 from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import build_stage
 from share_compute.models.huggingface.encoder_types import trained_pooling
 from share_compute.models.huggingface.hub_configuration import hub_configuration
 from share_compute.shards import Shard
-from share_compute.specification import parse_job
+from share_compute.specification import TrainJob, parse_job
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,24 +56,83 @@ def adapted(folder: Path, training: dict[str, Any] | None = None, **parallelism:
     return {**document, "tokenizer": {"vocab_size": 400}}
 
 
-def pairs(folder: Path, training: dict[str, Any] | None = None, **parallelism: Any) -> dict[str, Any]:
-    """Return a job that trains the model of a folder on pairs of texts."""
+def pairs(
+    folder: Path, model: dict[str, Any], training: dict[str, Any] | None = None, **parallelism: Any
+) -> dict[str, Any]:
+    """Return a job that trains a model on pairs of texts, which are written into a folder."""
     rows = [{"text": f"the number {number}", "positive": f"{number} is a number"} for number in range(60)]
-    file = folder.parent / "pairs.jsonl"
+    file = folder / "pairs.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    document = job(file, {"path": str(folder)}, training, **parallelism)
+    document = job(file, model, training, **parallelism)
     data = {"files": [str(file)], "pairs": {}, "validation_fraction": 0.2, "test_fraction": 0.2}
     return {**document, "task": "embedding", "data": data, "tokenizer": {"vocab_size": 400}}
+
+
+class Vectors(nn.Module):
+    """Declared layers that return a vector for each text, with the mean over tokens written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(400, 8), nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        means = (self.table(ids) * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+        outputs: Tensor = self.head(means)
+        return outputs
+
+
+DECLARED: dict[str, Any] = {
+    "layers": [
+        {"type": "embedding_bag", "options": {"num_embeddings": 400, "embedding_dim": 8}},
+        {"type": "linear", "options": {"in_features": 8, "out_features": 4}},
+    ]
+}
+
+
+def losses_of_declared_pairs(document: dict[str, Any], folder: Path) -> list[float]:
+    """Train declared layers with torch alone; only data and initial weights are ours."""
+    spec = parse_job(document)
+    data = prepare(spec, folder / "data")
+    made = blueprint_of(spec, None, objective=data.objective, sample_shape=data.sample_shape)
+    start = build_stage(made, Shard("m", 0, 2, 2), torch.device("cpu"))
+    start.initialize(spec.training.seed)
+    model = Vectors()
+    model.load_state_dict(dict(zip(model.state_dict(), start.persistent().values(), strict=True)))
+    return trained_on_pairs(spec, data, model, lambda ids, mask, _: model(ids, mask))
 
 
 def losses_of_pairs(document: dict[str, Any], folder: Path) -> list[float]:
     """Train with torch and transformers alone."""
     spec = parse_job(document)
     data = prepare(spec, folder / "data")
+    assert data.objective is not None
     model: Any = AutoModel.from_pretrained(
         spec.model.path, pad_token_id=data.objective.padding, dtype=torch.float32
     )
     is_encoder = model.config.model_type == "bert"
+
+    def vectors(ids: Tensor, mask: Tensor, last: Tensor) -> Tensor:
+        hidden: Tensor = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        means = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+        return means if is_encoder else hidden[torch.arange(len(last)), last]
+
+    return trained_on_pairs(spec, data, model, vectors)
+
+
+def trained_on_pairs(
+    spec: TrainJob,
+    data: PreparedData,
+    model: nn.Module,
+    vectors: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> list[float]:
+    """Train in a plain loop, and return the losses.
+
+    Args:
+        spec: the job.
+        data: its data.
+        model: the model.
+        vectors: returns the vectors of texts from ids, their mask, and the places of the last tokens.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0, betas=(0.9, 0.95))
     order = StepOrder(spec.training.seed, data.samples.size("train"), spec.training.batch_size)
     losses = []
@@ -82,10 +143,8 @@ def losses_of_pairs(document: dict[str, Any], folder: Path) -> list[float]:
             ids, last = map(torch.tensor, data.samples.take("train", indices))
             ids, last = ids.flatten(0, 1), last.flatten()
             mask = (torch.arange(LENGTH) <= last[:, None]).long()
-            hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
-            means = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
-            vectors = means if is_encoder else hidden[torch.arange(len(last)), last]
-            first, second = normalize(vectors, dim=-1).reshape(-1, 2, vectors.shape[-1]).unbind(1)
+            found = normalize(vectors(ids, mask, last), dim=-1)
+            first, second = found.reshape(-1, 2, found.shape[-1]).unbind(1)
             loss = cross_entropy(first @ second.T / 0.05, torch.arange(len(first))) / 2
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
@@ -158,9 +217,17 @@ def test_adapters_of_a_classifier_learn_as_in_peft(attempt: Attempt, tmp_path: P
         assert torch.allclose(loaded(input_ids=ids).logits, model.eval()(input_ids=ids).logits, atol=1e-4)
 
 
+def test_declared_embeddings_learn_as_in_a_plain_loop(attempt: Attempt, tmp_path: Path) -> None:
+    document = pairs(tmp_path, DECLARED)
+    runs = runs_in_layouts(attempt, document, tmp_path, LAYOUTS)
+    losses = losses_of_declared_pairs(document, tmp_path / "plain")
+    assert len(set(losses)) == STEPS
+    assert losses_of(runs[0]) == pytest.approx(losses, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=pytest.mark.thorough)])
 def test_embeddings_learn_as_in_a_plain_loop(attempt: Attempt, tmp_path: Path, kind: str) -> None:
-    document = pairs(folder_of(kind, tmp_path / "m"))
+    document = pairs(tmp_path, {"path": str(folder_of(kind, tmp_path / "m"))})
     runs = runs_in_layouts(attempt, document, tmp_path, LAYOUTS)
     losses = losses_of_pairs(document, tmp_path / "plain")
     assert losses_of(runs[0]) == pytest.approx(losses, abs=1e-5)
@@ -181,7 +248,8 @@ def test_embeddings_learn_as_in_a_plain_loop(attempt: Attempt, tmp_path: Path, k
 @pytest.mark.thorough
 def test_a_kill_changes_no_bit_of_an_embedder(attempt: Attempt, tmp_path: Path, nodes: list[Any]) -> None:
     document = pairs(
-        folder_of("encoder", tmp_path / "m"),
+        tmp_path,
+        {"path": str(folder_of("encoder", tmp_path / "m"))},
         {"steps": 200, "microbatches": 4, "validate_every": 50},
         stages=2,
     )

@@ -10,13 +10,14 @@ import pytest
 import ray
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_sample_image
 from tests.actors.training.outcomes import (
     losses_of,
     require_no_change_by_a_kill,
     require_same_weights,
     runs_in_layouts,
     succeeded,
+    validated,
     weights_of,
 )
 from tests.ray_nodes import Attempt
@@ -163,3 +164,24 @@ def test_members_request_their_own_samples_or_all(nodes: list[Any], reads_full_b
         assert taken is not None
         assert torch.equal(taken, torch.full((2, 1), float(wanted[-1])))
         assert ray.get(store.requests.remote()) == [(3, wanted, part), (4, wanted, part)]
+
+
+def test_tiles_of_photographs_are_told_apart(attempt: Attempt, tmp_path: Path) -> None:
+    """Patches of scikit-learn's two photographs, of a temple in China and a flower, are computed in 2 x 2 tiles."""
+    for name in ("china", "flower"):
+        place, pixels = tmp_path / "patches" / name, load_sample_image(f"{name}.jpg")
+        place.mkdir(parents=True)
+        for number in range(80):
+            top, left = 40 * (number // 10), 60 * (number % 10)
+            Image.fromarray(pixels[top : top + 32, left : left + 32]).save(place / f"{number}.png")
+    block = [convolution(3, 8, stride=2), RELU, {"type": "max_pool2d", "options": {"kernel_size": 2}}]
+    document = job(tmp_path / "patches", TILES, 40)
+    document["model"]["layers"] = [
+        {"type": "sequential", "layers": block},
+        {"type": "flatten"},
+        {"type": "linear", "options": {"in_features": 512, "out_features": 2}},
+    ]
+    document["data"]["images"] = {"height": 32, "width": 32}
+    document["training"]["optimizer"] = {"learning_rate": 0.01}
+    events = succeeded(attempt(document, folder=tmp_path / "tiles"))
+    assert validated(events, "test").accuracy >= 0.9

@@ -14,7 +14,12 @@ import yaml
 from tests.api.conftest import Plane
 
 from share_compute.errors import FetchUnderWay, ShareComputeError, UserError
-from share_compute.lifecycle.attempt_events import AttemptEnded, StepCommitted
+from share_compute.lifecycle.attempt_events import (
+    AttemptEnded,
+    AttemptEvent,
+    ComputationChosen,
+    StepCommitted,
+)
 from share_compute.lifecycle.states import JobState
 from share_compute.specification import TrainJob, parse_job
 from share_compute_api.client.client import Client
@@ -40,16 +45,26 @@ class Machines:
 
     Args:
         bfloat16: factor of the step time in bfloat16.
+        compiled: factor of the step time of compiled code; None if the machines cannot compile.
     """
 
-    def __init__(self, bfloat16: float = 0.5) -> None:
-        self._bfloat16 = bfloat16
+    def __init__(self, bfloat16: float = 0.5, compiled: float | None = 0.8) -> None:
+        self._bfloat16, self._compiled = bfloat16, compiled
 
     def measure(self, settings: TunedSettings) -> TuningRun:
         microbatches, threads = settings.microbatches or 2, settings.threads or 8
         slow = abs(microbatches.bit_length() - 4) + abs(threads.bit_length() - 2)
         factor = self._bfloat16 if settings.precision == "bfloat16" else 1.0
-        return TuningRun(settings, (1 + slow) * factor, microbatches=microbatches, threads=threads)
+        is_compiled = settings.compile == "on" and self._compiled is not None
+        # Machines that cannot compile are faster by chance here.
+        factor *= 1.0 if settings.compile == "off" else self._compiled or 0.9
+        return TuningRun(
+            settings,
+            (1 + slow) * factor,
+            microbatches=microbatches,
+            threads=threads,
+            is_compiled=is_compiled,
+        )
 
 
 def values(runs: list[TuningRun]) -> list[tuple[int | None, int | None, str]]:
@@ -67,8 +82,34 @@ def test_settings_are_measured_one_after_another(digits: dict[str, Any]) -> None
         (8, 2, "float32"),
         (8, 1, "float32"),
         (8, 2, "bfloat16"),
+        (8, 2, "bfloat16"),
     ]
-    assert best_of(runs).settings == TunedSettings(8, 2, "bfloat16")
+    assert [run.settings.compile for run in runs] == ["off"] * 8 + ["on"]
+    assert best_of(runs).settings == TunedSettings(8, 2, "bfloat16", "on")
+
+
+def test_compiled_code_is_chosen_only_if_it_ran_and_was_faster(digits: dict[str, Any]) -> None:
+    for machines, chosen in (
+        (Machines(), "on"),
+        (Machines(compiled=1.1), "off"),
+        (Machines(compiled=None), "off"),
+    ):
+        runs = list(tune(job(digits), machines.measure, ["compile"]))
+        assert [run.settings.compile for run in runs] == ["off", "on"]
+        assert best_of(runs).settings.compile == chosen
+    runs = list(tune(job(digits, compile="on"), Machines(compiled=1.1).measure, ["compile"]))
+    assert [run.settings.compile for run in runs] == ["on", "off"]
+    assert best_of(runs) is runs[1]
+
+
+def test_settings_that_the_job_excludes_are_kept(digits: dict[str, Any]) -> None:
+    assert "auto measures" in fixed_settings(job(digits, compile="auto"))["compile"]
+    llama = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    for parallelism in ({"sequence": 2}, {"tensor": 2}):
+        spec = parse_job(
+            {"model": {"config": llama}, "data": {"files": ["a.txt"]}, "parallelism": parallelism}
+        )
+        assert fixed_settings(spec).keys() == {"precision", "compile"}
 
 
 def test_a_setting_is_kept_unless_another_value_is_faster(digits: dict[str, Any]) -> None:
@@ -132,12 +173,12 @@ def test_a_run_waits_until_the_model_is_fetched(
     jobs = TuningJobs(cast("Client", Server()), job(digits), 12, lines.append, send)
     run = jobs.measure(TunedSettings(2, None, "float32"))
     assert (run.step_s, run.problem) == (None, "too large")
-    assert lines == ["measuring 2 microbatches, all threads, float32", "1 of 2 GiB"]
+    assert lines == ["measuring 2 microbatches, all threads, float32, compile off", "1 of 2 GiB"]
 
 
 @pytest.fixture
 def attempts(plane: Plane) -> Iterator[None]:
-    """Run queued jobs to their end, with steps of 1 s, or 0.5 s in bfloat16."""
+    """Run queued jobs to their end, with steps of 1 s, or half of it in bfloat16, and half of it with compiled code."""
     is_over = threading.Event()
 
     def run() -> None:
@@ -160,6 +201,10 @@ def finish(plane: Plane, job_id: str) -> None:
     plane.store.jobs.move(job_id, JobState.running, "running", attempt=record.attempt)
     training = record.training.training
     seconds = 0.5 if training.precision == "bfloat16" else 1.0
+    begun: list[AttemptEvent] = []
+    if training.compile == "on":
+        seconds /= 2
+        begun.append(ComputationChosen(is_compiled=True, gain=2.0, sentence="compiled: 2.00 times as fast"))
     steps = [
         StepCommitted(
             step=step,
@@ -174,7 +219,7 @@ def finish(plane: Plane, job_id: str) -> None:
         for step in range(1, training.steps + 1)
     ]
     plane.store.progress.record(
-        job_id, record.attempt, [*steps, AttemptEnded(outcome="succeeded", reason="over")]
+        job_id, record.attempt, [*begun, *steps, AttemptEnded(outcome="succeeded", reason="over")]
     )
 
 
@@ -188,12 +233,14 @@ def test_the_command_writes_the_fastest_settings(
     done = run("tune", str(file), "--output", str(output), COLUMNS="80")
     assert done.returncode == 0, done.stderr
     assert "training.precision: float32 -> bfloat16. Layers compute with fewer digits" in done.stdout
-    assert "run 2 take 50% of the time of run 1" in done.stdout
+    assert "training.compile: off -> on. Compiled and eager code round differently" in done.stdout
+    assert "run 3 take 25% of the time of run 1" in done.stdout
+    assert "Run 3: compiled: 2.00 times as fast." in done.stdout
     assert "measuring" in done.stderr
     written = parse_job(output.read_text())
-    assert written.training.precision == "bfloat16"
+    assert (written.training.precision, written.training.compile) == ("bfloat16", "on")
     assert written.training.steps == digits["training"]["steps"]
-    kept = json.loads(run("tune", str(file), "--keep", "precision", "--json").stdout)
+    kept = json.loads(run("tune", str(file), "--keep", "precision", "--keep", "compile", "--json").stdout)
     assert (len(kept["runs"]), kept["changes"]) == (1, [])
     assert plane.store.jobs.page()[0] == []
     assert run("tune", str(file), "--keep", "nonsense").returncode == 2
@@ -202,4 +249,6 @@ def test_the_command_writes_the_fastest_settings(
     assert "measuring" not in unwritable.stderr
     digits["training"] |= {"synchronization": {"kind": "local", "branches": 2, "every": 1}}
     file.write_text(yaml.safe_dump(digits))
-    assert "tune measures steps" in run("tune", str(file)).stderr
+    refused = run("tune", str(file)).stderr
+    assert "tune measures steps" in refused
+    assert "tune it with training.synchronization {kind: allreduce}" in refused

@@ -267,6 +267,85 @@ class TestText:
         assert np.iinfo(dtype).max >= size - 1
 
 
+class TestOwnFiles:
+    """Text for validation and the test in files of their own."""
+
+    @pytest.fixture
+    def files(self, corpus: Path, tmp_path: Path) -> dict[str, Path]:
+        found = {"files": corpus}
+        for name, word in (("validation_files", "Cat"), ("test_files", "Dog")):
+            found[name] = tmp_path / f"{word}.txt"
+            found[name].write_text("".join(f"{word} {n} sleeps all day.\n" for n in range(40)))
+        return found
+
+    def decoded(self, files: dict[str, Path], tmp_path: Path, **data: Any) -> dict[str, str]:
+        """Return the text of each split."""
+        own = {name: [str(file)] for name, file in files.items() if name != "files"}
+        prepared = prepare(job(files["files"], data={**own, **data}), tmp_path / "data")
+        assert prepared.tokenizer_folder is not None
+        tokenizer = AutoTokenizer.from_pretrained(prepared.tokenizer_folder)
+        samples, texts = prepared.samples, dict[str, str]()
+        for split in SPLITS:
+            inputs, targets = samples.take(split, range(samples.size(split)))
+            texts[split] = tokenizer.decode([int(inputs[0, 0]), *targets.reshape(-1).tolist()])
+        return texts
+
+    def test_they_are_used_whole_and_training_is_as_without_them(
+        self, files: dict[str, Path], corpus: Path, tmp_path: Path
+    ) -> None:
+        texts = self.decoded(files, tmp_path)
+        for split in SPLITS:
+            file = files["files" if split == "train" else f"{split}_files"]
+            whole = file.read_text() + END_OF_DOCUMENT
+            assert whole.startswith(texts[split])
+            assert len(whole) - len(texts[split]) < 150  # less than a sample
+        alone = prepare(job(corpus, data={"validation_fraction": 0, "test_fraction": 0}), tmp_path / "alone")
+        own = {name: [str(file)] for name, file in files.items() if name != "files"}
+        beside = prepare(job(corpus, data=own), tmp_path / "data")
+        size = alone.samples.size("train")
+        assert beside.samples.size("train") == size
+        for one, other in zip(
+            alone.samples.take("train", range(size)), beside.samples.take("train", range(size)), strict=True
+        ):
+            assert np.array_equal(one, other)
+        assert beside.vocab_size == alone.vocab_size
+        assert beside.counts.documents == 3
+
+    def test_the_other_split_is_cut_from_the_end_of_the_training_files(
+        self, files: dict[str, Path], tmp_path: Path
+    ) -> None:
+        del files["test_files"]
+        texts = self.decoded(files, tmp_path, test_fraction=0.2)
+        assert texts["validation"].startswith("Cat 0 ")
+        assert texts["train"] in SENTENCES
+        assert texts["test"] in SENTENCES
+        assert "Machine 395" in texts["test"]
+        files["test_files"] = files.pop("validation_files")
+        texts = self.decoded(files, tmp_path, validation_fraction=0.2)
+        assert texts["test"].startswith("Cat 0 ")
+        assert "Machine 395" in texts["validation"]
+
+    def test_a_file_too_short_for_a_sample_names_its_field(
+        self, files: dict[str, Path], tmp_path: Path
+    ) -> None:
+        files["validation_files"].write_text("abc")
+        with pytest.raises(UserError, match=r"data.validation_files has 4 tokens; one sample .* needs 17"):
+            self.decoded(files, tmp_path)
+
+    def test_text_for_training_is_no_text_for_validation(self, files: dict[str, Path]) -> None:
+        own = [str(files["files"])]
+        with pytest.raises(UserError, match=r"validation_files names .*corpus.txt, which data has already"):
+            job(files["files"], data={"validation_files": own})
+        assert job([files["files"]] * 2).data.files == (files["files"],) * 2
+        with pytest.raises(UserError, match=r"test_files needs data.files"):
+            parse_job(
+                {
+                    "model": {"layers": [{"type": "linear"}]},
+                    "data": {"dataset": "digits", "test_files": own},
+                }
+            )
+
+
 class TestTokenizers:
     @pytest.fixture
     def trained(self, corpus: Path, tmp_path: Path) -> Path:

@@ -3540,7 +3540,7 @@ export interface components {
             table?: components["schemas"]["TableSpec"] | null;
             /**
              * Test Files
-             * @description Tables, folders of images or texts with labels for the final test, instead of ``test_fraction``.
+             * @description Files, or folders of images, for the final test, instead of ``test_fraction``.
              */
             test_files?: string[] | null;
             /**
@@ -3562,7 +3562,7 @@ export interface components {
             transforms?: components["schemas"]["TransformsSpec"] | null;
             /**
              * Validation Files
-             * @description Tables, folders of images or texts with labels for validation, instead of ``validation_fraction``.
+             * @description Files, or folders of images, for validation, instead of ``validation_fraction``.
              */
             validation_files?: string[] | null;
             /**
@@ -3632,7 +3632,7 @@ export interface components {
             table: components["schemas"]["TableSpecRequest"] | null;
             /**
              * Test Files
-             * @description Tables, folders of images or texts with labels for the final test, instead of ``test_fraction``.
+             * @description Files, or folders of images, for the final test, instead of ``test_fraction``.
              * @default null
              */
             test_files: string[] | null;
@@ -3656,7 +3656,7 @@ export interface components {
             transforms: components["schemas"]["TransformsSpecRequest"] | null;
             /**
              * Validation Files
-             * @description Tables, folders of images or texts with labels for validation, instead of ``validation_fraction``.
+             * @description Files, or folders of images, for validation, instead of ``validation_fraction``.
              * @default null
              */
             validation_files: string[] | null;

@@ -32,13 +32,15 @@ def tune(
     steps: Annotated[int, typer.Option(min=3, max=1000, help="Measured steps of each run.")] = 12,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="Setting to leave as it is: microbatches, threads or precision; repeatable."),
+        typer.Option(
+            help="Setting to leave as it is: microbatches, threads, precision or compile; repeatable."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure microbatches, threads and precision of a job by short runs, and write the fastest settings.
+    """Measure microbatches, threads, precision and compiled code by short runs, and write the fastest settings.
 
-    All three change the bits of results. Precision also changes losses, and so do microbatches of models with dropout.
+    All four change the bits of results. Precision also changes losses, and so do microbatches of models with dropout.
     The output says which settings changed.
     """
     from share_compute.files.plain_yaml import read_yaml
@@ -137,13 +139,17 @@ def _print(
             run.microbatches or run.settings.microbatches,
             run.threads or run.settings.threads,
             run.settings.precision,
+            run.settings.compile,
             None if run.step_s is None else seconds_text(run.step_s),
             *([escape(run.problem) if run.step_s is None else ""] if has_failed else []),
         )
         for number, run in enumerate(runs, 1)
     )
-    columns = ("run", "microbatches", "threads", "precision", "step", *(["reason"] if has_failed else []))
-    print_table(columns, rows, empty="")
+    columns = ("run", "microbatches", "threads", "precision", "compile", "step")
+    print_table((*columns, "reason") if has_failed else columns, rows, empty="")
+    for number, run in enumerate(runs, 1):
+        if run.computation is not None:
+            console.print(f"Run {number}: {escape(run.computation)}.", style="dim", soft_wrap=True)
     first_s, best_s = runs[0].step_s or 0.0, best.step_s or 0.0
     if not changes:
         console.print("The present settings are the fastest ones that were measured.")

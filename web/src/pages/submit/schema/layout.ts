@@ -28,7 +28,7 @@ const LAYOUTS: Record<string, readonly Section[]> = {
       folds: [
         {
           title: "Tables, images and labels",
-          fields: ["data.table", "data.images", "data.labels", "data.pairs", "data.transforms", "data.validation_files", "data.test_files"],
+          fields: ["data.table", "data.images", "data.labels", "data.pairs", "data.transforms"],
         },
         { title: "Columns, validation and test", fields: ["data"] },
         { title: "Tokenizer", fields: ["tokenizer"] },
