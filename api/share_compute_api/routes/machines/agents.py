@@ -181,7 +181,7 @@ def _heartbeat(contributor: ContributorRecord, context: Context, *, has_body: bo
         deployment=deployed.name if deployed else None,
         shard=next((shard for plan in plans if (shard := _shard(plan, contributor.id))), None),
         tokens_per_s=job.tokens_per_s if job else _served_tokens_per_s(context, deployed),
-        flops_per_s=contributor.machine().flops_per_s() if contributor.capacity else None,
+        flops_per_s=contributor.machine().whole.flops_per_s() if contributor.capacity else None,
         head_latency_s=None if head is None or head.is_dead else head.latency_s,
         head_bytes_per_s=None if head is None or head.is_dead else head.bytes_per_s,
         contributed=context.store.work.total(contributor.id) if has_body or leaving else None,
