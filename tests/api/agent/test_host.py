@@ -287,6 +287,37 @@ def test_one_command_lends_two_devices(server: Any, run_command: Any, wait_for: 
         assert {(name, "left") for name in names} <= phases
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_devices_that_are_lent_together_train_as_one_machine(
+    server: Any, run_command: Any, wait_for: Any, tmp_path: Path
+) -> None:
+    lent = (
+        "--name",
+        "pair",
+        "--memory",
+        "1200MiB",
+        "--cpu-threads",
+        "2",
+        "--device",
+        "cpu:0+cpu:1",
+        "--json",
+    )
+    with server.client() as client:
+        code = client.create_invite(label="pair").code
+        own = {"SHARE_COMPUTE_DATA_FOLDER": str(tmp_path), "SHARE_COMPUTE_INVITE": code}
+        with run_command(tmp_path, "join", server.url, *lent, **own) as host:
+            pair = wait_for(lambda: ready(client, "pair"), "the machine", 120)
+            assert (pair.limits["device"], pair.limits["devices"]) == ("cpu", 2)
+            assert len(pair.capacity) == 2
+            assert all(each.peer_bytes_per_s > 0 and each.memory_bytes == 600 * MIB for each in pair.capacity)
+            job = {**JOB, "parallelism": {"stages": 1, "members_per_stage": 1, "tensor": 2}}
+            weights, members = trained(client, wait_for, job)
+            assert members == {pair.id}
+            torch.testing.assert_close(weights, trained_in_one_process(tmp_path), atol=1e-5, rtol=0)
+            assert host.stop() == 0
+
+
 def agent_of(host: int, name: str) -> psutil.Process:
     """Return the agent of a device, a child of the host's process."""
     return next(child for child in psutil.Process(host).children() if name in child.cmdline())
