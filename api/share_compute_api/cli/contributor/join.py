@@ -43,7 +43,7 @@ Name = Annotated[str | None, typer.Option(help="Name of this machine; default: i
 Device = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="auto|cpu|cuda|mps|cuda:K|cpu:K|cuda:K+cuda:L",
+        metavar="auto|cpu|cuda|mps|cuda:K|cpu:K",
         help="Device to lend; may be given several times. auto: all NVIDIA GPUs, or the CPU if there is none. "
         "cuda:1: one GPU, as `share-compute doctor` lists them. mps: the GPU of an Apple processor. cpu:0 and cpu:1: "
         "logical devices, each with a part of the CPU. Each device joins as a machine of its own, NAME.cuda0, "
