@@ -52,8 +52,8 @@ class MemberSetup:
     """Number of microbatches in each run of consecutive ids of the job's `SummationTree`."""
     threads: int
     device: DeviceKind
-    gpu: str
-    """UUID of the GPU that the member must use; empty for a CPU, or if it is unknown."""
+    gpus: tuple[str, ...]
+    """UUIDs of the devices that the member must use, one for each rank; empty for CPUs, or if it is unknown."""
     deadline_s: float
     """Longest wait for another member, or for another rank of this one, in seconds."""
     applied: int
@@ -70,12 +70,19 @@ class MemberSetup:
     """Number of slices of each sequence, which the members of a stage compute; 1 for whole sequences."""
     ranks: int = 1
     """Number of processes that compute the layers together, with the member itself."""
+    lent_devices: int = 1
+    """Number of devices that the machine's owner lends together. If there are several, each rank has its own."""
     operators: OperatorsSpec = NO_STRATEGIES
     """How these processes divide the operators of a layer."""
     limits: RateLimits = NO_LIMITS
     """Rates that the machine's owner allows for the transfers of all its members together."""
     failures: tuple[InjectedFailure, ...] = ()
     """Faults to inject, in tests."""
+
+    @property
+    def own_threads(self) -> int:
+        """CPU threads of the member's own process: those of the first device, if ranks compute on several."""
+        return max(1, self.threads // self.ranks) if self.lent_devices > 1 else self.threads
 
     @property
     def scope(self) -> str:

@@ -40,6 +40,10 @@ class Labelled(Protocol):
     def most_ranks(self) -> int:
         """Largest number of processes that can compute the layers of a member on the machine together."""
 
+    @property
+    def most_training_ranks(self) -> int:
+        """The same number for a member that trains."""
+
 
 def _checked(labels: dict[str, str]) -> dict[str, str]:
     for key, value in labels.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -43,6 +43,10 @@ class Device:
     """Fixed cost of one operation in seconds, for example of a kernel launch; 0.0 if it was not measured."""
     uuid: str = ""
     """UUID of a GPU, as torch reports it; empty for a CPU."""
+    peer_latency_s: float = 0.0
+    """Time of the sum of a few numbers with the other devices of its contributor; 0.0 if it was not measured."""
+    peer_bytes_per_s: float = 0.0
+    """Size of a large tensor divided by the time of its sum with those devices; 0.0 if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """Machine, or one device of a machine, that joined the cluster."""
+    """Machine, or one device of a machine, or several of its devices together, that joined the cluster."""
 
     id: str
     name: str
     devices: tuple[Device, ...]
     cpu_threads: int = 1
-    """Number of CPU threads that it computes with."""
+    """Number of CPU threads that it computes with; if several CPU devices are lent together, those of all."""
     node_id: str = ""
     """Id of its Ray node, in hexadecimal."""
     address: str = ""
@@ -91,22 +95,53 @@ class Contributor:
     """Rate at which its owner lets its members receive, in bytes/s; 0.0 for no limit."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that its owner gives it; see `share_compute.labels`."""
+    ranks: int = 1
+    """Number of processes of a member that compute its layers together (``parallelism.tensor`` of the job)."""
+
+    @property
+    def group(self) -> tuple[Device, ...]:
+        """Return the devices that are lent together: all of the kind of the first GPU, or of the CPU without a GPU."""
+        kinds = [each.kind for each in self.devices]
+        kind = next((kind for kind in kinds if KINDS[kind].is_gpu), kinds[0] if kinds else None)
+        return tuple(each for each in self.devices if each.kind == kind)
+
+    @property
+    def used(self) -> tuple[Device, ...]:
+        """Return the devices that a member computes on: the first of the group, one for each rank if it has several."""
+        return self.group[: self.ranks]
 
     @property
     def device(self) -> Device:
-        """Return the device that a member computes on: the fastest GPU, or the fastest CPU if there is no GPU.
+        """Return the devices that a member computes on as one device, as fast as all of them together.
+
+        The slowest and smallest device decides, because each rank computes an equal part.
 
         Raises:
-            ValueError: the contributor has no device.
+            IndexError: the contributor has no device.
         """
-        return max(
-            self.devices,
-            key=lambda device: (KINDS[device.kind].is_gpu, max(device.flops_per_s.values(), default=0.0)),
-        )
+        return _together(self.used)
+
+    @property
+    def whole(self) -> Contributor:
+        """Return the contributor as a member with a rank on each device of the group has it."""
+        return replace(self, ranks=max(1, len(self.group)))
+
+    def with_memory(self, memory_bytes: int) -> Contributor:
+        """Return the contributor with so much memory on the devices that a member computes on."""
+        used = self.used
+        smaller = {id(device): replace(device, memory_bytes=memory_bytes // len(used)) for device in used}
+        return replace(self, devices=tuple(smaller.get(id(device), device) for device in self.devices))
+
+    @property
+    def threads(self) -> int:
+        """Return the number of CPU threads with which a member computes on its devices."""
+        if not self.devices or KINDS[self.group[0].kind].is_gpu:
+            return self.cpu_threads
+        return max(1, self.cpu_threads // len(self.group)) * len(self.used)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the lent memory of the device that a member computes on, in bytes; 0 if there is no device."""
+        """Return the lent memory of the devices that a member computes on, in bytes; 0 if there is no device."""
         return self.device.memory_bytes if self.devices else 0
 
     @property
@@ -123,13 +158,39 @@ class Contributor:
     def most_ranks(self) -> int:
         """Return the largest number of processes that can compute the layers of a member together.
 
-        A CPU has one for each thread. A contributor lends one GPU, which has one.
+        Devices that are lent together have one each. A CPU that is lent alone has one for each thread.
         """
-        return 1 if self.devices and KINDS[self.device.kind].is_gpu else self.cpu_threads
+        devices = self.group
+        is_cpu = not devices or not KINDS[devices[0].kind].is_gpu
+        return self.cpu_threads if is_cpu and len(devices) < 2 else len(devices)
+
+    @property
+    def most_training_ranks(self) -> int:
+        """Return the same number for a member that trains: ranks share parameters in main memory, so GPUs have one."""
+        return 1 if self.devices and KINDS[self.group[0].kind].is_gpu else self.most_ranks
 
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
         """Return the speed of the device that a member computes on, in FLOP/s; 0.0 if not measured with this dtype."""
         return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0
+
+
+def _together(devices: Sequence[Device]) -> Device:
+    """Return devices of one kind as one device."""
+    if len(devices) == 1:
+        return devices[0]
+    count, dtypes = len(devices), set.intersection(*(set(each.flops_per_s) for each in devices))
+    return replace(
+        devices[0],
+        name=f"{count} x {devices[0].name}",
+        memory_bytes=count * min(each.memory_bytes for each in devices),
+        flops_per_s={
+            dtype: count * min(each.flops_per_s[dtype] for each in devices) for dtype in sorted(dtypes)
+        },
+        memory_bytes_per_s=count * min(each.memory_bytes_per_s for each in devices),
+        overhead_s=max(each.overhead_s for each in devices),
+        peer_latency_s=max(each.peer_latency_s for each in devices),
+        peer_bytes_per_s=min(each.peer_bytes_per_s for each in devices),
+    )
 
 
 @dataclass(frozen=True)
@@ -143,6 +204,12 @@ class Topology:
     def __getitem__(self, contributor_id: str) -> Contributor:
         """Return the contributor with this id, or raise KeyError."""
         return self._by_id[contributor_id]
+
+    def with_ranks(self, ranks: int) -> Topology:
+        """Return the topology for a job whose members have so many ranks (`Contributor.ranks`)."""
+        if all(machine.ranks == ranks for machine in self.contributors):
+            return self
+        return Topology(tuple(replace(machine, ranks=ranks) for machine in self.contributors), self.links)
 
     def without(self, ids: Collection[str]) -> Topology:
         """Return the topology without the contributors with these ids, and without their links."""
@@ -221,6 +288,8 @@ def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
     # 0 means that the value was not measured.
     yield from _absurd("memory_bytes_per_s", measured.memory_bytes_per_s, MOST_PER_S, may_be_zero=True)
     yield from _absurd("overhead_s", measured.overhead_s, MOST_OVERHEAD_S, may_be_zero=True)
+    yield from _absurd("peer_latency_s", measured.peer_latency_s, MOST_LATENCY_S, may_be_zero=True)
+    yield from _absurd("peer_bytes_per_s", measured.peer_bytes_per_s, MOST_PER_S, may_be_zero=True)
 
 
 def _absurd(name: str, value: float, most: float, *, may_be_zero: bool = False) -> Iterator[tuple[str, str]]:

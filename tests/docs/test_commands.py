@@ -61,6 +61,7 @@ NOT_RUN = {
     "--install-completion": "needs a shell among its parent processes, whose configuration it changes",
     "join https://SERVER:8700 --memory 8GiB --cpu-threads 4": "starts a Ray node",
     "join https://SERVER:8700 --label site=paris --label gpu=no": "starts a Ray node",
+    "join https://SERVER:8700 --device cuda:0+cuda:1": "needs two GPUs",
     "service install https://SERVER:8700 --memory 8GiB": "starts a service of systemd",
 }
 """Command -> reason why it is not run here."""

@@ -18,7 +18,7 @@ from share_compute.protocol.membership import Worker
 
 _PREFIX = "share-compute/"
 _GPU_PART = 1 / 8
-"""Part of a machine's GPU that the members of one job reserve in Ray.
+"""Part of each GPU that it uses that the members of one job reserve in Ray.
 
 The GPU's memory is divided by plans, not by Ray. The rest stays free for members that start before Ray releases the
 parts of members that were killed."""
@@ -42,16 +42,18 @@ def member_options(job_id: str, worker: Worker, attempt: int = 0) -> dict[str, A
     }
 
 
-def gpu_options(kind: DeviceKind, branches: int = 1) -> dict[str, float]:
-    """Return the Ray options with which a member reserves a part of its machine's GPU; empty for a CPU.
+def gpu_options(kind: DeviceKind, branches: int = 1, devices: int = 1) -> dict[str, float]:
+    """Return the Ray options with which a member reserves a part of its machine's GPUs; empty for a CPU.
 
     Args:
         kind: kind of the device that the member computes on.
         branches: number of branches of the job, whose members may all be on one machine.
+        devices: number of GPUs that the member computes on. Ray counts their parts together, up to one GPU.
     """
     if not KINDS[kind].is_gpu:
         return {}
-    return {"num_gpus": max(1, int(_GPU_PART * _GPU_UNITS / branches)) / _GPU_UNITS}
+    part = min(1.0, devices * _GPU_PART)
+    return {"num_gpus": max(1, int(part * _GPU_UNITS / branches)) / _GPU_UNITS}
 
 
 def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:

@@ -105,14 +105,15 @@ def build_shard(
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the model cannot be served.
     """
-    torch.set_num_threads(setup.threads)
+    torch.set_num_threads(setup.own_threads)
     with fits(shard, setup.name):
         stage = _stage(setup, weights, shard, ranks)
         return stage, stage.tensors() if before is None else stage.take_over(before)
 
 
 def _stage(setup: ServingSetup, weights: Any, shard: Shard, ranks: ServingRanks | None) -> EngineStage:
-    config, device = setup.blueprint.config or {}, measured_device(setup.device, setup.gpu)
+    config = setup.blueprint.config or {}
+    device = measured_device(setup.device, setup.gpus, setup.lent_devices)
     quantizes = setup.dtype == "int8"
     dtype: torch.dtype = torch.float32 if quantizes else getattr(torch, setup.dtype)
     if setup.pooling is not None:
@@ -132,7 +133,7 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard, ranks: ServingRanks 
             quantizes=quantizes,
             window_tokens=setup.window_tokens,
         )
-        return ranks.divide(divided, tokenizer=tokenizer)
+        return ranks.divide(divided, tokenizer=tokenizer, device=device)
     return ServingStage(
         config,
         shard,

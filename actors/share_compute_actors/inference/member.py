@@ -75,9 +75,13 @@ class ServingMember(LinkedMember):
         self._engine = StepEngine(self._outgoing.put)
         self._ranks: ServingRanks | None = None
         if setup.ranks > 1:
+            from share_compute_actors.group.ranks.processes import RankDevices  # noqa: PLC0415 - loads torch
             from share_compute_actors.inference.ranks import ServingRanks  # noqa: PLC0415 - loads torch
 
-            self._ranks = ServingRanks(setup.ranks, setup.threads, _RANK_DEADLINE_S, self._end)
+            self._ranks = ServingRanks(
+                *(setup.ranks, setup.threads, _RANK_DEADLINE_S, self._end),
+                RankDevices.of(setup.device, setup.lent_devices),
+            )
         self._lifeline: Lifeline | None = None
         threading.Thread(target=self._notify, name="notify", daemon=True).start()
 

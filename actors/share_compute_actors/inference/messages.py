@@ -35,12 +35,19 @@ class ServingSetup:
     """Longest sequence, prompt and answer together, in tokens."""
     threads: int
     device: DeviceKind
-    gpu: str
-    """UUID of the GPU that the member must use; empty for a CPU, or if it is unknown."""
+    gpus: tuple[str, ...]
+    """UUIDs of the devices that the member must use, one for each rank; empty for CPUs, or if it is unknown."""
     pooling: Pooling | None = None
     """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
     ranks: int = 1
     """Number of processes that compute the member's layers together."""
+    lent_devices: int = 1
+    """Number of devices that the machine's owner lends together. If there are several, each rank has its own."""
+
+    @property
+    def own_threads(self) -> int:
+        """CPU threads of the member's own process: those of the first device, if ranks compute on several."""
+        return max(1, self.threads // self.ranks) if self.lent_devices > 1 else self.threads
 
     @property
     def scope(self) -> str:

@@ -7,8 +7,10 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from struct import Struct
 from typing import Any
 
@@ -17,22 +19,27 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost
 from share_compute.files.strict import StrictModel
+from share_compute.inference.runtime.tensor_parallel import RankGroup
 from share_compute.inference.runtime.tensor_stage import LeadingStage, TensorStage
 from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, SlotGrowth
 from share_compute.inference.scheduler.options import SamplingOptions
+from share_compute.models.devices import OPERATIONS
 from share_compute.shards import Shard
 from share_compute_actors.group.allocator import trim
-from share_compute_actors.group.ranks.exchange import Exchange, exchange_bytes
+from share_compute_actors.group.ranks.exchange import DeviceExchange, Exchange, exchange_bytes
 from share_compute_actors.group.ranks.processes import (
     MOST_BYTES,
+    ONE_CPU,
     READY,
     START_S,
+    RankDevices,
     RankPlace,
     RankProcesses,
     follow_member,
     mapped,
     memory_file,
 )
+from share_compute_actors.machine.device import join_process_group
 
 _HEAD = Struct("<BQQ")
 """Kind of a message, the size of its JSON content, and that of the numbers after it, in bytes."""
@@ -59,6 +66,7 @@ class ServingRanks(RankProcesses):
         threads: as in `RankProcesses`.
         deadline_s: as in `RankProcesses`.
         on_lost: as in `RankProcesses`.
+        devices: as in `RankProcesses`.
     """
 
     def __init__(
@@ -67,9 +75,10 @@ class ServingRanks(RankProcesses):
         threads: int,
         deadline_s: float,
         on_lost: Callable[[ContributorLost], None] = lambda _: None,
+        devices: RankDevices = ONE_CPU,
     ) -> None:
-        super().__init__(__name__, count, threads, deadline_s, on_lost)
-        self._exchange: Exchange | None = None
+        super().__init__(__name__, count, threads, deadline_s, on_lost, devices)
+        self._exchange: Exchange | DeviceExchange | None = None
 
     def divide(self, shard: DividedShard, **options: Any) -> LeadingStage:
         """Return the first rank's part of a shard; the other ranks get the other parts, in place of earlier ones.
@@ -128,7 +137,8 @@ class ServingRanks(RankProcesses):
 
     def compute(self, step: EngineStep, inputs: Tensor) -> None:
         """Give all other ranks an engine step; call this in the context of `computing`."""
-        content = inputs.contiguous().flatten().view(torch.uint8).numpy().tobytes() if inputs.numel() else b""
+        numbers = inputs.cpu().contiguous().flatten()
+        content = numbers.view(torch.uint8).numpy().tobytes() if inputs.numel() else b""
         self._say(_STEP, _packed(step), content)
 
     def clear(self) -> None:
@@ -141,10 +151,25 @@ class ServingRanks(RankProcesses):
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def _started(self) -> Exchange:
+    def _started(self) -> Exchange | DeviceExchange:
         """Start the other ranks, if they are not started yet, and return all ranks."""
-        if self._exchange is not None and self.process_ids:
-            return self._exchange
+        if self._exchange is None or not self.process_ids:
+            self._exchange = self._join_devices() if self.devices.has_own_memory else self._share_memory()
+        return self._exchange
+
+    def _join_devices(self) -> DeviceExchange:
+        """Start ranks that sum tensors in the memory of their devices."""
+        with tempfile.TemporaryDirectory(prefix="ranks-") as folder, self.computing():
+            for rank in range(1, self.count):
+                self.launch(rank, [folder])
+            self.wait()
+            join_process_group(self.devices.kind, 0, self.count, Path(folder), self.deadline_s)
+            self.wait()
+        self.watch()
+        return DeviceExchange(0, self.count)
+
+    def _share_memory(self) -> Exchange:
+        """Start ranks that sum tensors through main memory."""
         size = exchange_bytes(self.count)
         with ExitStack() as closing, self.computing():
             ends: dict[tuple[int, int], socket.socket] = {}
@@ -160,9 +185,9 @@ class ServingRanks(RankProcesses):
                 files.append(memory.fileno())
                 self.launch(rank, list(map(str, files)), files)
             own = [ends[0, other] for other in range(1, self.count)]
-            self._exchange = Exchange(0, own, mapped(memory.fileno(), size), self.deadline_s)
+            exchange = Exchange(0, own, mapped(memory.fileno(), size), self.deadline_s)
             self.wait()
-        return self._exchange
+        return exchange
 
     def close(self) -> None:
         """End the other ranks."""
@@ -208,7 +233,7 @@ def _inputs(stage: TensorStage, content: memoryview) -> Tensor:
     return torch.frombuffer(content, dtype=stage.dtype).view(-1, stage.hidden_size)
 
 
-def _built(place: RankPlace, group: Exchange, told: DividedShard) -> TensorStage:
+def _built(place: RankPlace, group: RankGroup, told: DividedShard) -> TensorStage:
     stage = TensorStage(
         told.config,
         told.shard,
@@ -216,6 +241,7 @@ def _built(place: RankPlace, group: Exchange, told: DividedShard) -> TensorStage
         getattr(torch, told.dtype),
         quantizes=told.quantizes,
         window_tokens=told.window_tokens,
+        device=OPERATIONS[place.kind].device,
     )
     tensors, memories = stage.shared_tensors(), []
     for size in tensors.sizes:
@@ -226,17 +252,33 @@ def _built(place: RankPlace, group: Exchange, told: DividedShard) -> TensorStage
     return stage
 
 
-def _follow(place: RankPlace, *files: str) -> None:
+def _joined(place: RankPlace, meeting: Sequence[str]) -> RankGroup:
+    """Return all ranks.
+
+    Args:
+        place: this rank.
+        meeting: the folder in which ranks on devices with memory of their own meet. Otherwise descriptors of the
+            sockets to the other ranks, and of the memory of their exchange.
+    """
+    if len(meeting) == 1:
+        join_process_group(place.kind, place.rank, place.ranks, Path(meeting[0]), place.deadline_s)
+        place.answer()
+        return DeviceExchange(place.rank, place.ranks)
+    *ends, memory = map(int, meeting)
+    peers = [socket.socket(fileno=end) for end in ends]
+    group = Exchange(place.rank, peers, mapped(memory, exchange_bytes(place.ranks)), place.deadline_s)
+    os.close(memory)
+    return group
+
+
+def _follow(place: RankPlace, *meeting: str) -> None:
     """Carry out the commands of the member until it ends.
 
     Args:
         place: this rank.
-        files: descriptors of the sockets to the other ranks, and of the memory of their exchange.
+        meeting: as in `_joined`.
     """
-    *ends, memory = map(int, files)
-    peers = [socket.socket(fileno=end) for end in ends]
-    group = Exchange(place.rank, peers, mapped(memory, exchange_bytes(place.ranks)), place.deadline_s)
-    os.close(memory)
+    group = _joined(place, meeting)
     stage: TensorStage | None = None
     while True:
         kind, size, more = _HEAD.unpack(place.received(_HEAD.size))

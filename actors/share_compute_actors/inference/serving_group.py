@@ -125,11 +125,12 @@ class ServingGroup(WorkerGroup):
             blueprint=self._model.blueprint,
             dtype=self._assignment.spec.dtype,
             window_tokens=self._assignment.window_tokens,
-            threads=machine.cpu_threads,
+            threads=machine.threads,
             device=machine.device.kind,
-            gpu=machine.device.uuid,
+            gpus=tuple(device.uuid for device in machine.used),
             pooling=self._assignment.pooling,
             ranks=self._assignment.spec.parallelism.tensor,
+            lent_devices=len(machine.group),
         )
 
     def _start(self, worker: Worker) -> Any:
@@ -138,7 +139,7 @@ class ServingGroup(WorkerGroup):
         return ServingMember.options(  # type: ignore[attr-defined]
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
             **member_options(self._assignment.replica_id, worker),
-            **gpu_options(machine.device.kind),
+            **gpu_options(machine.device.kind, devices=len(machine.used)),
         ).remote(self._setup(worker), self._server, self.issue_key(worker))
 
     def invite(self, placement: Placement | None) -> None:

@@ -1,4 +1,4 @@
-"""Measures a contributor's device and its links to other machines, in an actor on the contributor's node."""
+"""Measures a contributor's devices and its links to other machines, in an actor on the contributor's node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -17,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import UserError, as_ours
 from share_compute.topology import Link
+from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.probe_links import Payload, measure_link
 from share_compute_actors.machine.processes import tied
 from share_compute_actors.machine.reach import Place, closed_ports, unanswered
@@ -40,46 +44,43 @@ class ContributorActor:
 
     @ray.method(concurrency_group="measure")
     @answers_by(TEXT, as_ours)
-    def probe(self, memory_bytes: int, cpu_threads: int, device: str, beside: int = 0) -> str:
-        """Measure the lent device in a separate process; return a list with one `Device` as JSON.
+    def probe(
+        self, memory_bytes: int, cpu_threads: int, device: str, beside: int = 0, devices: int = 1
+    ) -> str:
+        """Measure the lent devices, each in a process of its own; return a list of `Device` as JSON.
+
+        Devices that are lent together are measured at the same time, as members use them. Parts of a CPU have equal
+        parts of memory, threads and processors.
 
         Args:
             memory_bytes: lent memory, in bytes.
             cpu_threads: number of threads to compute with.
-            device: kind of the device; see `share_compute.device_kinds`.
+            device: kind of the devices; see `share_compute.device_kinds`.
             beside: number of threads that other contributors on this host use at the same time.
+            devices: number of devices that are lent together.
 
         Raises:
-            UserError: the device could not be measured.
+            UserError: a device could not be measured.
         """
-        command = [
-            sys.executable,
-            *("-m", "share_compute_actors.machine.probe", "--json", "--device", device),
-            *("--memory-bytes", str(memory_bytes), "--cpu-threads", str(cpu_threads)),
-            *("--beside", str(beside)),
-        ]
+        threads = max(1, cpu_threads // devices)
         # Ray sets OMP_NUM_THREADS to 1 for an actor that reserves no CPUs.
-        environment = {**os.environ, "OMP_NUM_THREADS": str(cpu_threads)}
-        try:
-            done = subprocess.run(
-                tied(command),
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=_PROBE_TIMEOUT_S,
-                check=False,
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        cores = share_cores(devices) if devices > 1 and device == "cpu" else ((),) * devices
+        with tempfile.TemporaryDirectory() as folder:
+            commands = [
+                [
+                    *(sys.executable, "-m", "share_compute_actors.machine.probe", "--json"),
+                    *("--device", device, "--devices", str(devices), "--place", str(place)),
+                    *("--memory-bytes", str(memory_bytes // devices), "--cpu-threads", str(threads)),
+                    *("--beside", str(beside // devices + (place < beside % devices))),
+                    *(["--meeting", folder] if devices > 1 else []),
+                ]
+                for place in range(devices)
+            ]
+            answers = _run_together(
+                [on_cores(command, own) for command, own in zip(commands, cores, strict=True)], environment
             )
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"the device was not measured within {_PROBE_TIMEOUT_S:.0f} s",
-                hint="end other programs that use it, or lend less",
-            ) from None
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            raise UserError(
-                f"the device could not be measured: {last}", hint="try --device cpu, or lend less"
-            )
-        return done.stdout
+        return json.dumps([measured for answer in answers for measured in json.loads(answer)])
 
     @ray.method(concurrency_group="measure")
     def measure_links(self, peers: Sequence[tuple[str, Place, Any]]) -> str:
@@ -101,6 +102,40 @@ class ContributorActor:
     def echo(self, payload: Payload) -> int:
         """Return the number of bytes of ``payload``."""
         return payload.nbytes
+
+
+def _run_together(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[str]:
+    """Run the probes of all devices at the same time, and return what each of them printed.
+
+    Raises:
+        UserError: a probe failed, or took too long. The others are ended.
+    """
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(len(commands)))
+        processes = [
+            subprocess.Popen(
+                tied(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for command in commands
+        ]
+        for process in processes:
+            stack.callback(process.kill)
+        answers = [pool.submit(process.communicate, timeout=_PROBE_TIMEOUT_S) for process in processes]
+        for answer in as_completed(answers):
+            process = processes[answers.index(answer)]
+            try:
+                _, errors = answer.result()
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"the device was not measured within {_PROBE_TIMEOUT_S:.0f} s",
+                    hint="end other programs that use it, or lend less",
+                ) from None
+            if process.returncode != 0:
+                last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
+                raise UserError(
+                    f"the device could not be measured: {last}", hint="try --device cpu, or lend less"
+                )
+        return [answer.result()[0] for answer in answers]
 
 
 def _echo(actor: Any, payload: Payload) -> Any:

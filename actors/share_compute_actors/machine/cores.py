@@ -21,14 +21,21 @@ _PLACE = ("physical_package_id", "core_id")
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
     """Return ``count`` disjoint sets of the logical processors that this process may use.
 
-    Processors are sorted by socket and physical core, so that most sets consist of whole cores of one socket. The sets
-    are empty if there are too few processors, or if the system is not Linux.
+    Threads that were restricted (`restrict_thread`) do not change the result. Processors are sorted by socket and
+    physical core, so that most sets consist of whole cores of one socket. The sets are empty if there are too few
+    processors, or if the system is not Linux.
     """
-    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < count:
+    if sys.platform != "linux" or len(os.sched_getaffinity(os.getpid())) < count:
         return ((),) * count
-    cores = sorted(os.sched_getaffinity(0), key=_place)
+    cores = sorted(os.sched_getaffinity(os.getpid()), key=_place)
     bounds = [len(cores) * part // count for part in range(count + 1)]
     return tuple(tuple(cores[start:stop]) for start, stop in pairwise(bounds))
+
+
+def restrict_thread(cores: Sequence[int]) -> None:
+    """Restrict the calling thread, and threads that it starts, to logical processors; do nothing if it is empty."""
+    if cores and sys.platform == "linux":
+        os.sched_setaffinity(0, cores)
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:

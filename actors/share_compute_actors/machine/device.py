@@ -1,31 +1,75 @@
-"""Finds the device that a contributor computes on, and verifies that it was measured."""
+"""Finds the devices that a contributor computes on, verifies that they were measured, and connects them."""
 
 from __future__ import annotations
 
-import torch
+import os
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 
-from share_compute.device_kinds import DeviceKind
+import torch
+from torch import distributed
+
+from share_compute.device_kinds import KINDS, DeviceKind
 from share_compute.errors import ContributorLost
 from share_compute.models.devices import OPERATIONS
+from share_compute_actors.machine.cores import restrict_thread, share_cores
 
 
-def measured_device(kind: DeviceKind, uuid: str) -> torch.device:
-    """Return the device that a member computes on.
+def measured_device(kind: DeviceKind, uuids: Sequence[str], lent: int = 1) -> torch.device:
+    """Return the device that a member computes on; call this on the thread that will compute.
+
+    If parts of a CPU are lent together, the calling thread is restricted to the processors of the first one.
 
     Args:
-        kind: kind of the measured device.
-        uuid: UUID of the measured device; empty if it is not known, or devices of the kind have none.
+        kind: kind of the measured devices.
+        uuids: UUIDs of the measured devices, one for each rank; each is empty if it is not known, or devices of the
+            kind have none.
+        lent: number of devices that are lent together.
 
     Raises:
-        ContributorLost: this process sees no GPU, or a different GPU from the one that was measured.
+        ContributorLost: this process sees fewer GPUs, or different GPUs from those that were measured.
     """
     operations = OPERATIONS[kind]
     if not operations.facts.is_gpu:
+        if lent > 1:
+            restrict_thread(share_cores(lent)[0])
         return operations.device
-    found = f"GPU {operations.uuid() or operations.facts.label}" if operations.count() else "no GPU"
-    if found == "no GPU" or (uuid and found != f"GPU {uuid}"):
-        raise ContributorLost(
-            f"GPU {uuid or operations.facts.label} was measured, but members of this contributor see {found}",
-            hint="end its `share-compute join` and start it again, so that it is measured again",
-        )
+    count = operations.count()
+    for place, uuid in enumerate(uuids):
+        own = operations.uuid(place) if place < count else ""
+        found = f"GPU {own or operations.facts.label}" if place < count else "no GPU"
+        if place >= count or (uuid and own != uuid):
+            raise ContributorLost(
+                f"GPU {uuid or operations.facts.label} was measured, but members of this contributor see {found}",
+                hint="end its `share-compute join` and start it again, so that it is measured again",
+            )
     return operations.device
+
+
+def join_process_group(kind: DeviceKind, rank: int, count: int, folder: Path, deadline_s: float) -> None:
+    """Join the processes of this machine that meet in a folder, in torch's default process group.
+
+    Args:
+        kind: kind of the devices, which decides the library that sums tensors.
+        rank: number of this process.
+        count: number of processes.
+        folder: an empty folder, which all processes can read until each of them has joined.
+        deadline_s: longest wait for another process, in seconds.
+    """
+    # The group listens at the loopback device only.
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    variables = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
+    os.environ.update(variables)
+    try:
+        distributed.init_process_group(
+            KINDS[kind].collectives,
+            init_method=f"file://{folder}/meeting",
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=deadline_s),
+        )
+    finally:
+        for name in variables:
+            del os.environ[name]

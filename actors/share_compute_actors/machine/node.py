@@ -30,8 +30,10 @@ class NodeLimits:
     memory_bytes: int
     cpu_threads: int
     device: DeviceKind = "cpu"
-    gpu: str | None = None
-    """UUID of the only GPU that processes of the node can use; None without a GPU, or if it has no UUID."""
+    devices: int = 1
+    """Number of devices."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the only GPUs that processes of the node can use; empty without a GPU, or if it has no UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def start_node(
     arguments = [
         f"--address={access.ray_address}",
         f"--num-cpus={limits.cpu_threads}",
-        f"--num-gpus={int(KINDS[limits.device].is_gpu)}",
+        f"--num-gpus={limits.devices if KINDS[limits.device].is_gpu else 0}",
         f"--memory={limits.memory_bytes}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
         f"--temp-dir={children.folder / 'ray'}",
@@ -87,19 +89,19 @@ def start_node(
         **ray_environment(access.token, children.folder),
         **access.environment,
         **ports.environment,
-        **_device_environment(limits.gpu),
+        **_device_environment(limits.gpus),
         "TMPDIR": str(temporary),
     }
     write = [str(own), str(temporary)]
     with suppress(Unavailable):  # members then compile anew
         write.append(str(compiled_folder()))
         environment[COMPILED] = write[-1]
-    policy = Policy(write=tuple(write), home=str(temporary), names_threads=limits.gpu is not None)
+    policy = Policy(write=tuple(write), home=str(temporary), names_threads=bool(limits.gpus))
     return launch(children, "node", arguments, environment=environment, policy=policy)
 
 
-def _device_environment(gpu: str | None) -> dict[str, str]:
+def _device_environment(gpus: tuple[str, ...]) -> dict[str, str]:
     # Ray must not replace CUDA_VISIBLE_DEVICES in its actors, whether they request a part of the GPU (members) or none
-    # (the actor that measures it). The GPU is named by its UUID, because CUDA and the driver may number GPUs in
+    # (the actor that measures it). GPUs are named by their UUIDs, because CUDA and the driver may number them in
     # different orders.
-    return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": gpu or ""}
+    return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}

@@ -15,17 +15,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import psutil
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from share_compute.device_kinds import KINDS, DeviceKind
 from share_compute.models.devices import OPERATIONS, DeviceOperations, operations
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device
+from share_compute_actors.machine.device import join_process_group
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
@@ -42,6 +44,10 @@ It is not counted here: torch imports 800 modules for the first counter of a pro
 _COPY_BYTES = 64 * 2**20
 _BUSY_MATRIX = 256
 """Rows and columns of the matrices that keep other processors busy; such a matrix fits into one core's cache."""
+_FEW_NUMBERS, _SUM_NUMBERS = 16, 1 << 20
+"""Sizes of the tensors with which sums between devices are measured, in float32 numbers."""
+_MEETING_S = 60.0
+"""Longest wait of a probe for those of the other devices, in seconds."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -56,14 +62,18 @@ class Lent:
     """Number of threads that other contributors on this host use at the same time.
 
     The same number of processors is kept busy while the CPU is measured."""
+    devices: int = 1
+    """Number of devices that are lent together; each has a probe of its own."""
+    place: int = 0
+    """Number of the device among those."""
 
 
 def probe(lent: Lent) -> Device:
-    """Measure the lent device: the CPU, or the one GPU of the lent kind that this process sees.
+    """Measure the lent device: the CPU, or the GPU at ``place`` of those of the lent kind that this process sees.
 
     Raises:
-        RuntimeError: a GPU is lent, but this process does not see exactly one; or the machine has less memory than it
-            lends.
+        RuntimeError: GPUs are lent, but this process does not see exactly so many; or the machine has less memory than
+            it lends.
     """
     has_bytes = psutil.virtual_memory().total
     if lent.memory_bytes > has_bytes:
@@ -75,11 +85,17 @@ def probe(lent: Lent) -> Device:
     if not kind.facts.is_gpu:
         with _busy(lent.beside):
             return cpu_device(lent)
-    if kind.count() != 1:
+    if kind.count() != lent.devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        label, found = kind.facts.label, kind.count()
+        if lent.devices == 1:
+            raise RuntimeError(
+                f"one {label} is lent, but torch finds {found} (CUDA_VISIBLE_DEVICES={visible})"
+            )
         raise RuntimeError(
-            f"one {kind.facts.label} is lent, but torch finds {kind.count()} (CUDA_VISIBLE_DEVICES={visible})"
+            f"{lent.devices} {label}s are lent, but torch finds {found} (CUDA_VISIBLE_DEVICES={visible})"
         )
+    kind.choose(lent.place)
     return _measured(kind, lent, 8 * _COPY_BYTES)
 
 
@@ -134,6 +150,42 @@ def _measured(kind: DeviceOperations, lent: Lent, copy_bytes: int) -> Device:
         overhead_s=_overhead_s(kind.device),
         uuid=kind.uuid(),
     )
+
+
+def with_peers(device: Device, lent: Lent, folder: Path) -> Device:
+    """Return a device with the time of sums with the other devices that are lent together.
+
+    Args:
+        device: the measured device.
+        lent: the lent device.
+        folder: folder in which the probes of all devices meet.
+    """
+    kind = OPERATIONS[lent.device]
+    join_process_group(lent.device, lent.place, lent.devices, folder, _MEETING_S)
+    try:
+        latency_s = _sum_s(kind, _FEW_NUMBERS)
+        return replace(
+            device,
+            peer_latency_s=latency_s,
+            peer_bytes_per_s=_SUM_NUMBERS * 4 / max(_sum_s(kind, _SUM_NUMBERS) - latency_s, 1e-9),
+        )
+    finally:
+        distributed.destroy_process_group()
+
+
+def _sum_s(kind: DeviceOperations, numbers: int) -> float:
+    """Return the median time of a sum of ``numbers`` float32 numbers with the other devices, in seconds.
+
+    All probes make equally many sums, so no time limit ends them.
+    """
+    tensor, times = torch.zeros(numbers, device=kind.device), []
+    for _ in range(_REPETITIONS + 1):
+        kind.synchronize()
+        begin = time.perf_counter()
+        distributed.all_reduce(tensor)
+        kind.synchronize()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
 
 
 def _speeds(device: torch.device) -> dict[str, float]:
@@ -222,10 +274,18 @@ def main() -> None:
     parser.add_argument("--cpu-threads", type=int, default=1)
     parser.add_argument("--beside", type=int, default=0, help="processors to keep busy meanwhile")
     parser.add_argument("--device", choices=tuple(KINDS), default="cpu")
+    parser.add_argument("--devices", type=int, default=1, help="devices that are lent together")
+    parser.add_argument("--place", type=int, default=0, help="number of this one of them")
+    parser.add_argument("--meeting", type=Path, help="folder in which their probes meet")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    lent = Lent(
+        *(given.memory_bytes, given.cpu_threads, given.device, given.beside), given.devices, given.place
+    )
     try:
-        device = probe(Lent(given.memory_bytes, given.cpu_threads, given.device, given.beside))
+        device = probe(lent)
+        if given.meeting is not None:
+            device = with_peers(device, lent, given.meeting)
     except RuntimeError as failure:
         sys.exit(str(failure))
     if given.json:

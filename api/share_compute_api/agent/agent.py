@@ -158,7 +158,9 @@ class Agent:
             client = stack.enter_context(self._client(identity))
             self._view = replace(self._view, contributor_id=identity.contributor_id)
             try:
-                node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.device, limits.gpu)
+                node_limits = NodeLimits(
+                    limits.memory_bytes, limits.cpu_threads, limits.device, limits.devices, limits.gpus
+                )
                 self.work(client, access, node_limits, children)
             finally:
                 interrupts.begin_stopping()
@@ -317,7 +319,7 @@ class Agent:
             node = self._node
             return None if node is None else node.address
 
-        return Sensors(processes, limits.cpu_threads, limits.gpu, address)
+        return Sensors(processes, limits.cpu_threads, limits.gpus, address)
 
     def _stay_online(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
         last_contact = time.monotonic()

@@ -59,7 +59,7 @@ def enroll(
 
 @dataclass(slots=True)
 class _Device:
-    """A device and its agent process."""
+    """A device, or several that are lent together, and their agent process."""
 
     options: JoinOptions
     cores: tuple[int, ...]
@@ -91,7 +91,7 @@ class Host:
         now = datetime.now(UTC)
         self._devices = [
             _Device(options, cores, AgentStatus(options.name, options.url, "waiting", now))
-            for options, cores in zip(devices, share_cores(len(devices)), strict=True)
+            for options, cores in zip(devices, _cores(devices), strict=True)
         ]
         self._report = report
         self._identities = identities
@@ -215,6 +215,12 @@ class Host:
                 device.view, phase=f"its agent ended with {status}: {why}{again}", work=None
             )
             self._report(device.view)
+
+
+def _cores(devices: Sequence[JoinOptions]) -> list[tuple[int, ...]]:
+    """Return the processors of each contributor: those of all its devices."""
+    parts = iter(share_cores(sum(len(each.device.names) for each in devices)))
+    return [tuple(core for _ in each.device.names for core in next(parts)) for each in devices]
 
 
 def _rate(bytes_per_s: int | None) -> str | None:

@@ -74,7 +74,7 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
     """Return the resources that are lent; values missing in the options are taken from the machine.
 
     Raises:
-        UserError: the options lend more threads than the machine has.
+        UserError: the options lend more threads than the machine has, or fewer than parts of the CPU.
     """
     memory = options.memory_bytes or int(psutil.virtual_memory().available * _DEFAULT_SHARE)
     threads = options.cpu_threads or usable_threads()
@@ -83,11 +83,18 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
             f"cannot lend {threads} threads: this machine has {usable_threads()}",
             hint=f"use --cpu-threads {usable_threads()} or less",
         )
+    device, count = options.device, len(options.device.names)
+    if device.kind == "cpu" and threads < count:
+        raise UserError(
+            f"{device.name} are {count} parts of the CPU, but only {threads} of its threads are lent",
+            hint=f"lend {count} threads or more with --cpu-threads, or fewer parts",
+        )
     return MachineLimits(
         memory_bytes=memory,
         cpu_threads=threads,
-        device=options.device.kind,
-        gpu=options.device.gpu,
+        device=device.kind,
+        devices=count,
+        gpus=device.gpus,
         host_id=host_id(),
         host_threads=usable_threads(),
         upload_bytes_per_s=options.upload_bytes_per_s,
@@ -97,9 +104,10 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
 
 
 def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOptions, ...]:
-    """Return the options of each device: memory, threads and rates are divided evenly; each device gets its own name.
+    """Return the options of each contributor: memory, threads and rates are divided evenly among all devices.
 
-    If there is only one device, its name, memory, threads and rates are not changed.
+    Devices that are lent together are one contributor. Each contributor gets its own name. If there is only one, its
+    name, memory, threads and rates are not changed.
 
     Raises:
         UserError: the machine has too few threads or too little memory, or too little memory is lent, or a rate is too
@@ -109,21 +117,23 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
         return (replace(options, device=devices[0]),)
     limits = resolve_limits(options)
     check_memory(limits.memory_bytes).require()
+    total = sum(len(device.names) for device in devices)
     return tuple(
         replace(
             options,
-            name=f"{options.name}.{device.name.replace(':', '')}",
+            name=f"{options.name}.{device.suffix}",
             device=device,
-            memory_bytes=limits.memory_bytes // len(devices),
-            cpu_threads=max(1, limits.cpu_threads // len(devices)),
-            upload_bytes_per_s=_part(options.upload_bytes_per_s, len(devices)),
-            download_bytes_per_s=_part(options.download_bytes_per_s, len(devices)),
+            memory_bytes=limits.memory_bytes // total * len(device.names),
+            cpu_threads=max(1, limits.cpu_threads // total) * len(device.names),
+            upload_bytes_per_s=_part(options.upload_bytes_per_s, total, len(device.names)),
+            download_bytes_per_s=_part(options.download_bytes_per_s, total, len(device.names)),
         )
         for device in devices
     )
 
 
-def _part(bytes_per_s: int | None, devices: int) -> int | None:
+def _part(bytes_per_s: int | None, devices: int, own: int) -> int | None:
+    """Return the part of a rate that ``own`` of all ``devices`` get."""
     if bytes_per_s is None:
         return None
     if bytes_per_s // devices < LEAST_BYTES_PER_S:
@@ -132,7 +142,7 @@ def _part(bytes_per_s: int | None, devices: int) -> int | None:
             f"a rate of {rate_text(bytes_per_s)} is too low for {devices} devices",
             hint=f"allow at least {least}, or lend fewer devices",
         )
-    return bytes_per_s // devices
+    return bytes_per_s // devices * own
 
 
 def check_machine(

@@ -29,7 +29,7 @@ class Sensors:
     Args:
         processes: returns the processes of the lent share.
         threads: number of lent CPU threads.
-        gpu: UUID of the lent GPU; None for a CPU.
+        gpus: UUIDs of the lent GPUs; empty for a CPU.
         address: returns the IP address whose network interface is measured; None while it is unknown.
     """
 
@@ -37,12 +37,12 @@ class Sensors:
         self,
         processes: Callable[[], Iterable[psutil.Process]],
         threads: int,
-        gpu: str | None,
+        gpus: tuple[str, ...],
         address: Callable[[], str | None],
     ) -> None:
         self._processes = processes
         self._threads = threads
-        self._gpu = gpu
+        self._gpus = gpus
         self._address = address
         self._busy_s: dict[psutil.Process, float] = {}
         """Processor time of each process of the lent share, in seconds, at the last measurement."""
@@ -65,7 +65,7 @@ class Sensors:
             cpu_celsius=_processor_celsius(),
             received_bytes_per_s=received,
             sent_bytes_per_s=sent,
-            **_gpu_figures(self._gpu),
+            **_gpu_figures(self._gpus),
         )
 
     def _share(self) -> tuple[float, int]:
@@ -178,23 +178,44 @@ def _processor_celsius() -> float | None:
     return max((one.current for one in chip if _COLDEST <= one.current <= _HOTTEST), default=None)
 
 
-def _gpu_figures(gpu: str | None) -> dict[str, Any]:
-    """Return the utilization of a GPU, as ``nvidia-smi`` reports it; empty without one, or for a part of one (MIG)."""
-    program = shutil.which("nvidia-smi") if gpu is not None and gpu.startswith("GPU-") else None
+def _gpu_figures(gpus: tuple[str, ...]) -> dict[str, Any]:
+    """Return the utilization of GPUs, as ``nvidia-smi`` reports it; empty without one, or for parts of one (MIG).
+
+    For several GPUs, the busy part is the mean, memory is the sum, and the temperature is that of the hottest.
+    """
+    is_whole = bool(gpus) and all(gpu.startswith("GPU-") for gpu in gpus)
+    program = shutil.which("nvidia-smi") if is_whole else None
     if program is None:
         return {}
-    command = [program, f"--id={gpu}", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
+    command = [
+        program,
+        f"--id={','.join(gpus)}",
+        f"--query-gpu={_GPU_QUERY}",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
-    busy, used, total, celsius = (_number(word) for word in [*done.stdout.split(","), "", "", "", ""][:4])
+    rows = [
+        [_number(word) for word in [*line.split(","), "", "", "", ""][:4]] for line in _lines(done.stdout)
+    ]
+    busy, used, total, celsius = (
+        None if not column or None in column else [number for number in column if number is not None]
+        for column in zip(*rows, strict=True)
+    )
+    hottest = None if celsius is None else max(celsius)
     return {
-        "gpu_fraction": None if busy is None else min(1.0, max(0.0, busy / 100)),
-        "gpu_memory_bytes": None if used is None else int(used * _MIB),
-        "gpu_total_bytes": None if total is None else int(total * _MIB),
-        "gpu_celsius": celsius if celsius is not None and _COLDEST <= celsius <= _HOTTEST else None,
+        "gpu_fraction": None if busy is None else min(1.0, max(0.0, sum(busy) / len(busy) / 100)),
+        "gpu_memory_bytes": None if used is None else int(sum(used) * _MIB),
+        "gpu_total_bytes": None if total is None else int(sum(total) * _MIB),
+        "gpu_celsius": hottest if hottest is not None and _COLDEST <= hottest <= _HOTTEST else None,
     }
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text; an empty one if there are none."""
+    return text.splitlines() or [""]
 
 
 def _number(word: str) -> float | None:

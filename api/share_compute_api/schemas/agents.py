@@ -13,12 +13,14 @@ from share_compute.labels import Labels
 from share_compute.lifecycle.states import ContributorState
 from share_compute.rate_limit import LEAST_BYTES_PER_S
 from share_compute.store.records import NO_WORK, WorkSums
+from share_compute.topology import MOST_DEVICES
 from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
 from share_compute_api.schemas.utilization import Utilization
 
 SERVER = "the server"
 """Value of `ClosedPorts.source` if the server itself tried to connect."""
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
+GpuId = Annotated[str, Field(max_length=100, pattern=r"^[!-~]+$")]
 
 
 class PreflightRequest(StrictModel):
@@ -46,8 +48,11 @@ class MachineLimits(StrictModel):
     memory_bytes: int = Field(ge=1, le=2**63 - 1)
     cpu_threads: int = Field(ge=1, le=4096)
     device: DeviceKind = "cpu"
-    gpu: str | None = Field(default=None, max_length=100, pattern=r"^[!-~]+$")
-    """UUID of the GPU, as reported by NVIDIA's driver; null for a CPU."""
+    """Kind of the devices."""
+    devices: int = Field(default=1, ge=1, le=MOST_DEVICES)
+    """Number of devices, which members use together."""
+    gpus: tuple[GpuId, ...] = Field(default=(), max_length=MOST_DEVICES)
+    """UUIDs of the GPUs, as reported by NVIDIA's driver; empty for CPUs."""
     host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
     """Label of the host; machines with the same label share its processors. Empty if unknown."""
     host_threads: int = Field(default=0, ge=0, le=65536)
@@ -71,7 +76,7 @@ class SiblingRequest(StrictModel):
             "memory_bytes": 4 * 2**30,
             "cpu_threads": 4,
             "device": "cuda",
-            "gpu": "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f",
+            "gpus": ["GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f"],
         },
         host="ada-box.example",
     )

@@ -72,6 +72,10 @@ class DeviceEntry(_Entry):
     """Memory bandwidth of a copy, read plus write; 0 if it was not measured."""
     overhead_s: float = Field(default=0.0, ge=0, le=MOST_OVERHEAD_S)
     """Fixed time of one operation, such as a kernel launch; 0 if it was not measured."""
+    peer_latency_s: float = Field(default=0.0, ge=0, le=MOST_LATENCY_S)
+    """Time of the sum of a few numbers with the other devices of the machine; 0 if it was not measured."""
+    peer_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
+    """Size of a large tensor divided by the time of its sum with those devices; 0 if it was not measured."""
 
     @field_validator("flops_per_s")
     @classmethod
@@ -111,7 +115,8 @@ class ContributorEntry(_Entry):
     """Labels that its owner gives it, such as ``{site: paris}``; nobody verifies them."""
     # No min_length: with it, pydantic would report an invalid device as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
-    """Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU."""
+    """Devices of the machine that are lent together: those of the kind of the first GPU, or CPUs without a GPU. A job
+    uses the first one, and with `parallelism.tensor: n` the first n."""
 
     @field_validator("devices")
     @classmethod
@@ -312,6 +317,8 @@ def describe_topology(topology: Topology) -> TopologyDocument:
                         flops_per_s=device.flops_per_s,
                         memory_bytes_per_s=device.memory_bytes_per_s,
                         overhead_s=device.overhead_s,
+                        peer_latency_s=device.peer_latency_s,
+                        peer_bytes_per_s=device.peer_bytes_per_s,
                     )
                     for device in machine.devices
                     if _is_measured(device)

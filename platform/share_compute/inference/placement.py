@@ -181,7 +181,7 @@ def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[
 def _memory_budgets(
     plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
 ) -> dict[Worker, MemoryBudget]:
-    usable = with_nominal_speeds(topology)
+    usable = with_nominal_speeds(topology.with_ranks(workload.ranks))
     with_caches = ServingCost(profile, usable, complete(usable), workload)
     cost = replace(with_caches, workload=replace(workload, concurrent=0))
     place = {machine.id: index for index, machine in enumerate(usable.contributors)}

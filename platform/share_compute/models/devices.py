@@ -50,6 +50,9 @@ class DeviceOperations(ABC):
     def count(self) -> int:
         """Return the number of devices that this process can use."""
 
+    def choose(self, index: int) -> None:
+        """Make the device with this index the chosen one of the calling thread, if the kind has several."""
+
     @abstractmethod
     def name(self) -> str:
         """Return the name that the vendor gives the device."""
@@ -154,6 +157,10 @@ class CudaOperations(_GpuOperations):
     def count(self) -> int:
         """Return the number of GPUs that ``CUDA_VISIBLE_DEVICES`` selects and the driver offers."""
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    def choose(self, index: int) -> None:
+        """Make the GPU with this index torch's current device of the calling thread."""
+        torch.cuda.set_device(index)
 
     def current(self) -> torch.device:
         """Return the device with its index."""

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from share_compute.files.problem_words import problem_text
+from share_compute.labels import Labelled
 from share_compute.specification.base import Group, SpecModel, Tags, known
 from share_compute.specification.boundaries import (
     BoundaryCompression,
@@ -103,6 +104,13 @@ class ParallelismSpec(SelectionSpec):
     def ranks(self) -> int:
         """Number of processes on each machine that compute each layer together."""
         return self.tensor
+
+    @staticmethod
+    def _most_ranks(machine: Labelled) -> int:
+        return machine.most_training_ranks
+
+    def _with_ranks(self, machine: str) -> str:
+        return f"{machine} that computes with {self.ranks} CPU threads or more"
 
     @model_validator(mode="after")
     def _ranks_have_threads(self) -> Self:

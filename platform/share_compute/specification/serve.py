@@ -61,7 +61,8 @@ class ServingParallelismSpec(SelectionSpec):
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
     tensor: int = Field(default=1, ge=1, le=64, title="Tensor parallelism")
-    """Number of processes on each machine that compute each layer together. They share its CPU threads."""
+    """Number of processes on each machine that compute each layer together. They share its CPU threads, or have one GPU
+    each."""
 
     @property
     def ranks(self) -> int:

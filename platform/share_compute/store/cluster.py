@@ -201,7 +201,7 @@ def _measured(capacity: str | None, links: str | None) -> _Measured:
         kind=max((device["kind"] for device in devices), key=lambda kind: KINDS[kind].is_gpu, default=None),
         device=", ".join(device["name"] for device in devices) or None,
         flops_per_s=_rounded(sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices)),
-        device_flops_per_s=_rounded(machine.flops_per_s()) if devices else None,
+        device_flops_per_s=_rounded(machine.whole.flops_per_s()) if devices else None,
         memory_bytes=sum(device["memory_bytes"] for device in devices),
         head_latency_s=_rounded(head["latency_s"]) if head else None,
         head_bytes_per_s=_rounded(head["bytes_per_s"]) if head else None,

@@ -111,9 +111,10 @@ class ContributorRecord(PresenceRecord):
     deployment_id: str | None = None
     """Id of the deployment that the machine is leased to; null if there is none."""
     limits: dict[str, Any]
-    """Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
-    download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
-    host's processors. The field labels has the labels that the owner gives the machine; nobody verifies them."""
+    """Resources that the owner lends: memory_bytes, cpu_threads, device (kind of the devices), devices (their number)
+    and gpus (their UUIDs); and upload_bytes_per_s and download_bytes_per_s, null for no limit. The fields host_id and
+    host_threads are the label and the number of the host's processors. The field labels has the labels that the owner
+    gives the machine; nobody verifies them."""
     capacity: tuple[topology.Device, ...] | None
     """Devices as the probe measured them; null until the probe ran."""
     links: tuple[topology.Link, ...] | None
@@ -165,6 +166,16 @@ class ContributorRecord(PresenceRecord):
     def most_ranks(self) -> int:
         """Return the largest number of processes that can compute the layers of a member together."""
         return self.machine().most_ranks
+
+    @property
+    def most_training_ranks(self) -> int:
+        """Return the same number for a member that trains."""
+        return self.machine().most_training_ranks
+
+    @property
+    def lent_devices(self) -> int:
+        """Return the number of devices that the machine's owner lends together."""
+        return int(self.limits.get("devices") or 1)
 
     def machine(self) -> topology.Contributor:
         """Return the contributor as a machine of the planner's topology."""

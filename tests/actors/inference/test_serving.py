@@ -314,7 +314,11 @@ def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_stages
 def test_a_deployment_with_ranks_goes_on_after_the_loss_of_one(
     serve: Callable[..., Served], topology: Topology, expected: Callable[[list[int], int], list[int]]
 ) -> None:
-    machines = tuple(replace(machine, cpu_threads=2) for machine in topology.contributors)
+    """Each rank has a device of its own."""
+    machines = tuple(
+        replace(machine, cpu_threads=2, devices=machine.devices * 2, ranks=2)
+        for machine in topology.contributors
+    )
     served = serve({"parallelism": {"stages": 2, "tensor": 2}}, topology=Topology(machines))
     first = served.submit(0, PROMPTS, 120)
     served.pull_until(lambda: served.has(0, 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -31,7 +32,9 @@ from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.runtime.tensor_stage import LeadingStage
 from share_compute.shards import Shard
 from share_compute_actors.group.ranks.exchange import Exchange, exchange_bytes
+from share_compute_actors.group.ranks.processes import RankDevices
 from share_compute_actors.inference.ranks import DividedShard, ServingRanks
+from share_compute_actors.machine.cores import share_cores
 
 TOKENS = 12
 KEEPS_PLAIN = (True, False)
@@ -150,6 +153,62 @@ def test_a_lost_rank_ends_the_member() -> None:
     assert [each.details for each in lost] == [{"rank": True}]
     ranks.divide(shard_of(small_config("llama")))  # new processes
     assert ranks.process_ids
+    ranks.close()
+
+
+def cores_of(process_id: int) -> list[int]:
+    return sorted(os.sched_getaffinity(process_id))
+
+
+@pytest.mark.slow
+@together
+@pytest.mark.parametrize("has_own_memory", [False, True])
+def test_ranks_compute_on_devices_of_their_own(has_own_memory: bool) -> None:
+    """Parts of a CPU; with gloo, ranks exchange tensors as GPUs do with NCCL."""
+    lost: list[ContributorLost] = []
+    ranks = ServingRanks(2, 2, 120, lost.append, RankDevices("cpu", 2, has_own_memory))
+    expected = texts(*stages_of("llama", [(0, LAYERS)]))
+    stage = divided(ranks, "llama")
+    fill(stage, model_of("llama"), *KEEPS_PLAIN)
+    require_same(texts(stage), expected)
+    assert [cores_of(each) for each in ranks.process_ids] == [sorted(share_cores(2)[1]) or cores_of(0)]
+    os.kill(ranks.process_ids[0], signal.SIGKILL)
+    with pytest.raises(ContributorLost, match="rank 1 was ended by signal 9"):
+        Serving([stage]).run({opening(9, PROMPTS[0]): [len(PROMPTS[0])]}, 1)
+    assert {each.message.partition(":")[0] for each in lost} == {"rank 1 was ended by signal 9"}
+    ranks.close()
+
+
+@pytest.mark.slow
+@together
+def test_the_end_of_a_rank_is_reported_while_no_rank_is_needed() -> None:
+    """As on GPUs, where a sum with a rank that ended blocks."""
+    lost: queue.SimpleQueue[ContributorLost] = queue.SimpleQueue()
+    ranks = ServingRanks(2, 2, 120, lost.put, RankDevices("cpu", 2, has_own_memory=True))
+    divided(ranks, "llama")
+    os.kill(ranks.process_ids[0], signal.SIGKILL)
+    assert "rank 1 was ended by signal 9" in lost.get(timeout=60).message
+    ranks.close()
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@together
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices here")
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}])
+def test_ranks_serve_on_gpus_of_their_own(options: dict[str, Any]) -> None:
+    dtype = getattr(torch, options.get("dtype", "float32"))
+    whole = Shard("m", 0, LAYERS, LAYERS)
+    alone = ServingStage(small_config("llama"), whole, torch.device("cuda"), dtype)
+    fill(alone, model_of("llama"), *KEEPS_PLAIN)
+    ranks = ServingRanks(2, 2, 120, devices=RankDevices.of("cuda", 2))
+    stage = ranks.divide(shard_of(small_config("llama"), **options), device=torch.device("cuda"))
+    fill(stage, model_of("llama"), *KEEPS_PLAIN)
+    assert stage.device.type == "cuda"
+    found, expected = texts(stage), texts(alone)
+    assert found[1][:1] == pytest.approx(expected[1][:1], abs=0.05)
+    if not options:
+        assert found[0] == expected[0]
     ranks.close()
 
 

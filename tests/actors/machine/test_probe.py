@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from share_compute.errors import Unavailable
 from share_compute.models.profiles.profiling import OperationCounter
-from share_compute.topology import Device, Link
+from share_compute.topology import Device, Link, absurdities
 from share_compute_actors.machine import contributor, probe, reach
 from share_compute_actors.machine.preflight import find_gpus
 from share_compute_actors.machine.probe_links import measure_link
@@ -62,6 +64,30 @@ def test_a_device_that_is_not_there_is_an_error():
     done = run_probe("--json", "--device", "cuda")
     assert done.returncode != 0
     assert "one NVIDIA GPU is lent, but torch finds 0" in done.stderr
+
+
+@pytest.mark.slow
+def test_devices_that_are_lent_together_measure_their_sums(tmp_path: Path):
+    together = ("--json", "--devices", "2", "--meeting", str(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda place: run_probe(*together, "--place", str(place)), range(2)))
+    for each in done:
+        (device,) = DEVICES.validate_json(each.stdout)
+        assert 1e-6 < device.peer_latency_s < 10
+        assert 1e5 < device.peer_bytes_per_s < 1e13
+        assert not list(absurdities(device))
+
+
+def test_as_many_gpus_as_are_lent_are_measured():
+    if torch.cuda.is_available():
+        pytest.skip("there is one here")
+    done = run_probe("--json", "--device", "cuda", "--devices", "2")
+    assert "2 NVIDIA GPUs are lent, but torch finds 0" in done.stderr
+
+
+def test_a_machine_that_measures_fewer_devices_than_it_lends_is_refused():
+    with pytest.raises(Unavailable, match="it lends 2 devices, and measured 1"):
+        asyncio.run(machine(json.dumps([asdict(MEASURED)])).probe({**LIMITS, "devices": 2}, 0))
 
 
 def test_no_machine_lends_more_memory_than_it_has():

@@ -84,16 +84,18 @@ def ask_members(head: Head, node: RayNode, method: str, kind: DeviceKind) -> tup
 
 
 def test_another_gpu_than_the_measured_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measured_device("cpu", "") == torch.device("cpu")
+    assert measured_device("cpu", ()) == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="aa-1"))
-    assert measured_device("cuda", "aa-1") == torch.device("cuda")
+    assert measured_device("cuda", ["aa-1"]) == torch.device("cuda")
     with pytest.raises(ContributorLost, match=r"GPU bb-2 was measured, but .* see GPU aa-1"):
-        measured_device("cuda", "bb-2")
+        measured_device("cuda", ["bb-2"])
+    with pytest.raises(ContributorLost, match=r"GPU bb-2 was measured, but .* see no GPU"):
+        measured_device("cuda", ["aa-1", "bb-2"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ContributorLost, match=r"GPU bb-2 was measured, but .* see no GPU"):
-        measured_device("cuda", "bb-2")
+        measured_device("cuda", ["bb-2"])
 
 
 @pytest.mark.parametrize("branches", [1, 3, 8, MOST_BRANCHES])
@@ -102,14 +104,21 @@ def test_the_members_of_all_branches_fit_on_one_gpu_beside_those_that_end(branch
     part = gpu_options("cuda", branches)["num_gpus"]
     assert round(part, 4) == part > 0, "Ray divides a GPU into 10,000 units"
     assert part * branches <= 1 / 8
+    several = gpu_options("cuda", branches, devices=2)["num_gpus"]
+    assert part < several <= 1 / 4 / branches
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "gpu", [pytest.param(None, marks=pytest.mark.thorough), "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f"]
+    "gpus",
+    [
+        pytest.param((), marks=pytest.mark.thorough),
+        ("GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f",),
+        pytest.param(("GPU-aa", "GPU-bb"), marks=pytest.mark.thorough),
+    ],
 )
-def test_members_see_the_gpu_of_their_node_alone_and_reserve_parts_of_it(
-    gpu: str | None,
+def test_members_see_the_gpus_of_their_node_alone_and_reserve_parts_of_them(
+    gpus: tuple[str, ...],
     tmp_path: Path,
     rosters: list[ChildProcesses],  # noqa: F811
     ports: NodePorts,  # noqa: F811
@@ -118,13 +127,13 @@ def test_members_see_the_gpu_of_their_node_alone_and_reserve_parts_of_it(
 ) -> None:
     """The devices that the owner made visible to this process do not matter."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
-    kind: DeviceKind = "cpu" if gpu is None else "cuda"
+    kind: DeviceKind = "cuda" if gpus else "cpu"
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
-    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, device=kind, gpu=gpu)
+    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, device=kind, devices=len(gpus), gpus=gpus)
     node = start_node(rosters[1], access(head), limits, ports)
     shown, answers = ask_members(head, node, "environment", kind)
-    assert {visible for visible, _cores in answers} == {gpu or ""}
-    assert shown == ([] if gpu is None else ["0.25/1.0 GPU"])
+    assert {visible for visible, _cores in answers} == {",".join(gpus)}
+    assert shown == ([f"0.25/{len(gpus)}.0 GPU"] if gpus else [])
 
 
 @pytest.mark.slow
@@ -139,7 +148,7 @@ def test_members_of_a_confined_node_compute_on_its_gpu(
 ) -> None:
     (first, *_others) = find_gpus()
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
-    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, device="cuda", gpu=first.uuid)
+    limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, device="cuda", gpus=(first.uuid,))
     node = start_node(rosters[1], access(head), limits, ports)
     shown, answers = ask_members(head, node, "compute", "cuda")
     assert shown == ["0.25/1.0 GPU"]
@@ -152,7 +161,7 @@ def test_torch_names_gpus_as_the_driver_does() -> None:
     found = {gpu.uuid for gpu in find_gpus()}
     for index in range(torch.cuda.device_count()):
         assert f"GPU-{OPERATIONS['cuda'].uuid(index)}" in found
-    assert measured_device("cuda", OPERATIONS["cuda"].uuid()).type == "cuda"
+    assert measured_device("cuda", [OPERATIONS["cuda"].uuid()]).type == "cuda"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cores are shared out on Linux only")

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from share_compute.models.stage import Stage
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.shards import Shard
 from share_compute.specification.placement.operators import OperatorsSpec
+from share_compute.topology import Topology
+from share_compute_actors.machine.cores import share_cores
 from share_compute_actors.training.member.ranks import Ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
@@ -123,6 +126,27 @@ def test_a_lost_rank_ends_the_member() -> None:
     assert not any(child.is_running() for child in children)
     with pytest.raises(ContributorLost, match="another rank was lost before"):
         loss_of(stage, blueprint, 1)
+
+
+def test_ranks_compute_on_parts_of_the_cpu() -> None:
+    """Their gradients have the bits of ranks that share the whole CPU, with as many threads each."""
+    blueprint, gradients, threads = MODELS["llama"], [], torch.get_num_threads()
+    for lent in (2, 1):
+        with closing(Ranks(2, 2, 120, lent_devices=lent)) as ranks:
+            stage = stage_of(blueprint)
+            ranks.divide(stage, blueprint, BATCH, LENGTH)
+            stage.initialize(3)
+            with ranks.together():
+                assert torch.get_num_threads() == 1
+            if lent == 2:
+                assert torch.get_num_threads() == 1, "the rest of the CPU belongs to the other rank"
+                cores = [sorted(os.sched_getaffinity(each)) for each in ranks.process_ids]
+                assert cores == [sorted(share_cores(2)[1]) or sorted(os.sched_getaffinity(0))]
+            torch.set_num_threads(1)
+            loss_of(stage, blueprint, 1).backward()
+            gradients.append([each.grad for each in stage.parameters().values()])
+    torch.set_num_threads(threads)
+    assert all(map(torch.equal, *gradients))
 
 
 def test_given_strategies_are_kept() -> None:
@@ -272,7 +296,13 @@ def losses_of(events: list[AttemptEvent]) -> dict[int, float]:
     return {event.step: event.loss for event in events if event.type == "step"}
 
 
-def test_a_job_recovers_from_the_loss_of_a_rank(attempt: Attempt, tmp_path: Path, nodes: list[Any]) -> None:
+def test_a_job_recovers_from_the_loss_of_a_rank(
+    attempt: Attempt, topology: Topology, tmp_path: Path, nodes: list[Any]
+) -> None:
+    """In the second run, each machine lends two devices, and each rank has one of them."""
+    devices = tuple(
+        replace(machine, devices=machine.devices * 2, ranks=2) for machine in topology.contributors
+    )
     corpus = tmp_path / "licence.txt"
     corpus.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 4)
     digests, ended = [], list[int]()
@@ -296,7 +326,13 @@ def test_a_job_recovers_from_the_loss_of_a_rank(attempt: Attempt, tmp_path: Path
     losses = {}
     for number, (name, on_event) in enumerate(runs.items(), start=1):
         folder = tmp_path / name
-        events = attempt(job(corpus, 40, tensor=2), number=number, folder=folder, on_event=on_event)
+        events = attempt(
+            job(corpus, 40, tensor=2),
+            number=number,
+            folder=folder,
+            on_event=on_event,
+            machines=Topology(devices, topology.links) if name == "killed" else topology,
+        )
         losses[name] = losses_of(events)
         digests.append(WeightFolder(folder / "artifacts" / "model").digest())
         notes = [event.message for event in events if event.type == "note"]

@@ -34,7 +34,7 @@ from share_compute_api.agent import devices as devices_module
 from share_compute_api.agent.devices import LentDevice, lent_devices
 from share_compute_api.agent.host import enroll
 from share_compute_api.agent.identity import Identities
-from share_compute_api.agent.joining import JoinOptions, split
+from share_compute_api.agent.joining import JoinOptions, resolve_limits, split
 from share_compute_api.client.client import Client
 
 GPUS = (Gpu("GPU-aa", "first"), Gpu("GPU-bb", "second"))
@@ -52,6 +52,8 @@ MIB = 2**20
         (("cpu",), GPUS, ["cpu"]),
         (("cuda:1", "cpu"), GPUS, ["cuda:1", "cpu"]),
         (("cpu:0", "cpu:1"), (), ["cpu:0", "cpu:1"]),
+        (("cpu:0+cpu:1", "cpu:2"), (), ["cpu:0+cpu:1", "cpu:2"]),
+        (("cuda:1+cuda:0", "cpu"), GPUS, ["cuda:1+cuda:0", "cpu"]),
     ],
 )
 def test_devices_are_named(
@@ -61,7 +63,9 @@ def test_devices_are_named(
     found = lent_devices(wanted)
     assert [device.name for device in found] == names
     by_name = {f"cuda:{index}": gpu.uuid for index, gpu in enumerate(gpus)}
-    assert [device.gpu for device in found] == [by_name.get(name) for name in names]
+    assert [device.gpus for device in found] == [
+        tuple(by_name[each] for each in device.names if each in by_name) for device in found
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,15 @@ def test_devices_are_named(
         (("cuda:2",), "the GPUs here are cuda:0 first, cuda:1 second"),
         (("cpu:1", "cpu:1"), "cpu:1 is named twice"),
         (("cuda", "cuda:0"), "cuda:0 is named twice"),
+        (("cpu:0+cpu:1", "cpu:1+cpu:2"), "cpu:1 is named twice"),
+        (("cpu:0+cpu:0",), "cpu:0 is named twice"),
+        (("cuda:0+cuda:2",), "cuda:2, but the GPUs here are cuda:0 first, cuda:1 second"),
+        (("cpu:0+gpu:1",), "'gpu:1' is no device"),
+        (("cuda:0+cpu:0",), r"cuda:0\+cpu:0 joins devices of two kinds, cpu and cuda"),
+        (("cuda:0+cuda",), "cuda cannot be lent together with other devices"),
+        (("mps+cpu:0",), "mps cannot be lent together with other devices"),
+        (("cpu:0+",), "'' is no device"),
+        (("+".join(f"cpu:{number}" for number in range(MOST_DEVICES + 1)),), "17 devices"),
         (tuple(f"cpu:{number}" for number in range(MOST_DEVICES + 1)), "17 devices"),
     ],
 )
@@ -86,9 +99,9 @@ def test_what_is_lent_is_divided_among_devices() -> None:
     options = JoinOptions(
         "http://h:1", None, "box", memory_bytes=2048 * MIB, cpu_threads=1, upload_bytes_per_s=100_001
     )
-    (whole,) = split(options, [LentDevice("cuda:0", "GPU-aa")])
+    (whole,) = split(options, [LentDevice("cuda:0", ("GPU-aa",))])
     assert (whole.name, whole.memory_bytes) == ("box", 2048 * MIB)
-    parts = split(options, [LentDevice("cpu:0"), LentDevice("cuda:1", "GPU-bb")])
+    parts = split(options, [LentDevice("cpu:0"), LentDevice("cuda:1", ("GPU-bb",))])
     assert [part.name for part in parts] == ["box.cpu0", "box.cuda1"]
     assert [(part.memory_bytes, part.cpu_threads) for part in parts] == [(1024 * MIB, 1)] * 2
     assert whole.upload_bytes_per_s == 100_001
@@ -97,6 +110,22 @@ def test_what_is_lent_is_divided_among_devices() -> None:
         split(replace(options, upload_bytes_per_s=8_000), [part.device for part in parts])
     with pytest.raises(UserError, match="are available"):
         split(replace(options, memory_bytes=2**60), [part.device for part in parts])
+
+
+def test_devices_that_are_lent_together_have_the_parts_of_all() -> None:
+    options = JoinOptions(
+        "http://h:1", None, "box", memory_bytes=1800 * MIB, cpu_threads=1, download_bytes_per_s=90_000
+    )
+    (whole,) = split(options, [LentDevice("cuda:0+cuda:1", ("GPU-aa", "GPU-bb"))])
+    assert (whole.name, whole.memory_bytes) == ("box", 1800 * MIB)
+    limits = resolve_limits(whole)
+    assert (limits.device, limits.devices, limits.gpus) == ("cuda", 2, ("GPU-aa", "GPU-bb"))
+    parts = split(options, [LentDevice("cpu:0+cpu:2"), LentDevice("cpu:1")])
+    assert [part.name for part in parts] == ["box.cpu0-2", "box.cpu1"]
+    assert [(part.memory_bytes, part.cpu_threads) for part in parts] == [(1200 * MIB, 2), (600 * MIB, 1)]
+    assert [part.download_bytes_per_s for part in parts] == [60_000, 30_000]
+    with pytest.raises(UserError, match="2 parts of the CPU, but only 1 of its threads are lent"):
+        resolve_limits(replace(whole, device=LentDevice("cpu:0+cpu:1")))
 
 
 def test_all_devices_join_with_one_invite(door: str, store: Store, tmp_path: Path) -> None:  # noqa: F811
@@ -256,6 +285,37 @@ def test_one_command_lends_two_devices(server: Any, run_command: Any, wait_for: 
         assert {client.contributor(one.id).state for one in devices.values()} == {ContributorState.left}
         phases = {(line["name"], line["phase"]) for line in host.json_lines()}
         assert {(name, "left") for name in names} <= phases
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_devices_that_are_lent_together_train_as_one_machine(
+    server: Any, run_command: Any, wait_for: Any, tmp_path: Path
+) -> None:
+    lent = (
+        "--name",
+        "pair",
+        "--memory",
+        "1200MiB",
+        "--cpu-threads",
+        "2",
+        "--device",
+        "cpu:0+cpu:1",
+        "--json",
+    )
+    with server.client() as client:
+        code = client.create_invite(label="pair").code
+        own = {"SHARE_COMPUTE_DATA_FOLDER": str(tmp_path), "SHARE_COMPUTE_INVITE": code}
+        with run_command(tmp_path, "join", server.url, *lent, **own) as host:
+            pair = wait_for(lambda: ready(client, "pair"), "the machine", 120)
+            assert (pair.limits["device"], pair.limits["devices"]) == ("cpu", 2)
+            assert len(pair.capacity) == 2
+            assert all(each.peer_bytes_per_s > 0 and each.memory_bytes == 600 * MIB for each in pair.capacity)
+            job = {**JOB, "parallelism": {"stages": 1, "members_per_stage": 1, "tensor": 2}}
+            weights, members = trained(client, wait_for, job)
+            assert members == {pair.id}
+            torch.testing.assert_close(weights, trained_in_one_process(tmp_path), atol=1e-5, rtol=0)
+            assert host.stop() == 0
 
 
 def agent_of(host: int, name: str) -> psutil.Process:

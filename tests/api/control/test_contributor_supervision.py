@@ -662,7 +662,9 @@ def test_a_share_is_an_equal_part_of_the_processors(
         here = cluster.store.contributors.list()
         assert share_of(here[0], here) == expected
         # A machine that computes on a GPU takes no share of the processors.
-        on_gpu = here[0].model_copy(update={"limits": {**here[0].limits, "device": "cuda", "gpu": "GPU-1"}})
+        on_gpu = here[0].model_copy(
+            update={"limits": {**here[0].limits, "device": "cuda", "gpus": ["GPU-1"]}}
+        )
         assert share_of(on_gpu, [on_gpu, *here[1:]]) == (on_gpu.lent_threads, 0)
 
     run(settings, story)

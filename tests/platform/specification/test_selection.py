@@ -123,6 +123,24 @@ def test_each_rank_needs_a_cpu_thread() -> None:
     assert spec.parallelism.words == "ada that computes with 4 CPU threads or more"
 
 
+def test_devices_that_are_lent_together_have_one_rank_each() -> None:
+    cpus, gpus = (Device("cpu", "cpu", 1),) * 2, (Device("cuda", "gpu", 1),) * 2
+    machines = [
+        Contributor("con-ada", "ada", cpus, cpu_threads=8),
+        Contributor("con-bob", "bob", gpus, cpu_threads=8),
+    ]
+    job = parse_job({**JOB, "parallelism": {"tensor": 2}})
+    deployment = parse_deployment({"name": "x", "model": {"path": "/x"}, "parallelism": {"tensor": 2}})
+    larger = parse_deployment({"name": "x", "model": {"path": "/x"}, "parallelism": {"tensor": 4}})
+    only_one = "too small: it can run 1 of the 2 ranks of parallelism.tensor"
+    assert [job.parallelism.why_not(machine) for machine in machines] == [None, only_one]
+    assert [deployment.parallelism.why_not(machine) for machine in machines] == [None, None]
+    assert [larger.parallelism.why_not(machine) for machine in machines] == [
+        "too small: it can run 2 of the 4 ranks of parallelism.tensor"
+    ] * 2
+    assert deployment.parallelism.words.endswith("2 CPU threads or more, or with 2 GPUs together")
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

@@ -58,13 +58,16 @@ def own(contributor: ContributorRecord, **changes: Any) -> NodeFacts:
 
 def test_a_machine_that_lends_a_gpu_has_it_in_the_books_of_ray(store: Store) -> None:
     _, code = store.invites.create()
-    limits = {"memory_bytes": 1 << 30, "cpu_threads": 2, "device": "cuda", "gpu": "GPU-aa"}
+    limits = {"memory_bytes": 1 << 30, "cpu_threads": 2, "device": "cuda", "gpus": ["GPU-aa"]}
     ada, _ = store.contributors.join(code, name="ada", host="h", versions={}, limits=limits)
     resources = own(ada).resources
     with pytest.raises(Conflict, match="it lends a GPU, but its node has none"):
         check_node(ada, NODE, ADDRESS, [own(ada)], head_node_id=HEAD)
     with_gpu = own(ada, resources={**resources, "GPU": 1.0})
     assert check_node(ada, NODE, ADDRESS, [with_gpu], head_node_id=HEAD)
+    several = ada.model_copy(update={"limits": {**limits, "devices": 2}})
+    with pytest.raises(Conflict, match="it lends 2 GPUs, but its node has 1"):
+        check_node(several, NODE, ADDRESS, [with_gpu], head_node_id=HEAD)
 
 
 def cluster(nodes: Callable[[], Awaitable[list[NodeFacts]]]) -> Any:

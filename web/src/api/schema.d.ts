@@ -3023,7 +3023,8 @@ export interface components {
             cpu_threads: number;
             /**
              * Devices
-             * @description Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU.
+             * @description Devices of the machine that are lent together: those of the kind of the first GPU, or CPUs without a GPU. A job
+             *     uses the first one, and with `parallelism.tensor: n` the first n.
              */
             devices: components["schemas"]["DeviceEntry"][];
             /**
@@ -3087,7 +3088,8 @@ export interface components {
             cpu_threads: number;
             /**
              * Devices
-             * @description Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU.
+             * @description Devices of the machine that are lent together: those of the kind of the first GPU, or CPUs without a GPU. A job
+             *     uses the first one, and with `parallelism.tensor: n` the first n.
              */
             devices: components["schemas"]["DeviceEntryRequest"][];
             /**
@@ -3192,9 +3194,10 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
-             *     download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
-             *     host's processors. The field labels has the labels that the owner gives the machine; nobody verifies them.
+             * @description Resources that the owner lends: memory_bytes, cpu_threads, device (kind of the devices), devices (their number)
+             *     and gpus (their UUIDs); and upload_bytes_per_s and download_bytes_per_s, null for no limit. The fields host_id and
+             *     host_threads are the label and the number of the host's processors. The field labels has the labels that the owner
+             *     gives the machine; nobody verifies them.
              */
             limits: {
                 [key: string]: unknown;
@@ -3304,9 +3307,10 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Resources that the owner lends: memory_bytes, cpu_threads, device and gpu; and upload_bytes_per_s and
-             *     download_bytes_per_s, null for no limit. The fields host_id and host_threads are the label and the number of the
-             *     host's processors. The field labels has the labels that the owner gives the machine; nobody verifies them.
+             * @description Resources that the owner lends: memory_bytes, cpu_threads, device (kind of the devices), devices (their number)
+             *     and gpus (their UUIDs); and upload_bytes_per_s and download_bytes_per_s, null for no limit. The fields host_id and
+             *     host_threads are the label and the number of the host's processors. The field labels has the labels that the owner
+             *     gives the machine; nobody verifies them.
              */
             limits: {
                 [key: string]: unknown;
@@ -3900,6 +3904,18 @@ export interface components {
              */
             overhead_s: number;
             /**
+             * Peer Bytes Per S
+             * @description Size of a large tensor divided by the time of its sum with those devices; 0.0 if it was not measured.
+             * @default 0
+             */
+            peer_bytes_per_s: number;
+            /**
+             * Peer Latency S
+             * @description Time of the sum of a few numbers with the other devices of its contributor; 0.0 if it was not measured.
+             * @default 0
+             */
+            peer_latency_s: number;
+            /**
              * Uuid
              * @description UUID of a GPU, as torch reports it; empty for a CPU.
              * @default
@@ -3947,6 +3963,18 @@ export interface components {
              * @default 0
              */
             overhead_s: number;
+            /**
+             * Peer Bytes Per S
+             * @description Size of a large tensor divided by the time of its sum with those devices; 0 if it was not measured.
+             * @default 0
+             */
+            peer_bytes_per_s: number;
+            /**
+             * Peer Latency S
+             * @description Time of the sum of a few numbers with the other devices of the machine; 0 if it was not measured.
+             * @default 0
+             */
+            peer_latency_s: number;
         };
         /**
          * DeviceEntry
@@ -3989,6 +4017,18 @@ export interface components {
              * @default 0
              */
             overhead_s: number;
+            /**
+             * Peer Bytes Per S
+             * @description Size of a large tensor divided by the time of its sum with those devices; 0 if it was not measured.
+             * @default 0
+             */
+            peer_bytes_per_s: number;
+            /**
+             * Peer Latency S
+             * @description Time of the sum of a few numbers with the other devices of the machine; 0 if it was not measured.
+             * @default 0
+             */
+            peer_latency_s: number;
         };
         /**
          * DialReport
@@ -7018,20 +7058,28 @@ export interface components {
             cpu_threads: number;
             /**
              * Device
+             * @description Kind of the devices.
              * @default cpu
              * @enum {string}
              */
             device: "cpu" | "cuda" | "mps";
+            /**
+             * Devices
+             * @description Number of devices, which members use together.
+             * @default 1
+             */
+            devices: number;
             /**
              * Download Bytes Per S
              * @description Rate at which the machine may receive from other machines, in bytes/s; null for no limit.
              */
             download_bytes_per_s?: number | null;
             /**
-             * Gpu
-             * @description UUID of the GPU, as reported by NVIDIA's driver; null for a CPU.
+             * Gpus
+             * @description UUIDs of the GPUs, as reported by NVIDIA's driver; empty for CPUs.
+             * @default []
              */
-            gpu?: string | null;
+            gpus: string[];
             /**
              * Host Id
              * @description Label of the host; machines with the same label share its processors. Empty if unknown.
@@ -10421,7 +10469,8 @@ export interface components {
             stages?: number | null;
             /**
              * Tensor parallelism
-             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads, or have one GPU
+             *     each.
              * @default 1
              */
             tensor: number;
@@ -10458,7 +10507,8 @@ export interface components {
             stages: number | null;
             /**
              * Tensor parallelism
-             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads, or have one GPU
+             *     each.
              * @default 1
              */
             tensor: number;
@@ -10693,7 +10743,9 @@ export interface components {
          *       "limits": {
          *         "cpu_threads": 4,
          *         "device": "cuda",
-         *         "gpu": "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f",
+         *         "gpus": [
+         *           "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f"
+         *         ],
          *         "memory_bytes": 4294967296
          *       },
          *       "name": "ada-box.cuda1",

@@ -203,6 +203,13 @@ function Holds({ machine }: { machine: MachineView }) {
   );
 }
 
+/** The lent devices: their kind, their number if there are several, and the UUIDs of GPUs. */
+function worksOn(limits: MachineView["limits"]): string {
+  const count = Number(limits.devices ?? 1);
+  const kind = count > 1 ? `${count} × ${String(limits.device)}` : limits.device;
+  return [kind, ...((limits.gpus ?? []) as string[])].filter(Boolean).join(" · ") || "–";
+}
+
 function Facts({ machine }: { machine: MachineView }) {
   const { t } = useTranslation();
   const { limits, versions } = machine;
@@ -222,7 +229,7 @@ function Facts({ machine }: { machine: MachineView }) {
       [t("Download limit"), limits.download_bytes_per_s] as const,
     ].flatMap(([name, rate]): [string, string][] => (typeof rate === "number" ? [[name, si(rate, "B/s")]] : [])),
     ...(labels === "" ? [] : [[t("Labels"), labels] as [string, string]]),
-    [t("Works on"), [limits.device, limits.gpu].filter(Boolean).join(" · ") || "–"],
+    [t("Works on"), worksOn(limits)],
     ...differing.map(({ name, given, wanted }): [string, string] => [
       name,
       t("{{given}}, the server has {{wanted}}", { given: given ?? t("unknown"), wanted }),

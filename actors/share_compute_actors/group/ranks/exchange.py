@@ -1,8 +1,8 @@
-"""Sums tensors of the ranks of a member, through shared memory.
+"""Sums tensors of the ranks of a member, through shared memory, or between devices with memory of their own.
 
-A rank writes its part, and sends one byte to each other rank. When it has a byte of each other rank, it reads their
-parts. Calls alternate between two areas of the memory: a rank that has the bytes of a call knows that all others have
-read the area of the call before.
+In shared memory, a rank writes its part, and sends one byte to each other rank. When it has a byte of each other rank,
+it reads their parts. Calls alternate between two areas of the memory: a rank that has the bytes of a call knows that
+all others have read the area of the call before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 _NUMBERS = 1 << 20
 """Most float32 numbers that a rank writes at a time."""
@@ -97,6 +97,40 @@ class Exchange:
         for _, receive in self._calls:
             if not receive(1):
                 raise ConnectionError("another rank ended")
+        return parts
+
+
+class DeviceExchange:
+    """The ranks of a member whose devices have memory of their own, in torch's default process group; see `RankGroup`.
+
+    Args:
+        rank: number of this rank.
+        count: number of ranks.
+    """
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank = rank
+        self.count = count
+
+    def close(self) -> None:
+        """Leave the process group."""
+        distributed.destroy_process_group()
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Return the sum of the tensors of all ranks, computed in float32 in the order of the ranks.
+
+        Parts are gathered and then added, because the library's own sum may add in an order that depends on the size.
+        """
+        return _total([each.float() for each in self._parts(part)]).to(part.dtype)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """Return the tensors of all ranks, concatenated along the last dimension; on other ranks, return ``part``."""
+        parts = self._parts(part)
+        return part if self.rank else torch.cat(parts, -1)
+
+    def _parts(self, part: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.count)]
+        distributed.all_gather(parts, part.contiguous())
         return parts
 
 

@@ -12,17 +12,21 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Self, cast
 
 import psutil
 import torch
 from torch import Tensor
 
+from share_compute.device_kinds import KINDS, DeviceKind
 from share_compute.errors import ContributorLost, as_ours
+from share_compute.models.devices import OPERATIONS
 from share_compute_actors.group.allocator import is_out_of_memory
+from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.processes import tied
 
 READY = b"."
@@ -38,6 +42,29 @@ _END_S = 5.0
 """Time limit for the end of a rank whose connection broke, in seconds."""
 _POLL_S = 0.02
 """Time between two looks at which ranks have ended, in seconds."""
+
+
+class RankDevices(NamedTuple):
+    """The devices that ranks compute on."""
+
+    kind: DeviceKind
+    lent: int
+    """Number of devices that are lent together; 1 if all ranks share one."""
+    has_own_memory: bool
+    """Whether devices have memory of their own, so that a library for the kind (gloo or NCCL) exchanges tensors."""
+
+    @classmethod
+    def of(cls, kind: DeviceKind, lent: int) -> Self:
+        """Return the devices of a machine of which ``lent`` of one kind are lent together."""
+        return cls(kind, lent, not KINDS[kind].uses_main_memory)
+
+    def cores(self, rank: int) -> Sequence[int]:
+        """Return the processors of a rank's part of the CPU; empty if it may use all, or computes on a GPU."""
+        return share_cores(self.lent)[rank] if self.lent > 1 and self.kind == "cpu" else ()
+
+
+ONE_CPU = RankDevices.of("cpu", 1)
+"""A CPU that all ranks share."""
 
 
 class _Child(NamedTuple):
@@ -56,6 +83,7 @@ class RankProcesses:
         threads: CPU threads of the machine, which the ranks share.
         deadline_s: longest wait for another rank, in seconds.
         on_lost: called before an error is raised because a rank was lost. The others are ended by then.
+        devices: devices of the machine. If several are lent together, each rank has one of its own.
     """
 
     def __init__(
@@ -65,9 +93,11 @@ class RankProcesses:
         threads: int,
         deadline_s: float,
         on_lost: Callable[[ContributorLost], None] = lambda _: None,
+        devices: RankDevices = ONE_CPU,
     ) -> None:
         self.count = count
         self.deadline_s = deadline_s
+        self.devices = devices
         self.share = max(1, threads // count)
         """CPU threads of each rank while all of them compute."""
         self._module = module
@@ -104,9 +134,10 @@ class RankProcesses:
         """
         here, there = socket.socketpair()
         with there:
-            place = [there.fileno(), rank, self.count, self.share, self.deadline_s]
+            place = [there.fileno(), rank, self.count, self.share, self.deadline_s, self.devices.kind]
+            command = [sys.executable, "-m", self._module, *map(str, place), *arguments]
             process = subprocess.Popen(
-                tied([sys.executable, "-m", self._module, *map(str, place), *arguments]),
+                tied(on_cores(command, self.devices.cores(rank))),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[there.fileno(), *files],
@@ -143,10 +174,12 @@ class RankProcesses:
             yield
         except Exception as failure:
             lost = self._lost(failure)
+            self._end()
+            if lost is not None:
+                self._on_lost(lost)  # first, because leaving a group of GPUs may wait for ranks that ended
             self.close()
             if lost is None:
                 raise
-            self._on_lost(lost)
             raise lost from failure
 
     def _lost(self, failure: Exception) -> ContributorLost | None:
@@ -156,15 +189,16 @@ class RankProcesses:
         found = self._first_ended()
         if found is not None:
             rank, status = found
-            what = f"rank {rank} was ended by signal {-status}"
-            if status >= 0:
-                what = f"rank {rank} failed: {_last_words(self._children[rank - 1].connection)}"
+            what = _end_words(rank, status, self._children[rank - 1])
         elif isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower():
             return None  # all ranks run, and this one has failed
         elif self._children:
             what = f"a rank did not answer within {self.deadline_s:g} s"
         else:
             what = f"the ranks cannot be reached: {failure}"
+        return self._loss(what)
+
+    def _loss(self, what: str) -> ContributorLost:
         return ContributorLost(
             f"{what}: a member with parallelism.tensor {self.count} cannot compute without it",
             hint="no action needed: the work continues without this member",
@@ -188,13 +222,36 @@ class RankProcesses:
                 return first
             time.sleep(_POLL_S)
 
+    def watch(self) -> None:
+        """Call ``on_lost`` when another rank ends, on a thread of its own.
+
+        This is needed where a sum with a rank that ended blocks until the deadline, as on GPUs.
+        """
+        for rank, child in enumerate(self._children, start=1):
+            threading.Thread(target=self._report_end, args=(rank, child), name="ranks", daemon=True).start()
+
+    def _report_end(self, rank: int, child: _Child) -> None:
+        status = child.process.wait()
+        if child in self._children:
+            self._on_lost(self._loss(_end_words(rank, status, child)))
+
     def close(self) -> None:
         """End the other ranks."""
-        for child in self._children:
+        self._end()
+
+    def _end(self) -> None:
+        children, self._children = self._children, []
+        for child in children:
             child.connection.close()
             child.process.kill()
             child.process.wait()
-        self._children.clear()
+
+
+def _end_words(rank: int, status: int, child: _Child) -> str:
+    """Return what happened to a rank that ended with this exit status, in words."""
+    if status < 0:
+        return f"rank {rank} was ended by signal {-status}"
+    return f"rank {rank} failed: {_last_words(child.connection)}"
 
 
 def _last_words(connection: socket.socket) -> str:
@@ -217,6 +274,8 @@ class RankPlace(NamedTuple):
     """Number of ranks, with the member."""
     deadline_s: float
     """Longest wait for another rank, in seconds."""
+    kind: DeviceKind
+    """Kind of the devices that ranks compute on."""
 
     def received(self, size: int) -> memoryview:
         """Return the next bytes from the member.
@@ -249,10 +308,14 @@ def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None
         arguments: command line of the process.
         follow: carries out the commands of the member; gets the `RankPlace`, and the arguments given to `launch`.
     """
-    file, rank, count, threads, deadline_s, *rest = arguments
-    place = RankPlace(socket.socket(fileno=int(file)), int(rank), int(count), float(deadline_s))
+    file, rank, count, threads, deadline_s, kind, *rest = arguments
+    place = RankPlace(
+        *(socket.socket(fileno=int(file)), int(rank), int(count), float(deadline_s)),
+        cast("DeviceKind", kind),
+    )
     torch.set_num_threads(int(threads))
     try:
+        OPERATIONS[place.kind].choose(place.rank)
         place.answer()
         follow(place, *rest)
     except EOFError:

@@ -53,7 +53,7 @@ def build_runner(
             gradients are compressed or the optimizer's state is shared, and the member computes on a GPU; or the ranks
             can divide none of the layers.
     """
-    torch.set_num_threads(setup.threads)
+    torch.set_num_threads(setup.own_threads)
     if setup.training.compresses_sums and KINDS[setup.device].is_gpu:
         raise UserError(
             f"training.compression: {setup.name} computes on a GPU, and only CPUs compress the sums of gradients",
@@ -69,7 +69,7 @@ def build_runner(
             f"parallelism.sequence: {setup.name} computes on a GPU, and only CPUs exchange slices of sequences",
             hint="set parallelism.sequence to 1, or parallelism.avoid to the machines with GPUs",
         )
-    device = measured_device(setup.device, setup.gpu)
+    device = measured_device(setup.device, setup.gpus, setup.lent_devices)
     operations(device).compute_deterministically()
     with fits(shard, setup.name):
         stage = build_stage(setup.blueprint, shard, device)

@@ -113,7 +113,10 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         self._built: Runner | None = None
         """Runner that `build` made and `load` has not filled yet; None if there is none."""
         self._ranks = (
-            Ranks(setup.ranks, setup.threads, setup.deadline_s, self._end, setup.operators)
+            Ranks(
+                *(setup.ranks, setup.threads, setup.deadline_s, self._end),
+                *(setup.operators, setup.lent_devices),
+            )
             if setup.ranks > 1
             else None
         )

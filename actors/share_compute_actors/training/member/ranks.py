@@ -13,7 +13,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
+from pathlib import Path
 from socket import send_fds
 from struct import Struct
 from typing import NamedTuple
@@ -34,12 +34,14 @@ from share_compute_actors.group.ranks.processes import (
     MOST_BYTES,
     READY,
     START_S,
+    RankDevices,
     RankPlace,
     RankProcesses,
     follow_member,
     mapped,
     memory_file,
 )
+from share_compute_actors.machine.device import join_process_group
 
 _HEAD = Struct("<BI")
 """Kind of a message, and the number of its stage or the size of its content."""
@@ -65,10 +67,12 @@ class Ranks(RankProcesses):
 
     Args:
         count: as in `RankProcesses`.
-        threads: as in `RankProcesses`. The member has all of them while the others wait.
+        threads: as in `RankProcesses`. The member has all of them while the others wait, or on several devices those of
+            its own.
         deadline_s: as in `RankProcesses`.
         on_lost: as in `RankProcesses`.
         operators: how the ranks divide the operators of a layer.
+        lent_devices: number of parts of the CPU that are lent together; each rank has one, if there are several.
     """
 
     def __init__(
@@ -78,9 +82,10 @@ class Ranks(RankProcesses):
         deadline_s: float,
         on_lost: Callable[[ContributorLost], None] = lambda _: None,
         operators: OperatorsSpec = NO_STRATEGIES,
+        lent_devices: int = 1,
     ) -> None:
-        super().__init__(__name__, count, threads, deadline_s, on_lost)
-        self._threads = threads
+        super().__init__(__name__, count, threads, deadline_s, on_lost, RankDevices.of("cpu", lent_devices))
+        self._threads = threads if lent_devices == 1 else self.share
         self._operators = operators
         self._mesh: DeviceMesh | None = None
         self._stages = 0
@@ -187,18 +192,7 @@ class _StageFollowers(NamedTuple):
 
 def _join(rank: int, count: int, folder: str, deadline_s: float) -> DeviceMesh:
     """Return the mesh of all ranks, which meet at a file."""
-    # The group listens at the loopback device only.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    try:
-        distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/meeting",
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=deadline_s),
-        )
-    finally:
-        del os.environ["GLOO_SOCKET_IFNAME"]
+    join_process_group("cpu", rank, count, Path(folder), deadline_s)
     return init_device_mesh("cpu", (count,))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from share_compute.backoff import backoff_s
 from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
@@ -240,11 +239,7 @@ class Changes:
         limit_bytes = self._memory_limits.get(machine.id)
         if limit_bytes is None or machine.memory_bytes <= limit_bytes:
             return machine
-        devices = (
-            replace(device, memory_bytes=limit_bytes) if device == machine.device else device
-            for device in machine.devices
-        )
-        return replace(machine, devices=tuple(devices))
+        return machine.with_memory(limit_bytes)
 
     def are_due(self, membership: Membership) -> bool:
         """Return whether training must pause for changes; also advance the preparation of the pending plan.

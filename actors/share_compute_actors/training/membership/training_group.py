@@ -118,7 +118,7 @@ class TrainingGroup(WorkerGroup):
             applied: last step whose update is in the first weights that the member will load; -1 if unknown.
         """
         machine = self.topology[worker]
-        most_threads = self._assignment.spec.parallelism.threads or machine.cpu_threads
+        most_threads = self._assignment.spec.parallelism.threads or machine.threads
         training, branch = self._assignment.spec.training, self._assignment.branch
         rounds = training.rounds
         training = training.model_copy(update={"compile": "on" if self.compiles else "off"})
@@ -133,9 +133,9 @@ class TrainingGroup(WorkerGroup):
             blueprint=self._facts.blueprint,
             training=training,
             runs=self._runs,
-            threads=min(machine.cpu_threads, most_threads),
+            threads=min(machine.threads, most_threads),
             device=machine.device.kind,
-            gpu=machine.device.uuid,
+            gpus=tuple(device.uuid for device in machine.used),
             deadline_s=DEADLINE_S,
             applied=applied,
             version=self._facts.version,
@@ -146,6 +146,7 @@ class TrainingGroup(WorkerGroup):
             ),
             slices=self._assignment.spec.parallelism.sequence,
             ranks=self._assignment.spec.parallelism.tensor,
+            lent_devices=len(machine.group),
             operators=self._assignment.spec.parallelism.operators,
             limits=RateLimits(machine.upload_bytes_per_s, machine.download_bytes_per_s),
             failures=self._assignment.failures,

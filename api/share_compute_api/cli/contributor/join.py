@@ -47,7 +47,7 @@ Device = Annotated[
         help="Device to lend; may be given several times. auto: all NVIDIA GPUs, or the CPU if there is none. "
         "cuda:1: one GPU, as `share-compute doctor` lists them. mps: the GPU of an Apple processor. cpu:0 and cpu:1: "
         "logical devices, each with a part of the CPU. Each device joins as a machine of its own, NAME.cuda0, "
-        "NAME.cuda1, by one invite.",
+        "NAME.cuda1, by one invite. cuda:0+cuda:1: both join as one machine, for work with parallelism.tensor.",
         autocompletion=complete_device,
     ),
 ]
@@ -248,7 +248,7 @@ class Lending:
             leave_within_s=self.leave_within,
         )
         devices = lent_devices(self.device)
-        require_gpu_access([each.gpu for each in devices if each.gpu is not None])
+        require_gpu_access([gpu for each in devices for gpu in each.gpus])
         return split(options, devices)
 
 

@@ -190,7 +190,7 @@ def _machines(machines: list[ContributorRecord]) -> WholeTable:
             (
                 escape(machine.name),
                 state_text(machine.state.value),
-                f"{machine.machine().flops_per_s() / 1e9:.0f}" if machine.capacity else None,
+                f"{machine.machine().whole.flops_per_s() / 1e9:.0f}" if machine.capacity else None,
                 bytes_text(machine.limits["memory_bytes"]),
                 escape(machine.reason),
             )

@@ -68,7 +68,7 @@ def status(
         (
             escape(machine.name),
             state_text(machine_state(machine.state.value, is_leased=machine.is_leased)),
-            f"{machine.machine().flops_per_s() / 1e9:.1f}" if machine.capacity else None,
+            f"{machine.machine().whole.flops_per_s() / 1e9:.1f}" if machine.capacity else None,
             bytes_text(machine.limits["memory_bytes"]),
             work_of(machine, served),
             escape(machine.reason),

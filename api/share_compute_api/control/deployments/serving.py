@@ -393,10 +393,13 @@ class Serving:
         if managed.replica is None:
             if not managed.stays and not managed.is_standby:
                 return
-            managed.replica = await self._start(managed, live_topology(machines))
+            managed.replica = await self._start(managed, self._topology(machines))
         elif known != managed.offered:
-            await managed.replica.offer(live_topology(machines))
+            await managed.replica.offer(self._topology(machines))
         managed.offered = known
+
+    def _topology(self, machines: Sequence[ContributorRecord]) -> Topology:
+        return live_topology(machines, self._spec.parallelism.ranks)
 
     async def _start(self, managed: ManagedReplica, topology: Topology) -> Replica:
         from share_compute_actors.inference.assignment import ServingAssignment

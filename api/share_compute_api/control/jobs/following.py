@@ -113,8 +113,8 @@ class Following:
                 for contributor_id in sorted(wanted.leaving - assigned.leaving):
                     await attempt.drain(contributor_id)
                 if (wanted.nodes, wanted.answers) != (assigned.nodes, assigned.answers):
-                    offer = Offer(topology=live_topology(wanted.machines), answers=wanted.answers)
-                    await attempt.offer(offer)
+                    topology = live_topology(wanted.machines, self._job.selection.ranks)
+                    await attempt.offer(Offer(topology=topology, answers=wanted.answers))
             except ShareComputeError as failure:
                 # If the attempt is lost, `_write_events` raises. Otherwise the loop sends the same change again.
                 _log.warning("job %s did not receive its machines: %s", self._job.id, failure.message)

@@ -309,7 +309,7 @@ class JobSupervisor:
             job_id=job.id,
             attempt=job.attempt,
             spec=job.training.without_links(),
-            topology=live_topology(machines),
+            topology=live_topology(machines, job.selection.ranks),
             folder=folder,
             checkpoint=job.checkpoint_path,
             known_step=known_step,

@@ -23,24 +23,22 @@ _log = logging.getLogger(__name__)
 
 
 def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | None = None) -> None:
-    """Raise VerificationFailed if a device's figures are impossible, or a CPU has more memory than the machine lends.
+    """Raise VerificationFailed if a device's figures are impossible, or CPUs have more memory than the machine lends.
 
     Args:
         devices: the devices that the probe reported.
         machine: name of the contributor, for the error.
         lent_bytes: main memory that the contributor lends, in bytes; None if unknown.
     """
+    devices = tuple(devices)
+    own_bytes = sum(each.memory_bytes for each in devices if KINDS[each.kind].uses_main_memory)
+    if lent_bytes is not None and own_bytes > lent_bytes:
+        raise VerificationFailed(
+            f"it says that it has {bytes_text(own_bytes)} of memory, but lends {bytes_text(lent_bytes)}",
+            hint="end its agent, and let it join again with a new invite",
+            machine=machine,
+        )
     for device in devices:
-        if (
-            KINDS[device.kind].uses_main_memory
-            and lent_bytes is not None
-            and device.memory_bytes > lent_bytes
-        ):
-            raise VerificationFailed(
-                f"it says that it has {bytes_text(device.memory_bytes)} of memory, but lends {bytes_text(lent_bytes)}",
-                hint="end its agent, and let it join again with a new invite",
-                machine=machine,
-            )
         for field, problem in absurdities(device):
             raise VerificationFailed(
                 f"it measured {field} of {device.name or device.kind} and {problem}",
@@ -68,11 +66,15 @@ def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
     return tuple(kept)
 
 
-def live_topology(records: Iterable[ContributorRecord]) -> Topology:
+def live_topology(records: Iterable[ContributorRecord], ranks: int = 1) -> Topology:
     """Return the topology of these contributors: their devices, and the links among them and to the head.
 
     Contributors and links with impossible figures are left out. Similar CPUs of one computer get their median
     figures: otherwise a plan would give the most layers to the machine whose measurement was luckiest.
+
+    Args:
+        records: the contributors.
+        ranks: ranks of each member of the job (`Contributor.ranks`).
     """
     machines = []
     for record in records:
@@ -90,14 +92,14 @@ def live_topology(records: Iterable[ContributorRecord]) -> Topology:
         for link in sound_links(machine.links or (), machine.name)
         if link.source in offered and link.target in offered
     )
-    return Topology(contributors, limited_links(contributors, links))
+    return Topology(contributors, limited_links(contributors, links)).with_ranks(ranks)
 
 
 def _with_common_figures(machines: Sequence[Contributor]) -> tuple[Contributor, ...]:
     """Return the machines, with median figures for those that compute on the same cores and have similar figures."""
     sharing: dict[tuple[str, int], list[Contributor]] = defaultdict(list)
     for machine in machines:
-        if machine.host and machine.devices and machine.device.kind == "cpu":
+        if machine.host and len(machine.devices) == 1 and machine.device.kind == "cpu":
             sharing[machine.host, machine.cpu_threads].append(machine)
     common = {
         machine.id: _median_device([other.device for other in group])

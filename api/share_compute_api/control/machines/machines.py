@@ -75,9 +75,19 @@ class RayMachine:
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
         """Measure the lent devices while ``beside`` busy threads simulate the load of the host's other machines."""
-        wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"], beside]
+        count = int(limits.get("devices") or 1)
+        wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"], beside, count]
         with _translated(self._id):
-            return self._read(_devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S))
+            found: tuple[Device, ...] = self._read(
+                _devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S)
+            )
+        if len(found) != count:
+            raise Unavailable(
+                f"it lends {count} devices, and measured {len(found)}",
+                hint="run share-compute doctor there, and let it join again",
+                machine=self._id,
+            )
+        return found
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these peers; leave out peers that are gone."""

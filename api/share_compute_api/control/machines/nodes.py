@@ -54,8 +54,11 @@ def check_node(
     cpus = found.resources.get("CPU", 0)
     if cpu_threads > cpus:
         raise _refused(contributor, f"it lends {cpu_threads} threads, but its node has {cpus:.0f}")
-    if KINDS[contributor.lent_kind].is_gpu and found.resources.get("GPU", 0) < 1:
+    gpus = int(found.resources.get("GPU", 0))
+    if KINDS[contributor.lent_kind].is_gpu and not gpus:
         raise _refused(contributor, "it lends a GPU, but its node has none")
+    if KINDS[contributor.lent_kind].is_gpu and gpus < contributor.lent_devices:
+        raise _refused(contributor, f"it lends {contributor.lent_devices} GPUs, but its node has {gpus}")
     return True
 
 

@@ -184,7 +184,7 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
     return TimelineRequest(
         job=spec,
         plan=job.plan,
-        topology=live_topology(machines),
+        topology=live_topology(machines, job.selection.ranks),
         timings=context.store.progress.timings(job_id),
     )
 

@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 
 from share_compute.inference.runtime.fusion import fuse_linears
-from share_compute.inference.runtime.kv_slots import LayerCache
+from share_compute.inference.runtime.kv_slots import KVSlots, LayerCache
 from share_compute.inference.runtime.packing import can_pack, pack
+from share_compute.inference.runtime.sampling import Sampler
 from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.runtime.streamlining import call_directly, fuse_norms
 from share_compute.inference.runtime.tensor_parallel import RankGroup, SharedTensors, TensorPlan
 from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken
 from share_compute.shards import Shard
 
+_MAIN_MEMORY = torch.device("cpu")
+
 
 class TensorStage(ServingStage):
-    """One rank's part of a shard on the CPU.
+    """One rank's part of a shard.
 
     The caller places the tensors of all ranks in shared memory (`shared_tensors`), fills them once, and then calls
     `seal` on each rank.
@@ -38,6 +41,7 @@ class TensorStage(ServingStage):
         quantizes: as in `ServingStage`.
         window_tokens: as in `ServingStage`.
         tokenizer: as in `ServingStage`; for the first rank.
+        device: this rank's device, to which `seal` moves its part. Until then, tensors are in main memory.
 
     Raises:
         UserError: as in `ServingStage`, or the ranks cannot divide the layers.
@@ -53,19 +57,25 @@ class TensorStage(ServingStage):
         quantizes: bool = False,
         window_tokens: int | None = None,
         tokenizer: Path | None = None,
+        device: torch.device = _MAIN_MEMORY,
     ) -> None:
         self._group = group
         self.is_first_rank = group.rank == 0
         self._tied_head: tuple[Tensor, ...] = ()
+        self._own_device = device
         super().__init__(
             config,
             shard,
-            torch.device("cpu"),
+            _MAIN_MEMORY,
             dtype,
             quantizes=quantizes,
             window_tokens=window_tokens,
             tokenizer=tokenizer,
         )
+        if device != _MAIN_MEMORY:
+            self._slots = KVSlots(self._plan.caches, dtype, device)
+            if self._sampler is not None:
+                self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer)
 
     def _kept(self, caches: list[LayerCache]) -> list[LayerCache]:
         self._plan = TensorPlan(self.module, self._stage.layers, caches, self._group.count)
@@ -81,10 +91,11 @@ class TensorStage(ServingStage):
 
         The shared memory of a layer is not used anymore when each rank has sealed the layer.
         """
-        packs = can_pack(self.dtype, self.device)
+        packs = can_pack(self.dtype, self._own_device)
         for layer in self._stage.layers.values():
             if not self.is_sealed:
                 self._plan.cut_layer(layer, self._group)
+                layer.to(self._own_device)
                 fuse_norms(layer)
                 fuse_linears(layer)
             if packs:
@@ -92,6 +103,8 @@ class TensorStage(ServingStage):
         if not self.is_sealed:
             tied = self._plan.cut_head(self._group, self._stage.tied if self.shard.is_first else {})
             self._tied_head = () if tied is None else (tied,)
+            self.module.to(self._own_device)
+            self.device = self._own_device
         fuse_norms(self.module)
         if packs:
             pack(self.module, keeps_plain=keeps_plain, shared=self._tied_head)

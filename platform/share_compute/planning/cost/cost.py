@@ -126,7 +126,25 @@ class TrainingCost(TrainingMemory):
             estimated = estimated + np.where(again, self._estimated_s(layers, "forward"), 0.0)
         if self.workload.slices > 1:
             estimated = estimated + self._ring_s(way)
+        if self.workload.ranks > 1:
+            estimated = estimated + self._between_ranks_s(way)
         return self.corrected_s(estimated, self.timed(way))
+
+    def _between_ranks_s(self, way: Literal["forward", "backward"]) -> Floats:
+        """Return the time in which ranks on several devices sum hidden states, ``[machines, layers]``.
+
+        Attention and the MLP of a layer have one sum each, in each direction (Megatron-LM, arXiv:1909.08053).
+        Recomputed layers have those of the forward pass again.
+        """
+        again = way == "backward" and self.workload.activation_checkpointing
+        tokens, size = self.workload.sequence_length, self.workload.microbatch_size
+        number = BYTES[self.workload.dtype]
+        crossing = [
+            size * number * layer.boundary_numbers.at(tokens) if layer.parameters else 0.0
+            for layer in self.profile.layers
+        ]
+        sums = [(4.0 if again else 2.0) if layer.parameters else 0.0 for layer in self.profile.layers]
+        return self.exchanged_s(np.array(sums), np.array(crossing))
 
     def _ring_s(self, way: Literal["forward", "backward"]) -> Floats:
         """Return the time in which keys and values of a slice go around the ring, ``[machines, layers]``.

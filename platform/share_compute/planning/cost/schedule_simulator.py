@@ -331,7 +331,7 @@ def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
     hosts: list[_Host] = []
     for machine in layout.machines:
         contributor = cost.topology.contributors[machine]
-        threads = contributor.cpu_threads
+        threads = contributor.threads
         if cost.kinds[machine] == "cpu" and contributor.host in shared:
             host = shared[contributor.host]
             host.wants[machine] = threads

@@ -86,7 +86,7 @@ class CostTables:
         found: dict[str, int] = {}
         for kind, machine in zip(self.kinds, self.topology.contributors, strict=True):
             if kind == "cpu" and machine.host and machine.host_threads:
-                wanted[machine.host] += machine.cpu_threads
+                wanted[machine.host] += machine.threads
                 found[machine.host] = max(machine.host_threads, found.get(machine.host, 0))
         return {host: threads for host, threads in found.items() if wanted[host] > threads}
 
@@ -122,6 +122,24 @@ class CostTables:
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.maximum(flops / speed, moved_bytes / self.memory_bytes_per_s[:, None])
         return np.where(speed > 0, times + operations * self.overhead_s[:, None], np.inf)
+
+    def exchanged_s(self, sums: Floats, tensor_bytes: Floats) -> Floats:
+        """Return the seconds in which the devices of each machine sum tensors of each layer ``[machines, layers]``.
+
+        They are 0 on machines whose members compute on one device, and where the link between devices was not measured.
+
+        Args:
+            sums: sums of each layer ``[layers]``.
+            tensor_bytes: size of one tensor of each layer ``[layers]``.
+        """
+        found = np.zeros((self.num_machines, self.num_layers))
+        for row, machine in enumerate(self.topology.contributors):
+            if len(machine.used) > 1:
+                device = machine.device
+                found[row] = sums * device.peer_latency_s
+                if device.peer_bytes_per_s > 0:
+                    found[row] += sums * tensor_bytes / device.peer_bytes_per_s
+        return found
 
     def timed(self, way: Literal["forward", "backward"]) -> list[dict[int, float]]:
         """Return, for each machine, its measured forward or backward seconds by layer."""

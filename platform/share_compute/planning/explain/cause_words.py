@@ -62,6 +62,14 @@ def speed_text(tables: CostTables, machine: int) -> str:
     return flops_text(tables.topology.contributors[machine].flops_per_s())
 
 
+def devices_text(tables: CostTables, machine: int) -> list[str]:
+    """Return how many of the devices that are lent together a member uses, as one fact; empty for one device."""
+    contributor = tables.topology.contributors[machine]
+    if len(contributor.group) < 2:
+        return []
+    return [f"on {len(contributor.used)} of its {len(contributor.group)} devices"]
+
+
 def memory_text(tables: CostTables, machine: int) -> str:
     """Return the measured memory bandwidth of a machine as text."""
     return rate_text(tables.topology.contributors[machine].memory_bytes_per_s)

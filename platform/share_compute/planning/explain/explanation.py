@@ -11,7 +11,7 @@ from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import StepTimeline
-from share_compute.planning.explain.cause_words import blamed, speed_text, worded
+from share_compute.planning.explain.cause_words import blamed, devices_text, speed_text, worded
 from share_compute.planning.explain.causes import Cause, causes
 from share_compute.planning.plan import PINNED, Bottleneck, layer_span
 from share_compute.planning.search.additions import Addition, Additions, worth_trying
@@ -112,8 +112,9 @@ class Explanation:
         return ", ".join([self._standing(stage.members[index]), *self._sharing(stage, index)])
 
     def _sharing(self, stage: StageLayout, index: int) -> list[str]:
+        devices = devices_text(self._cost, stage.members[index])
         if len(stage.members) == 1:
-            return []
+            return devices
         work = self._cost.workload
         count = f"{stage.shares[index]} of {sum(stage.shares)} microbatches"
         if work.slices > 1:
@@ -121,7 +122,7 @@ class Explanation:
                 f"{stage.shares[index] // work.slice_microbatches} of {work.slices} slices of each sequence"
             )
         others = [self._name(member) for place, member in enumerate(stage.members) if place != index]
-        found = [f"{count}, the rest with {listed(others)}"]
+        found = [*devices, f"{count}, the rest with {listed(others)}"]
         if work.shares_optimizer and work.optimizer_tensors:
             kept, whole = (
                 FLOAT_BYTES

@@ -15,7 +15,7 @@ from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.cost.tables import MEMORY_SHARE
 from share_compute.planning.network.network import Network
 from share_compute.quantities import bytes_text, exact_bytes_text, listed
-from share_compute.topology import Contributor, Topology
+from share_compute.topology import Topology
 
 _MOST_FACTOR = 64
 _NEWCOMERS = (1, 2, 4, 8, 16)
@@ -128,21 +128,13 @@ def _times(topology: Topology, factor: float) -> Topology:
     return replace(
         topology,
         contributors=tuple(
-            _lending(machine, math.floor(machine.memory_bytes * factor)) for machine in topology.contributors
+            machine.with_memory(math.floor(machine.memory_bytes * factor))
+            for machine in topology.contributors
         ),
     )
 
 
 def _with_memory(topology: Topology, index: int, memory_bytes: int) -> Topology:
     machines = list(topology.contributors)
-    machines[index] = _lending(machines[index], memory_bytes)
+    machines[index] = machines[index].with_memory(memory_bytes)
     return replace(topology, contributors=tuple(machines))
-
-
-def _lending(machine: Contributor, memory_bytes: int) -> Contributor:
-    """Return a copy of the machine whose device in use lends ``memory_bytes``."""
-    devices = tuple(
-        replace(device, memory_bytes=memory_bytes) if device is machine.device else device
-        for device in machine.devices
-    )
-    return replace(machine, devices=devices)

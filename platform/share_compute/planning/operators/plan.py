@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import combinations
 from typing import NamedTuple
 
 from share_compute.errors import PlanInfeasible, UserError
@@ -32,7 +33,7 @@ from share_compute.planning.operators.search import (
 )
 from share_compute.planning.operators.strategies import Strategy, StrategyOptions, TensorLayout, options_of
 from share_compute.specification.placement.operators import SearchName
-from share_compute.topology import BASE_DTYPE, Contributor, Topology
+from share_compute.topology import BASE_DTYPE, Contributor, Link, Topology
 
 ASSUMED_LINK_BYTES_PER_S = 2e9
 """Assumed bandwidth between devices of one machine without measured links: that of gloo through the loopback device."""
@@ -401,8 +402,8 @@ def _outside(cost: LayerCost, chosen: Sequence[Strategy]) -> Iterator[_Change]:
 def group_on(topology: Topology, devices: int, dtype: str = BASE_DTYPE) -> tuple[str, DeviceGroup, bool]:
     """Return the machine with the fastest ``devices`` equal devices, its devices, and whether their link is assumed.
 
-    Contributors of one host and kind are the devices of a machine. A CPU alone is divided into as many logical devices
-    as it has threads: each has an equal part of its speed.
+    Contributors of one host and kind are the devices of a machine, and so are devices that are lent together. A CPU
+    alone is divided into as many logical devices as it has threads: each has an equal part of its speed.
 
     Raises:
         UserError: ``devices`` is less than 1.
@@ -412,6 +413,7 @@ def group_on(topology: Topology, devices: int, dtype: str = BASE_DTYPE) -> tuple
         raise UserError(
             f"a plan of operators needs at least 1 device, not {devices}", hint="give a larger number"
         )
+    topology = _devices_apart(topology)
     machines: dict[tuple[str, str], list[Contributor]] = defaultdict(list)
     for each in topology.contributors:
         if each.devices and _speed(each, dtype) > 0 and each.memory_bytes_per_s > 0:
@@ -432,6 +434,28 @@ def group_on(topology: Topology, devices: int, dtype: str = BASE_DTYPE) -> tuple
             hint="plan with fewer devices, or let another machine join",
         )
     return max(found, key=lambda each: each[1].flops_per_s)
+
+
+def _devices_apart(topology: Topology) -> Topology:
+    """Return the topology with a contributor for each of the devices that are lent together, and their links."""
+    contributors, links = [], list(topology.links)
+    for machine in topology.contributors:
+        devices = machine.group
+        if len(devices) < 2:
+            contributors.append(machine)
+            continue
+        threads, host = max(1, machine.cpu_threads // len(devices)), machine.host or machine.id
+        parts = [
+            replace(machine, id=f"{machine.id}:{place}", devices=(device,), cpu_threads=threads, host=host)
+            for place, device in enumerate(devices)
+        ]
+        contributors += parts
+        links += [
+            Link(one.id, other.id, one.device.peer_latency_s, one.device.peer_bytes_per_s)
+            for one, other in combinations(parts, 2)
+            if one.device.peer_bytes_per_s > 0
+        ]
+    return Topology(tuple(contributors), tuple(links))
 
 
 def _speed(machine: Contributor, dtype: str) -> float:

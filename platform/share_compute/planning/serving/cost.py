@@ -40,6 +40,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from share_compute.device_kinds import KINDS
 from share_compute.models.profiles.profile import FLOAT_BYTES, LayerProfile, QuadraticGrowth
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.tables import CostTables, sums
@@ -74,6 +75,19 @@ class ServingCost(CostTables):
             needed[start, start + 1 :] += np.maximum.accumulate(working[start:])
         needed[np.tril_indices(span)] = np.inf
         return needed
+
+    @cached_property
+    def memory_bytes(self) -> Floats:
+        """Bytes that a plan may fill on each machine ``[machines]``, without further copies of the embedding.
+
+        Ranks on GPUs each have the whole embedding. Ranks on CPUs share one in main memory.
+        """
+        copies = BYTES[self.workload.dtype] * self.profile.embedding.parameters * (self.workload.ranks - 1)
+        has_copies = [
+            bool(machine.devices) and not KINDS[machine.device.kind].uses_main_memory
+            for machine in self.topology.contributors
+        ]
+        return np.maximum(super().memory_bytes - np.where(has_copies, copies, 0), 0.0)
 
     @property
     def process_bytes(self) -> int:
@@ -121,7 +135,8 @@ class ServingCost(CostTables):
         moved = self._weight_bytes + batch * cache * BYTES[self.workload.dtype]
         # Only prompts are timed. The factor that corrects a machine's estimates for prompts is used for tokens, too.
         factors = self.corrections(self._prompt_estimates, self.timed("forward"))
-        return sums(self.estimated_s(batch * flops, moved, self._operations) * factors)
+        estimated = self.estimated_s(batch * flops, moved, self._operations) + self._between_ranks_s(batch)
+        return sums(estimated * factors)
 
     def boundary_bytes(self, tokens: float) -> Floats:
         """Return the bytes that ``tokens`` tokens send across a cut before layer l ``[layers + 1]``; 0 at both ends."""
@@ -134,7 +149,14 @@ class ServingCost(CostTables):
         """Estimated time of each layer for one prompt ``[machines, layers]``."""
         prompt = self.workload.prompt_tokens
         flops = self._flops(lambda growth: growth.at(prompt))
-        return self.estimated_s(flops, self._weight_bytes, self._operations)
+        return self.estimated_s(flops, self._weight_bytes, self._operations) + self._between_ranks_s(prompt)
+
+    def _between_ranks_s(self, tokens: int) -> Floats:
+        """Return the time of the two sums of a layer between ranks on several devices ``[machines, layers]``."""
+        crossing = BYTES[self.workload.dtype] * self._of_layers(
+            lambda layer: tokens * layer.boundary_numbers.at(1)
+        )
+        return self.exchanged_s(np.full(self.num_layers, 2.0), crossing)
 
     @cached_property
     def _weight_bytes(self) -> Floats:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from share_compute.planning.cost.layout import Layout, StageLayout
-from share_compute.planning.explain.cause_words import blamed, memory_text, speed_text, worded
+from share_compute.planning.explain.cause_words import blamed, devices_text, memory_text, speed_text, worded
 from share_compute.planning.explain.causes import with_boundless_memory
 from share_compute.planning.network.network import Floats
 from share_compute.planning.plan import Bottleneck, CauseKind
@@ -89,7 +89,8 @@ class ServingExplanation:
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
-        return f"{self._speeds(machine)}, busy {busy} of {of}{self._against_splits(machine)}"
+        speeds = ", ".join([self._speeds(machine), *devices_text(self._cost, machine)])
+        return f"{speeds}, busy {busy} of {of}{self._against_splits(machine)}"
 
     @cached_property
     def _busy(self) -> list[float]:

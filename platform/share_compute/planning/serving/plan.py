@@ -44,7 +44,7 @@ def plan_serving(
         PlanInfeasible: no placement was found, or several stages are requested and the model cannot be cut.
     """
     stages = profile.require_stages(stages)
-    usable = with_nominal_speeds(topology)
+    usable = with_nominal_speeds(topology.with_ranks(workload.ranks))
     cost = ServingCost(profile, usable, complete(usable), workload)
     found = search_serving(cost, finalists=1, stages=stages)
     if not found:

@@ -55,16 +55,19 @@ class SelectionSpec(SpecModel):
         """Number of processes on each machine that compute each layer together."""
         return 1
 
+    @staticmethod
+    def _most_ranks(machine: Labelled) -> int:
+        return machine.most_ranks
+
     def allows(self, machine: Labelled) -> bool:
         """Return whether the machine may be used."""
         return self.why_not(machine) is None
 
     def why_not(self, machine: Labelled) -> str | None:
         """Return why the machine is not used, in words; None if it may be used."""
-        if self.ranks > machine.most_ranks:
-            return (
-                f"too small: it can run {machine.most_ranks} of the {self.ranks} ranks of parallelism.tensor"
-            )
+        most = self._most_ranks(machine)
+        if self.ranks > most:
+            return f"too small: it can run {most} of the {self.ranks} ranks of parallelism.tensor"
         avoided = next((each for each in self.avoid if matches(each, machine)), None)
         if avoided is not None:
             return f"avoided by the job: parallelism.avoid names {avoided}"
@@ -76,8 +79,12 @@ class SelectionSpec(SpecModel):
     def words(self) -> str:
         """The machines that may be used, such as ``a machine with gpu=yes``; empty if all may be used."""
         if self.ranks > 1:
-            return f"{self._selected or 'a machine'} that computes with {self.ranks} CPU threads or more"
+            return self._with_ranks(self._selected or "a machine")
         return self._selected
+
+    def _with_ranks(self, machine: str) -> str:
+        """Return words for a machine that can run all ranks."""
+        return f"{machine} that computes with {self.ranks} CPU threads or more, or with {self.ranks} GPUs together"
 
     @property
     def _selected(self) -> str:

@@ -36,6 +36,7 @@ export function Devices({ machine }: { machine: Machine }) {
             <Table.Th className="numeric">{t("Memory lent")}</Table.Th>
             <Table.Th className="numeric">{t("Memory bandwidth")}</Table.Th>
             <Table.Th className="numeric">{t("Small operation")}</Table.Th>
+            {capacity.length > 1 && <Table.Th className="numeric">{t("Sums with the others")}</Table.Th>}
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
@@ -63,6 +64,13 @@ export function Devices({ machine }: { machine: Machine }) {
               <Table.Td className="numeric" data-label={t("Small operation")}>
                 {device.overhead_s ? `${(device.overhead_s * 1e6).toFixed(1)} µs` : "–"}
               </Table.Td>
+              {capacity.length > 1 && (
+                <Table.Td className="numeric" data-label={t("Sums with the others")}>
+                  {device.peer_bytes_per_s && device.peer_latency_s
+                    ? `${si(device.peer_bytes_per_s, "B/s")}, ${latency(device.peer_latency_s)}`
+                    : "–"}
+                </Table.Td>
+              )}
             </Table.Tr>
           ))}
         </Table.Tbody>
