@@ -17,6 +17,15 @@ from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds
 
 
 @dataclass(frozen=True, slots=True)
+class ServingCase:
+    """An engine step that a member measures, with one token of each sequence."""
+
+    sequences: int
+    past_tokens: int
+    """Number of earlier tokens of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSetup:
     """The parameters that a member is started with."""
 
@@ -41,6 +50,8 @@ class ServingSetup:
     """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
     ranks: int = 1
     """Number of processes that compute the member's layers together."""
+    measured: ServingCase = ServingCase(1, 1)
+    """Engine step with which compiled and eager code are compared."""
 
     @property
     def scope(self) -> str:

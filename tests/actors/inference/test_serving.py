@@ -19,6 +19,7 @@ import pytest
 import ray
 import torch
 from ray.exceptions import RayActorError
+from tests import programs
 from tests.platform.inference.stages import CPU, Serving, opening
 
 from share_compute.errors import TooLong
@@ -309,6 +310,42 @@ def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_stages
         request = replace(opening(sequence, prompt), capacity_tokens=WINDOW)
         assert served.tokens[sequence] == alone.run({request: [len(prompt)]}, 120)[sequence]
     assert served.status().recoveries == 1
+
+
+@pytest.mark.exact
+def test_a_deployment_with_compiled_code_goes_on_with_the_same_tokens_after_a_loss(
+    serve: Callable[..., Served],
+) -> None:
+    programs.require("g++")
+    served = serve({"compile": "on", "parallelism": {"stages": 2}})
+    alone = served.submit(0, PROMPTS[:1], 60, **DRAWN)
+    served.pull_until(lambda: served.status().proposed_computation is not None)
+    proposed = served.status().proposed_computation
+    assert proposed is not None
+    assert proposed.is_compiled, proposed
+    assert proposed.gain is not None
+    assert 0 not in served.tokens  # nothing is computed before the choice is stored
+    ray.get(served.server.choose_computation.remote(proposed.model_dump_json()))
+    served.pull_until(lambda: served.have_ended(alone))
+    status = served.wait_for_stages(2)
+    assert status.proposed_computation is None
+    again = served.submit(10, PROMPTS[:1], 60, **DRAWN)
+    served.pull_until(lambda: served.has(10, 20))
+    killed = status.stages[1]
+    assert killed.process_id is not None
+    os.kill(killed.process_id, signal.SIGKILL)
+    served.pull_until(lambda: served.have_ended(again))
+    assert served.tokens[10] == served.tokens[0]
+    assert served.status().recoveries == 1
+
+    # Another server of the replica knows the choice, and takes over the members.
+    members = [stage.process_id for stage in served.wait_for_stages(2).stages]
+    ray.kill(served.server)
+    second = serve({"compile": "on", "parallelism": {"stages": 2}}, computation=proposed)
+    last = second.submit(20, PROMPTS[:1], 60, **DRAWN)
+    second.pull_until(lambda: second.have_ended(last))
+    assert second.tokens[20] == served.tokens[0]
+    assert [stage.process_id for stage in second.wait_for_stages(2).stages] == members
 
 
 def test_a_deployment_with_ranks_goes_on_after_the_loss_of_one(
