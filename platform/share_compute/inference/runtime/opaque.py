@@ -1,5 +1,6 @@
-"""Linear layers that compiled code calls as they are, because torch's compiler does not know their weights.
+"""Operators that compiled code calls as they are: torch's compiler does not look into them.
 
+Linear layers with packed or int8 weights are one such operator, because the compiler does not know their weights.
 Compiled code gets the number of a layer as a tensor, so that layers of one class share their code.
 """
 
@@ -13,8 +14,25 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+_Library: Any = torch.library.Library  # it has no types
+_LIBRARY = _Library("share_compute", "FRAGMENT")
 _LAYERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _NUMBERS = count()
+
+
+def define_operator(schema: str, compute: Callable[..., Tensor], empty: Callable[..., Tensor]) -> Any:
+    """Define an operator of torch for CPUs, and return it.
+
+    Args:
+        schema: name, arguments and result, as `torch.library.define` takes them.
+        compute: computes the operator. Its result is contiguous, and shares no memory with the arguments.
+        empty: returns an empty tensor of the result's shape and dtype.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, compute, "CPU")
+    torch.library.register_fake(f"share_compute::{name}", empty, lib=_LIBRARY)
+    return getattr(torch.ops.share_compute, name).default
 
 
 def numbered(layer: nn.Module) -> Tensor:
@@ -34,10 +52,7 @@ def _called(inputs: Tensor, number: Tensor, num_outputs: int) -> Tensor:  # noqa
     return inputs.new_empty(*inputs.shape[:-1], num_outputs)
 
 
-_LIBRARY = torch.library.Library("share_compute", "FRAGMENT")
-_LIBRARY.define("linear(Tensor inputs, Tensor number, int num_outputs) -> Tensor")
-_LIBRARY.impl("linear", _call, "CPU")
-torch.library.register_fake("share_compute::linear", _called, lib=_LIBRARY)
-
-call_opaquely: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.share_compute.linear.default
+call_opaquely: Callable[[Tensor, Tensor, int], Tensor] = define_operator(
+    "linear(Tensor inputs, Tensor number, int num_outputs) -> Tensor", _call, _called
+)
 """Operator that computes ``[..., in]`` -> ``[..., num_outputs]`` with the layer of a number; see `numbered`."""

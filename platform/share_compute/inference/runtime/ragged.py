@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from share_compute.errors import UserError
 from share_compute.inference.runtime.kv_slots import KVSlot, LayerCache
+from share_compute.inference.runtime.opaque import define_operator
 
 RAGGED = "share_compute_ragged"
 """Name under which `attend` is registered as an attention implementation."""
@@ -346,14 +347,12 @@ def _attended(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> Tensor:
 
 # An operator, so that compiled code of a layer calls attention as it is: the numbers of past tokens change with each
 # step. The operator is not declared to write the KV slots, because these are no arguments.
-_LIBRARY = torch.library.Library("share_compute", "FRAGMENT")
-_LIBRARY.define(
+_OPERATOR = define_operator(
     "attend(Tensor query, Tensor key, Tensor value, float? scaling, int? window, float? softcap, Tensor? sinks) "
-    "-> Tensor"
+    "-> Tensor",
+    _attend_now,
+    _attended,
 )
-_LIBRARY.impl("attend", _attend_now, "CPU")
-torch.library.register_fake("share_compute::attend", _attended, lib=_LIBRARY)
-_OPERATOR = torch.ops.share_compute.attend.default
 
 
 def attend(
